@@ -1,0 +1,46 @@
+# `make` alone lists the targets. Everything is installed into .venv, from pinned versions.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow check format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+install: $(STAMP)  ## make .venv and install the package with its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip -c constraints.txt
+	$(BIN)/pip install --quiet --editable '.[dev]' -c constraints.txt
+	touch $@
+
+demo: $(STAMP)  ## run the main job on the built-in notes and encoder, offline
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## run the tests
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(STAMP)  ## run all tests, the slow ones too
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## style, types and the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/laws/test_imports.py
+
+format: $(STAMP)  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## measure against the peers, on the CPU
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

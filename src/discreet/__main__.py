@@ -1,0 +1,6 @@
+"""Makes `python -m discreet` the command line."""
+
+from discreet.cli.main import entry
+
+if __name__ == "__main__":
+    entry()

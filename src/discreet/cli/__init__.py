@@ -1,0 +1,1 @@
+"""The command line: strings become objects here, once, and results become words or JSON."""

@@ -1,0 +1,59 @@
+"""The `discreet` command: one sub-command per file; heavy libraries are imported when a command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from discreet.core.errors import DiscreetError
+
+app = typer.Typer(
+    name="discreet",
+    help="Use language models on sensitive text without giving the text away.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        import discreet
+
+        print(f"discreet {discreet.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0 done, 2 refused, 130 interrupted."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except DiscreetError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+def entry() -> None:
+    """Run the command line and leave with its exit status."""
+    sys.exit(main())

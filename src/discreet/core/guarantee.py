@@ -1,0 +1,95 @@
+"""What a release guarantees, in words a lawyer could quote."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from discreet.core.checks import refuse
+
+
+class Adjacency(enum.StrEnum):
+    """Which two data sets count as neighbours."""
+
+    ADD_REMOVE = "add/remove"
+    ZERO_OUT = "zero-out"
+    REPLACE_ONE = "replace-one"
+
+
+_MEANING = {
+    Adjacency.ADD_REMOVE: "one {unit} is present or absent",
+    Adjacency.ZERO_OUT: "one {unit} is replaced by an empty record",
+    Adjacency.REPLACE_ONE: "one {unit} is exchanged for any other",
+}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Epsilon and delta for a unit under an adjacency: a proven upper bound, or an estimate that says why.
+
+    >>> print(Guarantee(3.0, 1e-5, "note", Adjacency.ADD_REMOVE, "pld"))
+    Certified: differential privacy with epsilon = 3 and delta = 1e-05 for each note (neighbours: one note is present or
+    absent), by the pld accountant.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: Adjacency
+    accountant: str
+    certified: bool = True
+    assumptions: tuple[str, ...] = ()
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a guarantee."""
+        if math.isnan(self.epsilon) or self.epsilon < 0:
+            raise refuse("epsilon", self.epsilon, ">= 0", "Infinity means no guarantee.")
+        if not 0 <= self.delta <= 1:
+            raise refuse("delta", self.delta, "in [0, 1]", "It is a probability.")
+        if not self.certified and not self.reason:
+            raise refuse("reason", self.reason, "given when certified is False", "Say why the figure is no bound.")
+        object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything at all is guaranteed."""
+        return math.isfinite(self.epsilon)
+
+    def __str__(self) -> str:
+        """Return the guarantee as sentences."""
+        import textwrap
+
+        return "\n".join(textwrap.wrap(self.sentence(), width=120))
+
+    def sentence(self) -> str:
+        """Return the guarantee as one line of text."""
+        neighbours = _MEANING[self.adjacency].format(unit=self.unit)
+        if not self.exists:
+            because = f": {self.reason}" if self.reason else ""
+            return f"No guarantee for any {self.unit}{because}."
+        kind = "Certified" if self.certified else "Estimate, not a bound"
+        text = (
+            f"{kind}: differential privacy with epsilon = {self.epsilon:.4g} and delta = {self.delta:.4g} "
+            f"for each {self.unit} (neighbours: {neighbours}), by the {self.accountant} accountant."
+        )
+        if not self.certified:
+            text += f" Not certified because {self.reason}."
+        if self.assumptions:
+            text += " It assumes: " + "; ".join(self.assumptions) + "."
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the guarantee as plain values for JSON; no guarantee has epsilon None."""
+        return {
+            "epsilon": self.epsilon if self.exists else None,
+            "delta": self.delta,
+            "unit": self.unit,
+            "adjacency": self.adjacency.value,
+            "accountant": self.accountant,
+            "certified": self.certified,
+            "assumptions": list(self.assumptions),
+            "reason": self.reason,
+        }

@@ -1,0 +1,116 @@
+"""Randomness that comes in by the door: seeded and reproducible, or secure, from the operating system."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.core.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
+
+_WORD = 8
+
+
+class Rng:
+    """A source of random numbers that is passed explicitly and forked by name.
+
+    A seeded source repeats itself: the same seed and the same path of forks give the same numbers. Drawing twice from
+    one source gives different numbers, so noise is never reused by accident. A secure source draws from the operating
+    system and never repeats; what needs floating-point generators refuses it.
+
+    >>> Rng(7).fork("noise").uniform(2) == Rng(7).fork("noise").uniform(2)
+    array([ True,  True])
+    >>> rng = Rng(7)
+    >>> bool(rng.uniform(1) == rng.uniform(1))
+    False
+    """
+
+    __slots__ = ("_key", "_numpy", "_torch", "path")
+
+    def __init__(self, seed: int, path: tuple[str, ...] = ()) -> None:
+        """Make a reproducible source from a whole number."""
+        if isinstance(seed, bool) or int(seed) != seed:
+            raise SettingError(f"Expected seed={seed!r} a whole number. Any will do; the same one repeats the run.")
+        self._key: bytes | None = hashlib.sha256(f"discreet:{int(seed)}".encode()).digest()
+        self.path = path
+        self._numpy: np.random.Generator | None = None
+        self._torch: dict[str, torch.Generator] = {}
+
+    @classmethod
+    def secure(cls) -> Rng:
+        """Return a source that draws from the operating system and cannot be repeated."""
+        rng = cls(0)
+        rng._key = None
+        return rng
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the numbers come from the operating system."""
+        return self._key is None
+
+    def fork(self, *names: str | int) -> Rng:
+        """Return an independent source for a named purpose; the same names give the same source."""
+        child = Rng.secure() if self._key is None else Rng(0)
+        child.path = (*self.path, *map(str, names))
+        if self._key is not None:
+            key = self._key
+            for name in names:
+                key = hashlib.sha256(key + str(name).encode()).digest()
+            child._key = key
+        return child
+
+    def numpy(self, user: str = "This") -> np.random.Generator:
+        """Return the numpy generator of a seeded source, on behalf of `user`, who is named if the source is secure."""
+        if self._key is None:
+            raise _no_secure(user)
+        if self._numpy is None:
+            words = np.frombuffer(hashlib.sha256(self._key + b"numpy").digest()[:16], dtype=np.uint64)
+            self._numpy = np.random.Generator(np.random.Philox(key=words))
+        return self._numpy
+
+    def torch(self, device: torch.device | str = "cpu", user: str = "This") -> torch.Generator:
+        """Return the torch generator of a seeded source for a device, on behalf of `user`."""
+        if self._key is None:
+            raise _no_secure(user)
+        import torch
+
+        name = str(torch.device(device))
+        if name not in self._torch:
+            seed = int.from_bytes(hashlib.sha256(self._key + b"torch").digest()[:_WORD], "little", signed=True)
+            self._torch[name] = torch.Generator(device=device).manual_seed(seed)
+        return self._torch[name]
+
+    def bytes(self, count: int) -> bytes:
+        """Return random bytes, from the operating system if the source is secure."""
+        return os.urandom(count) if self._key is None else self.numpy().bytes(count)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """Return uniform 64-bit words."""
+        return np.frombuffer(self.bytes(_WORD * count), dtype=np.uint64).copy()
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Return uniform numbers in [0, 1), multiples of 2^-53, from either kind of source."""
+        return np.asarray((self.words(count) >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
+
+    def permutation(self, count: int) -> npt.NDArray[np.int64]:
+        """Return a uniformly random order of `count` items, from either kind of source."""
+        # Sorting 64-bit words: two equal words among a million items have probability below 3e-8, and a tie only
+        # makes one pair's order fixed.
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+    def __repr__(self) -> str:
+        """Return the kind of source and its path; never the seed's key."""
+        kind = "secure" if self._key is None else "seeded"
+        return f"Rng({kind}, path={'/'.join(self.path) or '.'})"
+
+
+def _no_secure(user: str) -> SettingError:
+    return SettingError(
+        f"Expected {user} with a seeded source. It has no secure version; use a discrete mechanism, or a seeded source."
+    )

@@ -1,0 +1,97 @@
+"""Settings files: TOML on one side, frozen dataclasses on the other, strict keys in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from discreet.core.checks import did_you_mean
+from discreet.core.errors import SettingError
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
+    """Return a frozen dataclass from plain values, refusing unknown and missing keys by name.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Bread:
+    ...     flour: float
+    ...     salt: float = 0.02
+    >>> parse(Bread, {"flour": 1, "slat": 0.01})
+    Traceback (most recent call last):
+    ...
+    discreet.core.errors.SettingError: Expected only known keys in settings, found 'slat'. Did you mean 'salt'?
+    """
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            guess = did_you_mean(key, list(fields)) or f"Known keys: {', '.join(fields)}."
+            raise SettingError(f"Expected only known keys in {where}, found {key!r}. {guess}")
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            raise SettingError(f"Expected key {name!r} in {where}. It has no default; add it.")
+    return kind(**{key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()})
+
+
+def read(kind: type[T], path: Path) -> T:
+    """Return a frozen dataclass from a TOML file."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingError(f"Expected a settings file at {str(path)!r}. There is none; check the path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"Expected TOML in {str(path)!r}. {error}.") from None
+    return parse(kind, values, path.name)
+
+
+def dump(settings: Any) -> str:
+    """Return a frozen dataclass as TOML; what is None is left out, as TOML has no word for it."""
+    import tomli_w
+
+    return tomli_w.dumps(as_dict(settings))
+
+
+def as_dict(settings: Any) -> dict[str, Any]:
+    """Return a frozen dataclass as plain values without the ones that are None."""
+    return _plain(dataclasses.asdict(settings))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: _plain(v) if isinstance(v, dict) else v for k, v in values.items() if v is not None}
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = [a for a in arguments if a is not type(None)]
+        if value is None and type(None) in arguments:
+            return None
+        errors: list[SettingError] = []
+        for option in options:
+            try:
+                return _convert(option, value, where)
+            except SettingError as error:
+                errors.append(error)
+        raise errors[0]
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return parse(typing.cast(type[Any], hint), value, where)
+    if origin is tuple and isinstance(value, list | tuple):
+        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        return tuple(_convert(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise SettingError(f"Expected {where}={value!r} in {', '.join(map(str, arguments))}.")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    kind = origin or hint
+    if kind is Any or (isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)):
+        return value
+    raise SettingError(f"Expected {where}={value!r} of type {getattr(kind, '__name__', kind)}.")

@@ -1,0 +1,131 @@
+"""The nouns that travel: releases, what an attacker knows, its guess, the leakage measured, and a trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from discreet.core.checks import refuse
+from discreet.core.guarantee import Guarantee
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Release:
+    """What crosses the boundary; the threat model is the type.
+
+    `guarantee` is that of this release alone, never of the training it came from.
+    """
+
+    guarantee: Guarantee | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class TextRelease(Release):
+    """Texts that were rewritten before they left."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RepresentationRelease(Release):
+    """Vectors that a server sees one by one, with the labels that travel with them."""
+
+    vectors: torch.Tensor
+    labels: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class GradientRelease(Release):
+    """What a server sees of one step: a gradient per named parameter, and what is public about the batch."""
+
+    gradients: Mapping[str, torch.Tensor]
+    batch_size: int
+    divisor: float = 1.0
+    noise_std: float = 0.0
+    lengths: tuple[int, ...] | None = None
+    labels: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        """Return the shape of the release without its tensors."""
+        count = sum(g.numel() for g in self.gradients.values())
+        return f"GradientRelease({len(self.gradients)} tensors, {count} numbers, batch_size={self.batch_size})"
+
+
+@dataclass(frozen=True)
+class UpdateRelease(Release):
+    """A client's change of weights after local training."""
+
+    updates: Mapping[str, torch.Tensor]
+    examples: int
+
+
+@dataclass(frozen=True)
+class ModelRelease(Release):
+    """A trained model that anyone may query or open."""
+
+    model: torch.nn.Module
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What an attacker may have besides the release: the public model, text of the same kind, the defence."""
+
+    model: torch.nn.Module | None = None
+    auxiliary: Sequence[str] = ()
+    candidates: Sequence[str] = ()
+    defence: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What an attacker says: texts, scores or indices, and how sure it is."""
+
+    texts: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    indices: tuple[int, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """A number that never travels alone: metric, value, interval, sample size, chance level.
+
+    >>> print(Leakage("accuracy", 0.75, 0.6, 0.85, n=40, chance=0.25))
+    accuracy 0.750 [0.600, 0.850] (n = 40, chance 0.250)
+    """
+
+    metric: str
+    value: float
+    low: float
+    high: float
+    n: int
+    chance: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an interval that does not hold its value."""
+        if not (math.isnan(self.value) or self.low <= self.value <= self.high):
+            raise refuse("value", self.value, f"in [{self.low}, {self.high}]", "The interval must hold the value.")
+
+    def __str__(self) -> str:
+        """Return the number with all that belongs to it."""
+        chance = "" if self.chance is None else f", chance {self.chance:.3f}"
+        return f"{self.metric} {self.value:.3f} [{self.low:.3f}, {self.high:.3f}] (n = {self.n}{chance})"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One experiment: its settings, seed, utility, leakages, guarantee and cost."""
+
+    settings: Mapping[str, Any]
+    seed: int
+    utility: Mapping[str, float]
+    leakages: tuple[Leakage, ...] = ()
+    guarantee: Guarantee | None = None
+    seconds: float = 0.0
+    bytes: int = 0

@@ -1,0 +1,88 @@
+"""The direction of flow, kept: who may import whom."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "discreet"
+
+_TRAINING = {"core", "accounting", "mechanisms", "clipping", "models", "protections", "data", "metrics"}
+_EVERYTHING = _TRAINING | {"training", "federated", "serving", "attacks", "calibration", "report"}
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "accounting": {"core"},
+    "mechanisms": {"core", "accounting"},
+    "data": {"core", "accounting"},
+    "models": {"core"},
+    "clipping": {"core"},
+    "metrics": {"core"},
+    "protections": {"core", "accounting", "mechanisms", "clipping", "models"},
+    "training": _TRAINING,
+    "federated": _TRAINING | {"training"},
+    "serving": _TRAINING | {"training"},
+    "attacks": {"core", "data", "models", "clipping", "mechanisms"},
+    "calibration": {"core", "accounting", "metrics"},
+    "report": {"core", "metrics", "calibration"},
+    "experiment": _EVERYTHING,
+    "cli": _EVERYTHING | {"experiment"},
+    "__init__": _EVERYTHING | {"experiment"},
+    "__main__": {"cli"},
+}
+NO_TORCH = {"accounting"}
+ONLY_ROOM = {"flwr": {"federated"}, "faiss": {"attacks"}, "plotly": {"report"}, "opacus": set(), "peft": {"models"}}
+
+
+def imports_of(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_room_imports_only_what_it_may(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert room in ALLOWED, f"{room} is a new room: say in this test what it may import"
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] == "discreet" and len(parts) > 1:
+            target = parts[1]
+            if (SOURCE / target).is_dir() or (SOURCE / f"{target}.py").exists():
+                assert target == room or target in ALLOWED[room], f"{room} may not import {name}"
+        if room in NO_TORCH:
+            assert parts[0] not in {"torch", "transformers"}, f"{room} may not import {name}"
+        if parts[0] in ONLY_ROOM:
+            assert room in ONLY_ROOM[parts[0]], f"{room} may not import {name}"
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE.parent)}
+    ).stdout
+
+
+def test_importing_the_package_leaves_the_heavy_libraries_alone() -> None:
+    heavy = run(
+        "import sys, discreet, discreet.core.types, discreet.cli.main\n"
+        "print(*{'torch','transformers','dp_accounting','sklearn','scipy','pandas','pyarrow'} & set(sys.modules))"
+    )
+    assert heavy.split() == []
+
+
+def test_accounting_never_loads_torch() -> None:
+    rooms = sorted(p.stem for p in (SOURCE / "accounting").glob("*.py") if p.stem != "__init__")
+    code = (
+        "import sys\n" + "".join(f"import discreet.accounting.{r}\n" for r in rooms) + "print('torch' in sys.modules)"
+    )
+    assert run(code).strip() == "False"
