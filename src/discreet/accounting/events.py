@@ -1,0 +1,170 @@
+"""What happened to the data, as frozen values: dp_accounting's events where it has them, ours where it lacks them.
+
+An event says what was done and what is visible; an accountant (`discreet.accounting.interpret`) says what that costs.
+
+Sensitivity is always ours. `GaussianDpEvent(z)` and `LaplaceDpEvent(z)` mean noise of z times the sensitivity *that was
+declared*, under whichever adjacency it was declared for: nothing is doubled behind your back. Where the sensitivity
+itself depends on the adjacency, as for a sum of clipped vectors, there is an event that says so: `ClippedSumDpEvent`.
+
+>>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+>>> SelfComposedDpEvent(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), 1000).count
+1000
+"""
+
+from __future__ import annotations
+
+import attr
+from dp_accounting.dp_event import (
+    ComposedDpEvent,
+    DiscreteLaplaceDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    RandomizedResponseDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+    ZCDpEvent,
+)
+
+from discreet.core.checks import non_negative, positive, probability, refuse, whole
+
+__all__ = [
+    "ClippedSumDpEvent",
+    "ComposedDpEvent",
+    "DiscreteGaussianDpEvent",
+    "DiscreteLaplaceDpEvent",
+    "DpEvent",
+    "EpsilonDeltaDpEvent",
+    "GaussianDpEvent",
+    "LaplaceDpEvent",
+    "MetricDpEvent",
+    "NoGuaranteeDpEvent",
+    "NoOpDpEvent",
+    "NonPrivateDpEvent",
+    "PoissonSampledDpEvent",
+    "RandomizedResponseDpEvent",
+    "SampledWithoutReplacementDpEvent",
+    "SelfComposedDpEvent",
+    "VisibleVectorsDpEvent",
+    "VonMisesFisherDpEvent",
+    "ZCDpEvent",
+]
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class EpsilonDeltaDpEvent(DpEvent):  # type: ignore[misc]
+    """A mechanism known only to be (epsilon, delta)-private, under the adjacency it is accounted for.
+
+    PrivUnit, L2-Laplace and the exponential choice are such events with delta 0.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what cannot be a privacy parameter."""
+        non_negative("epsilon", self.epsilon, "Use NoGuaranteeDpEvent(reason) where nothing is guaranteed.")
+        probability("delta", self.delta)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class ClippedSumDpEvent(DpEvent):  # type: ignore[misc]
+    """A sum of vectors of norm at most C plus Gaussian noise of noise_multiplier * C; only the noisy sum is visible.
+
+    One vector more or less, or one vector set to zero, moves the sum by at most C; one vector exchanged for another
+    moves it by at most 2C. `occurrences` is how many vectors one record can contribute to (1 unless records are mixed).
+    """
+
+    noise_multiplier: float
+    occurrences: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse negative noise and records that are in no vector."""
+        non_negative("noise_multiplier", self.noise_multiplier, "It is the noise's standard deviation over C.")
+        whole("occurrences", self.occurrences)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class DiscreteGaussianDpEvent(DpEvent):  # type: ignore[misc]
+    """One whole number plus discrete Gaussian noise of parameter sigma; `sensitivity` is how far the number may move.
+
+    For a vector with L2 sensitivity s (in grid steps) use `ZCDpEvent(rho=s**2 / (2 * sigma**2))`, which is proven.
+    """
+
+    sigma: float
+    sensitivity: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse noise of no width and a sensitivity that is not a whole number."""
+        positive("sigma", self.sigma)
+        whole("sensitivity", self.sensitivity)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class VonMisesFisherDpEvent(DpEvent):  # type: ignore[misc]
+    """A unit vector of the given dimension, released as one draw of density proportional to exp(kappa <x, y>).
+
+    Replace-one: the true direction is exchanged for any other. Zero-out: the null record is a uniform direction.
+    """
+
+    kappa: float
+    dimension: int
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an infinite concentration and a sphere of no dimension."""
+        non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
+        whole("dimension", self.dimension, 2, "A direction needs at least two coordinates.")
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class MetricDpEvent(DpEvent):  # type: ignore[misc]
+    """A release whose log-likelihood ratio is at most epsilon_per_distance times the distance of the two records.
+
+    It is differential privacy only where the distance is bounded: give `diameter`, the largest distance of two records.
+    """
+
+    epsilon_per_distance: float
+    metric: str
+    diameter: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a negative price and a nameless metric."""
+        non_negative("epsilon_per_distance", self.epsilon_per_distance)
+        if not self.metric:
+            raise refuse("metric", self.metric, "a name", "Say which distance, such as 'euclidean'.")
+        if self.diameter is not None:
+            non_negative("diameter", self.diameter, "Use None where the distance is unbounded.")
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class NoGuaranteeDpEvent(DpEvent):  # type: ignore[misc]
+    """A release with no guarantee, and why; composed with anything it makes the whole infinite."""
+
+    reason: str
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse silence about the reason."""
+        if not self.reason:
+            raise refuse("reason", self.reason, "a sentence", "Say why there is no guarantee.")
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class VisibleVectorsDpEvent(DpEvent):  # type: ignore[misc]
+    """`drawn` of `population` records, without replacement, each released through `event` and seen one by one.
+
+    Not the sum: the receiver sees every vector, shuffled, but neither whose it is nor in what order it was drawn.
+    `population` counts everything that could have been drawn, decoys included. With drawn = population nothing is
+    hidden and the cost is that of `event` itself.
+    """
+
+    event: DpEvent
+    drawn: int
+    population: int
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse more draws than records."""
+        whole("drawn", self.drawn)
+        whole("population", self.population, self.drawn, "It cannot be smaller than the number drawn.")
