@@ -1,0 +1,53 @@
+"""Data sets of the Hugging Face hub, read through its own library, which is an extra."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from discreet.core.errors import DataError, ExtraError
+from discreet.data.tables import Table
+
+
+def read_hub(name: str) -> dict[str, Table]:
+    """Return the splits of a data set of the hub; NAME or NAME:CONFIG, such as nyu-mll/glue:sst2.
+
+    Nothing but data is fetched: code that comes with a data set is never run.
+    """
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError:
+        raise ExtraError(
+            f"Expected the library `datasets` to read {'hub:' + name!r}. Install it: pip install 'discreet[hub]'"
+        ) from None
+    path, _, config = name.partition(":")
+    if not path:
+        raise DataError("Expected a data set after 'hub:'. Write hub:NAME, such as hub:nyu-mll/glue:sst2.")
+    try:
+        found = datasets.load_dataset(path, config or None)
+    except Exception as error:  # the library raises a dozen kinds, of which some are private to it
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise DataError(
+            f"Expected to read {'hub:' + name!r}. {type(error).__name__}: {reason}. Check the name and the connection; "
+            "without a connection, fetch it once where there is one and copy the cache, or save it as a local file."
+        ) from None
+    tables = {str(split): _table(f"hub:{name} ({split})", part) for split, part in found.items()}
+    if "train" not in tables:
+        raise DataError(f"Expected a split 'train' in {'hub:' + name!r}, which has {', '.join(tables)}.")
+    return tables
+
+
+def _table(where: str, part: Any) -> Table:
+    features: Any = getattr(part, "features", None) or {}
+    names = [str(name) for name in part.column_names]
+    # A hidden answer is stored as class -1: a column of nothing else is no label column.
+    classes = {name: tuple(features[name].names) for name in names if hasattr(features.get(name), "names")}
+    hidden = {name for name in classes if all(value == -1 for value in part[name])}
+
+    def read(name: str) -> list[Any]:
+        values = list(part[name])
+        if name not in classes:
+            return values
+        return [classes[name][v] if isinstance(v, int) and 0 <= v < len(classes[name]) else None for v in values]
+
+    return Table(where, tuple(name for name in names if name not in hidden), int(part.num_rows), read, classes)

@@ -1,0 +1,262 @@
+"""Where a corpus comes from: built in, a file, a folder with splits, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from discreet.core.checks import did_you_mean, whole
+from discreet.core.errors import DataError
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus, Task, check_texts
+from discreet.data.labels import Outcome, outcome
+from discreet.data.partition import hold_out
+from discreet.data.tables import READERS, Table, read_table
+
+HELD_OUT = 0.1
+_SPLIT_FILES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"} | {
+    "dev": "validation",
+    "test": "test",
+}
+_NEEDED = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the columns to read; label=None reads texts alone, unit names whose privacy is at stake."""
+
+    text: str = "text"
+    text_pair: str | None = None
+    label: str | None = "label"
+    unit: str | None = None
+
+
+def load(
+    source: str | Path,
+    columns: Columns | None = None,
+    *,
+    seed: int = 0,
+    rows: int | None = None,
+    validation: float | str | Path | None = None,
+    task: Task | None = None,
+    label_names: Sequence[str] | None = None,
+) -> Corpus:
+    """Return a corpus from a built-in name, a file, a folder of splits or the hub.
+
+    - "notes", "notes-pairs", "notes-pairs-scores", "reviews": built in; `seed` and `rows` shape the notes.
+    - a .csv, .tsv, .jsonl or .parquet file, or a folder that holds train.* and perhaps validation.* (dev.*) and test.*
+    - "hub:NAME" or "hub:NAME:CONFIG": a Hugging Face data set, through the `hub` extra.
+
+    What has no validation split gets one: a tenth of the rows, by whole units or by classes, the same at every call
+    whatever the seed, so that a model is never evaluated on rows it was trained on. `validation` is another fraction (0
+    keeps all rows in "train") or a file. `rows` keeps that many training rows, drawn by `seed`. `label_names` gives the
+    classes (those of a trained model); without it they are found, and `task` may overrule what they are taken for.
+
+    Guarantee: none, this reads private data; errors name rows, never texts.
+    """
+    columns = columns or Columns()
+    if rows is not None:
+        whole("rows", rows, remedy="It is the number of rows to keep.")
+    name = str(source)
+    if name in BUILT_IN:
+        corpus = BUILT_IN[name](seed, rows)
+        if isinstance(validation, int | float) and not isinstance(validation, bool):
+            corpus = _split_again(corpus, validation)
+        elif validation is not None:
+            raise DataError(
+                f"Expected validation={str(validation)!r} to be a number for {name!r}, which has its own rows."
+            )
+        return corpus
+    tables = _tables(name)
+    if isinstance(validation, str | Path):
+        if "validation" in tables:
+            raise DataError(
+                f"Expected validation={str(validation)!r} alone, but {name!r} has validation rows too. Leave one out."
+            )
+        tables["validation"] = read_table(Path(validation))
+    corpus = _from_tables(name, tables, columns, task, label_names)
+    fraction = validation if isinstance(validation, int | float) else HELD_OUT
+    if "validation" not in corpus.split_names and fraction > 0:
+        corpus = hold_out(corpus, fraction, Rng(0).fork("hold-out"))
+    if corpus.labels is not None and label_names is None:
+        _check_train_classes(corpus)
+    return corpus if rows is None else _fewer(corpus, rows, seed)
+
+
+def _tables(name: str) -> dict[str, Table]:
+    if name.startswith("hub:"):
+        from discreet.data.hub import read_hub
+
+        return read_hub(name.removeprefix("hub:"))
+    path = Path(name)
+    if path.is_dir():
+        return _folder(path)
+    if not path.exists() and path.suffix.lower() not in READERS:
+        guess = did_you_mean(name, list(BUILT_IN)) or "For a Hugging Face data set write hub:NAME."
+        raise DataError(
+            f"Expected data={name!r} to be a file, a folder or one of {', '.join(BUILT_IN)}. There is no such file. {guess}"
+        )
+    return {"train": read_table(path)}
+
+
+def _folder(path: Path) -> dict[str, Table]:
+    found: dict[str, Path] = {}
+    for file in sorted(path.iterdir()):
+        split = _SPLIT_FILES.get(file.stem.lower())
+        if split is None or file.suffix.lower() not in READERS:
+            continue
+        if split in found:
+            raise DataError(
+                f"Expected one {split} file in {str(path)!r}, found {found[split].name} and {file.name}. Move one away."
+            )
+        found[split] = file
+    if "train" not in found:
+        raise DataError(
+            f"Expected a file such as train.csv in {str(path)!r}, found {', '.join(found) or 'none'}. "
+            f"A folder holds train.* and perhaps validation.* and test.*, each one of {', '.join(READERS)}."
+        )
+    order = [split for split in ("train", "validation", "test") if split in found]
+    return {split: read_table(found[split]) for split in order}
+
+
+def _from_tables(
+    name: str, tables: dict[str, Table], columns: Columns, task: Task | None, label_names: Sequence[str] | None
+) -> Corpus:
+    remarks: list[str] = []
+    if columns.label is not None:
+        # The test sets of many benchmarks come without answers: they serve nobody here, and are no reason to refuse.
+        for split in [s for s, table in tables.items() if s not in _NEEDED and columns.label not in table.names]:
+            del tables[split]
+            remarks.append(f"the split {split} was left out, as it has no column {columns.label!r}")
+    texts: list[str] = []
+    second: list[str] = []
+    units: list[str] = []
+    splits: list[str] = []
+    answers: list[tuple[str, list[object]]] = []
+    for split, table in tables.items():
+        texts += _texts(table, columns.text, "text")
+        if columns.text_pair is not None:
+            second += _texts(table, columns.text_pair, "text-pair")
+        if columns.label is not None:
+            answers.append((table.where, table.column(columns.label, "label")))
+        if columns.unit is not None:
+            units += _units(table, columns.unit)
+        splits += [split] * table.rows
+    if label_names is None and task != "regression" and columns.label is not None:
+        label_names = tables["train"].classes.get(columns.label)
+    found = outcome(answers, task, label_names) if columns.label is not None else Outcome()
+    if found.labels is not None and len(found.label_names) < 2:
+        raise DataError(
+            f"Expected at least 2 classes in column {columns.label!r} of {name!r}, found {len(found.label_names)}. "
+            "With one class there is nothing to learn; check the column."
+        )
+    return Corpus(
+        name=name,
+        texts=tuple(texts),
+        labels=found.labels,
+        scores=found.scores,
+        second=tuple(second) if columns.text_pair is not None else None,
+        label_names=found.label_names,
+        units=tuple(units) if columns.unit is not None else None,
+        unit_name=_unit_word(columns),
+        splits=tuple(splits),
+        remarks=tuple(remarks),
+    )
+
+
+def _texts(table: Table, name: str, role: str) -> list[str]:
+    texts = table.column(name, role)
+    check_texts(texts, table.where)
+    return texts
+
+
+def _units(table: Table, name: str) -> list[str]:
+    units = table.column(name, "unit")
+    for row, unit in enumerate(units, start=1):
+        if unit is None or unit != unit or not str(unit).strip():
+            raise DataError(
+                f"Expected a unit in row {row} of {table.where!r}, but column {name!r} is empty there. "
+                "Every row must say whose it is; fill it in, or remove the row."
+            )
+        if isinstance(unit, float | list | dict | bytes):
+            raise DataError(
+                f"Expected a name or a whole number as unit in row {row} of {table.where!r}, "
+                f"found {type(unit).__name__}. Name another column."
+            )
+    return [str(unit).strip() for unit in units]
+
+
+def _unit_word(columns: Columns) -> str:
+    if columns.unit is None:
+        return "sentence" if columns.text_pair is None else "pair"
+    word = columns.unit.strip().lower()
+    for ending in ("_id", "-id", " id"):
+        word = word.removesuffix(ending)
+    return word or columns.unit
+
+
+def _check_train_classes(corpus: Corpus) -> None:
+    assert corpus.labels is not None
+    seen = {label for label, split in zip(corpus.labels, corpus.splits, strict=True) if split == "train"}
+    if len(seen) < 2:
+        raise DataError(
+            f"Expected at least 2 classes among the training rows of {corpus.name!r}, found {len(seen)}. "
+            "With one class there is nothing to learn; check the label column and how the rows are divided."
+        )
+
+
+def _fewer(corpus: Corpus, rows: int, seed: int) -> Corpus:
+    """Return the corpus with at most `rows` of its training rows, drawn at random and kept in order."""
+    train = np.array([i for i, split in enumerate(corpus.splits) if split == "train"], dtype=np.int64)
+    if rows >= len(train):
+        return corpus
+    kept = set(train[Rng(seed).fork("rows").permutation(len(train))[:rows]].tolist())
+    chosen = [i for i, split in enumerate(corpus.splits) if split != "train" or i in kept]
+    fewer = corpus.take(chosen).renamed(
+        corpus.name, f"{rows} of {len(train)} training rows were drawn with seed {seed}"
+    )
+    if fewer.labels is not None:
+        _check_train_classes(fewer)
+    return fewer
+
+
+def _split_again(corpus: Corpus, fraction: float) -> Corpus:
+    whole_again = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
+    return hold_out(whole_again, fraction, Rng(0).fork("hold-out")) if fraction > 0 else whole_again
+
+
+def _notes(seed: int, rows: int | None) -> Corpus:
+    from discreet.data.notes import NOTES, notes
+
+    return notes(rows or NOTES, seed)
+
+
+def _pairs(seed: int, rows: int | None) -> Corpus:
+    from discreet.data.note_pairs import PAIRS, note_pairs
+
+    return note_pairs(rows or PAIRS, seed)
+
+
+def _pair_scores(seed: int, rows: int | None) -> Corpus:
+    from discreet.data.note_pairs import PAIRS, note_pairs
+
+    return note_pairs(rows or PAIRS, seed, scores=True)
+
+
+def _reviews(seed: int, rows: int | None) -> Corpus:
+    from discreet.data.reviews import reviews
+
+    corpus = reviews()
+    return corpus if rows is None else _fewer(corpus, rows, seed)
+
+
+BUILT_IN: dict[str, Callable[[int, int | None], Corpus]] = {
+    "notes": _notes,
+    "notes-pairs": _pairs,
+    "notes-pairs-scores": _pair_scores,
+    "reviews": _reviews,
+}
