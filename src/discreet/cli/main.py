@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from discreet.cli.evaluate import evaluate
+from discreet.cli.predict import predict
+from discreet.cli.train import train
 from discreet.core.errors import DiscreetError
 
 app = typer.Typer(
@@ -35,6 +38,11 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+app.command("train")(train)
+app.command("evaluate")(evaluate)
+app.command("predict")(predict)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -82,9 +82,14 @@ class Rng:
 
         name = str(torch.device(device))
         if name not in self._torch:
-            seed = int.from_bytes(hashlib.sha256(self._key + b"torch").digest()[:_WORD], "little", signed=True)
-            self._torch[name] = torch.Generator(device=device).manual_seed(seed)
+            self._torch[name] = torch.Generator(device=device).manual_seed(self.seed(user))
         return self._torch[name]
+
+    def seed(self, user: str = "This") -> int:
+        """Return a 63-bit seed for a library that keeps its own generator, such as torch's dropout."""
+        if self._key is None:
+            raise _no_secure(user)
+        return int.from_bytes(hashlib.sha256(self._key + b"torch").digest()[:_WORD], "little") >> 1
 
     def bytes(self, count: int) -> bytes:
         """Return random bytes, from the operating system if the source is secure."""

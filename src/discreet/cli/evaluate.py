@@ -1,0 +1,71 @@
+"""`discreet evaluate`: how well a run does on other text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from discreet.cli.options import Data, Device, Json, Label, RunFolder, Seed, Text, TextPair
+from discreet.cli.output import as_json, note, table
+
+
+def evaluate(
+    run: RunFolder,
+    data: Data,
+    split: Annotated[
+        str | None, typer.Option(help="Split to read. Default: validation, else test, else all rows.")
+    ] = None,
+    text: Text = "text",
+    text_pair: TextPair = None,
+    label: Label = "label",
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Print the utility of a trained model on DATA.
+
+    On the data it was trained on, only the held-out rows are read.
+    """
+    import time
+
+    from discreet.data.batches import tokenise
+    from discreet.data.sources import BUILT_IN, Columns, load
+    from discreet.training.evaluate import evaluate as score
+    from discreet.training.evaluate import matched
+    from discreet.training.precision import find_device
+    from discreet.training.run_folder import load_run
+
+    began = time.monotonic()
+    loaded = load_run(run, find_device(device))
+    model, trained_on = loaded.model, loaded.settings.data.source
+    same = data in BUILT_IN or (Path(data).exists() and Path(trained_on).exists() and Path(data).samefile(trained_on))
+    corpus = load(
+        data,
+        Columns(text=text, text_pair=text_pair, label=label),
+        seed=seed,
+        rows=loaded.settings.data.rows if same and data == trained_on else None,
+        validation=None if same else 0,
+        task="regression" if model.task == "regression" else None,
+        label_names=model.label_names or None,
+    )
+    name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
+    rows = matched(corpus.split(name) if name else corpus, model)
+    tokens = tokenise(rows, model.tokenizer, model.max_length, model.device)
+    if tokens.truncated:
+        note(f"{tokens.truncated} of {len(rows)} texts were cut to {model.max_length} tokens.")
+    utility = score(model, tokens)
+    if json:
+        as_json(
+            {
+                "run": str(run),
+                "utility": utility,
+                "rows": len(rows),
+                "split": name,
+                "truncated": tokens.truncated,
+                "seconds": time.monotonic() - began,
+            }
+        )
+        return
+    table(utility, title=f"Utility on {len(rows)} rows of {data}" + (f" ({name})" if name else ""))

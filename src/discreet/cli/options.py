@@ -1,0 +1,25 @@
+"""Options that several commands share, each described once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="notes, notes-pairs, reviews, a CSV, TSV, JSONL or Parquet file, a folder "
+        "with train.* and validation.*, or hub:NAME.",
+    ),
+]
+Text = Annotated[str, typer.Option("--text", help="Column with the text.")]
+TextPair = Annotated[str | None, typer.Option("--text-pair", help="Column with the second text of a pair.")]
+Label = Annotated[str, typer.Option("--label", help="Column with the class or the score.")]
+Unit = Annotated[str | None, typer.Option("--unit", help="Column that names whose privacy is at stake.")]
+Seed = Annotated[int, typer.Option("--seed", help="The same seed repeats the run.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]

@@ -1,0 +1,67 @@
+"""Results as words or as one JSON object, and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def as_json(values: Mapping[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(values, ensure_ascii=False, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr."""
+    print(text, file=sys.stderr)
+
+
+def table(rows: Mapping[str, Any], title: str = "") -> None:
+    """Print names and values as a small table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if title:
+        print(title)
+    drawn = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+    for name, value in rows.items():
+        drawn.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    Console(highlight=False).print(drawn)
+
+
+def stderr() -> Console:
+    """Return a console that writes to stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[list[bool]]:
+    """Turn Ctrl-C into a flag, so that work can stop at a good moment; a second one stops at once."""
+    import signal
+
+    asked: list[bool] = []
+
+    def remember(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        note("Stopping after this step; press Ctrl-C again to stop at once.")
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not in the main thread, where signals cannot be caught
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

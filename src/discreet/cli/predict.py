@@ -1,0 +1,96 @@
+"""`discreet predict`: what a trained model says of new text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from discreet.cli.options import Device, Json, RunFolder, Seed, Text, TextPair
+from discreet.cli.output import as_json, note
+from discreet.core.errors import DataError
+
+if TYPE_CHECKING:
+    from discreet.data.corpus import Corpus
+
+
+def predict(
+    run: RunFolder,
+    source: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="One text a line, or CSV, TSV, JSONL, Parquet; - reads stdin.")
+    ] = "-",
+    text: Text = "text",
+    text_pair: TextPair = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Print a label and its probability, or a score, for each text.
+
+    In plain lines, the two texts of a pair are separated by a tab.
+    """
+    from discreet.training.evaluate import predict as say
+    from discreet.training.precision import find_device
+    from discreet.training.run_folder import load_run
+
+    loaded = load_run(run, find_device(device))
+    pairs = loaded.settings.pairs
+    corpus = read(source, text, text_pair, pairs)
+    found = say(loaded.model, corpus)
+    if found.truncated:
+        note(f"{found.truncated} of {len(corpus)} texts were cut to {loaded.model.max_length} tokens.")
+    names = loaded.model.label_names
+    rows: list[dict[str, Any]] = []
+    for best, values in zip(found.best, found.values, strict=True):
+        if loaded.model.task == "regression":
+            rows.append({"score": float(best)})
+        else:
+            rows.append({"label": names[int(best)], "probability": float(values[int(best)])})
+    if json:
+        as_json({"run": str(run), "predictions": rows, "truncated": found.truncated})
+        return
+    for row in rows:
+        print("\t".join(f"{value:.4f}" if isinstance(value, float) else value for value in row.values()))
+
+
+def read(source: str, text: str, text_pair: str | None, pairs: bool) -> Corpus:
+    """Return the texts of a file or of stdin, without labels."""
+    from discreet.data.corpus import Corpus
+    from discreet.data.sources import Columns, load
+    from discreet.data.tables import READERS
+
+    if Path(source).suffix.lower() in READERS:
+        corpus = load(source, Columns(text=text, text_pair=text_pair, label=None), validation=0)
+    else:
+        lines = _lines(source)
+        if not lines:
+            raise DataError(f"Expected at least one line of text in {source!r}. It is empty.")
+        second = None
+        if pairs:
+            split = [line.split("\t") for line in lines]
+            for number, parts in enumerate(split, start=1):
+                if len(parts) != 2:
+                    raise DataError(f"Expected two texts separated by a tab in line {number}. The model reads pairs.")
+            lines, second = [a for a, _ in split], tuple(b for _, b in split)
+        corpus = Corpus(source, tuple(lines), second=second)
+    if pairs != (corpus.second is not None):
+        wants = "pairs of texts; name the second column with --text-pair" if pairs else "single texts"
+        raise DataError(f"Expected what the model was trained on: {wants}.")
+    return corpus
+
+
+def _lines(source: str) -> list[str]:
+    try:
+        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        return raw.decode("utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise DataError(f"Expected a file at {source!r}. There is none; check the path, or use - for stdin.") from None
+    except IsADirectoryError:
+        raise DataError(f"Expected a file at {source!r}, found a folder. Name a file in it.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"Expected UTF-8 in {source!r}, found byte {error.object[error.start]:#04x} at offset {error.start}. "
+            "Convert it, for example with iconv."
+        ) from None

@@ -1,0 +1,56 @@
+"""A live line for training: step, loss, speed, time left; and one line an epoch where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from discreet.cli.output import note, stderr
+
+if TYPE_CHECKING:
+    from discreet.training.loop import Report
+
+
+@contextmanager
+def training_bar(hidden: bool = False) -> Iterator[Callable[[Report], None]]:
+    """Show a training on stderr while it runs."""
+    console = stderr()
+    if hidden or not console.is_terminal:
+        yield _lines(hidden)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("training"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=None, facts="")
+
+        def show(report: Report) -> None:
+            bar.update(task, total=report.steps, completed=report.step, facts=facts(report))
+
+        yield show
+
+
+def _lines(hidden: bool) -> Callable[[Report], None]:
+    shown: set[int] = set()
+
+    def show(report: Report) -> None:
+        tenth = 10 * report.step // report.steps
+        if not hidden and tenth not in shown:
+            shown.add(tenth)
+            note(f"step {report.step}/{report.steps}  {facts(report)}  {report.seconds_left:.0f} s left")
+
+    return show
+
+
+def facts(report: Report) -> str:
+    """Return loss, speed and, for private training, the budget spent so far."""
+    spent = "" if report.epsilon is None else f"  epsilon {report.epsilon:.3f}"
+    return f"loss {report.loss:.3f}  {report.rows_per_second:,.0f} rows/s{spent}"

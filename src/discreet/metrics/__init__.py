@@ -1,0 +1,1 @@
+"""Metrics: pure functions from a guess and the truth to a number."""

@@ -1,0 +1,1 @@
+"""Encoders, pooling, heads: from tokens to a prediction."""

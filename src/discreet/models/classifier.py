@@ -1,0 +1,183 @@
+"""The classifier: an encoder, a way to pool its states, and a head; and which part of it is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from discreet.core.checks import one_of, probability, refuse, whole
+from discreet.core.randomness import Rng
+from discreet.models.encoder import Encoder, layers_of, load_encoder
+from discreet.models.heads import TEXTHIDE_HIDDEN, head
+
+POOLINGS = ("cls", "mean", "last")
+TRAINABLE = ("head", "pooler+head", "all")
+VECTORS = "vectors"  # the key under which a batch carries sentence vectors instead of tokens
+
+
+class Labelled(Protocol):
+    """Anything that says what is to be predicted, such as a corpus."""
+
+    @property
+    def task(self) -> str:
+        """`classification` or `regression`."""
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their numbers."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which encoder, how its states become one vector, which head, and what is trained."""
+
+    encoder: str = "minilm"
+    pooling: str = "mean"
+    head: str = "linear"
+    hidden: tuple[int, ...] = TEXTHIDE_HIDDEN
+    train: str = "all"
+    embeddings: bool = True
+    dropout: float | None = None
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        one_of("pooling", self.pooling, POOLINGS)
+        if self.train not in TRAINABLE and not re.fullmatch(r"top-[1-9]\d*", self.train):
+            raise refuse("train", self.train, "in head, pooler+head, top-N, all", "N counts the last blocks.")
+        if self.dropout is not None:
+            probability("dropout", self.dropout)
+        if self.max_length is not None:
+            whole("max_length", self.max_length, 3, "The first and the last token are special ones.")
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the encoder keeps its weights, so that its outputs can be computed once."""
+        return self.train in {"head", "pooler+head"}
+
+
+class Classifier(nn.Module):
+    """An encoder, an optional pooler, and a head, with the tokenizer and the names of the classes beside them."""
+
+    def __init__(self, encoder: Encoder, settings: ModelSettings, target: Labelled, rng: Rng) -> None:
+        """Put the parts together; fresh parts are drawn from `rng`."""
+        super().__init__()
+        self.settings = settings
+        self.task = target.task
+        self.label_names = tuple(target.label_names)
+        self.tokenizer = encoder.tokenizer
+        self.fingerprint = encoder.fingerprint
+        self.width = encoder.width
+        self.max_length = min(settings.max_length or encoder.max_length, encoder.max_length)
+        self.encoder = encoder.module
+        outputs = len(self.label_names) if self.task == "classification" else 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.fork("head").seed())
+            self.head = head(settings.head, encoder.width, outputs, settings.hidden)
+            self.pooler: nn.Linear | None = None
+            if settings.train == "pooler+head":
+                self.pooler = encoder.pooler or nn.Linear(encoder.width, encoder.width)
+        if settings.dropout is not None:
+            set_dropout(self, settings.dropout)
+        choose_trainable(self)
+
+    @classmethod
+    def build(
+        cls,
+        target: Labelled,
+        settings: ModelSettings | None = None,
+        *,
+        rng: Rng,
+        download: bool = False,
+        **changes: Any,
+    ) -> Classifier:
+        """Return a classifier for what a corpus asks to predict; settings may be given by name."""
+        settings = settings or ModelSettings(**changes)
+        return cls(load_encoder(settings.encoder, rng=rng, download=download), settings, target, rng)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.head.parameters()).device
+
+    def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the encoder's last hidden states, (batch, tokens, width)."""
+        states: Tensor = self.encoder(**inputs).last_hidden_state
+        return states
+
+    def represent(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return one vector per text, (batch, width): given ones, or pooled from the encoder's states."""
+        if VECTORS in inputs:
+            return inputs[VECTORS]
+        return pool(self.states(inputs), inputs["attention_mask"], self.settings.pooling)
+
+    def decide(self, vectors: Tensor) -> Tensor:
+        """Return class scores, (batch, classes), or numbers, (batch, 1), from sentence vectors."""
+        if self.pooler is not None:
+            vectors = torch.tanh(self.pooler(vectors))
+        scores: Tensor = self.head(vectors)
+        return scores
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return class scores or numbers from tokens or sentence vectors."""
+        return self.decide(self.represent(inputs))
+
+    def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
+        """Return one loss per example: cross entropy (hard or soft labels) or squared error."""
+        return losses(self(inputs), targets, self.task)
+
+
+def losses(scores: Tensor, targets: Tensor, task: str) -> Tensor:
+    """Return one loss per example in float32."""
+    if task == "classification":
+        return F.cross_entropy(scores.float(), targets, reduction="none")
+    return (scores.float().squeeze(-1) - targets).square()
+
+
+def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
+    """Return one vector per text from its hidden states: the first, the mean of the real ones, or the last real one.
+
+    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]]); mask = torch.tensor([[1, 1, 0]])
+    >>> [pool(states, mask, how).item() for how in POOLINGS]
+    [1.0, 2.0, 3.0]
+    """
+    if how == "cls":
+        return states[:, 0]
+    if how == "last":
+        last = mask.sum(dim=1).sub(1).clamp_min(0)
+        return states[torch.arange(len(states), device=states.device), last]
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
+
+
+def set_dropout(module: nn.Module, rate: float) -> None:
+    """Set every dropout in a network to a rate, the ones inside attention too."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = rate
+        for name in ("dropout_prob", "attention_dropout", "attn_dropout"):  # attention keeps its rate as a number
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, rate)
+
+
+def choose_trainable(model: Classifier) -> None:
+    """Mark the weights that are trained: head, pooler and head, the last N blocks, or all."""
+    choice = model.settings.train
+    model.encoder.requires_grad_(choice == "all")
+    if choice.startswith("top-"):
+        blocks = layers_of(model.encoder)
+        count = int(choice.removeprefix("top-"))
+        if not blocks or count > len(blocks):
+            raise refuse("train", choice, f"with N at most {len(blocks)}", "The encoder has no more blocks.")
+        for block in blocks[-count:]:
+            block.requires_grad_(True)
+    if choice == "all" and not model.settings.embeddings:
+        for part in model.encoder.modules():
+            if isinstance(part, nn.Embedding):
+                part.requires_grad_(False)

@@ -1,0 +1,148 @@
+"""Finding an encoder and its tokenizer: built in, in a local folder, or from the Hugging Face hub when asked to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from discreet.core.errors import ModelError
+from discreet.core.randomness import Rng
+from discreet.models.bilstm import BiLSTM, BiLSTMConfig
+from discreet.models.builtin import MINILM, MINILM_SHA256, minilm_folder, sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BILSTM = "bilstm"
+_SANE_LENGTH = 1_000_000  # tokenizers without a limit say 1e30
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A network from tokens to vectors, its tokenizer, and what is known about both."""
+
+    name: str
+    module: nn.Module
+    pooler: nn.Linear | None
+    tokenizer: PreTrainedTokenizerBase
+    width: int
+    max_length: int
+    fingerprint: str
+
+
+def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:
+    """Return an encoder by name: `minilm`, `bilstm`, a local folder, or a hub name.
+
+    Nothing is fetched unless `download` is true. Weights are read from safetensors only.
+    """
+    if name == BILSTM:
+        return _fresh_bilstm(rng)
+    if name == MINILM:
+        return _load(name, minilm_folder(), download=False, fingerprint=MINILM_SHA256)
+    folder = Path(name)
+    if folder.is_dir():
+        weights = sorted(folder.glob("*.safetensors"))
+        if not weights:
+            raise ModelError(
+                f"Expected weights as *.safetensors in {name!r}. Other formats can run code when they are opened; "
+                "convert them with transformers: model.save_pretrained(folder)."
+            )
+        return _load(name, folder, download=False, fingerprint="+".join(sha256(w) for w in weights))
+    if name.startswith((".", "/", "~")):
+        raise ModelError(f"Expected an encoder folder at {name!r}. There is none; check the path.")
+    return _load(name, name, download=download, fingerprint=f"hub:{name}")
+
+
+def _load(name: str, where: Path | str, *, download: bool, fingerprint: str) -> Encoder:
+    from transformers import AutoModel, AutoTokenizer
+
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=not download)
+            module = AutoModel.from_pretrained(
+                where, local_files_only=not download, use_safetensors=True, dtype=torch.float32
+            )
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(where, Path):
+            raise ModelError(f"Expected an encoder that transformers can open in {name!r}. {_first(error)}") from None
+        raise ModelError(
+            f"Expected the encoder {name!r} on this machine: 'minilm', 'bilstm', a folder, or a hub name already "
+            f"fetched. Fetch it with: hf download {name} (or pass --download). {_first(error)}"
+        ) from None
+    return assemble(name, module, tokenizer, fingerprint)
+
+
+def assemble(name: str, module: Any, tokenizer: Any, fingerprint: str) -> Encoder:
+    """Return an encoder from its parts, with the pooler taken out so that nothing trainable lies unused in it."""
+    pooler = detach_pooler(module)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    config = module.config
+    limit = int(getattr(config, "max_position_embeddings", 512) or 512)
+    if getattr(config, "model_type", "") in {"roberta", "xlm-roberta", "camembert"}:
+        limit -= config.pad_token_id + 1  # their positions start after the padding id
+    if tokenizer.model_max_length < _SANE_LENGTH:
+        limit = min(limit, int(tokenizer.model_max_length))
+    return Encoder(name, module, pooler, tokenizer, int(config.hidden_size), limit, fingerprint)
+
+
+def detach_pooler(module: nn.Module) -> nn.Linear | None:
+    """Take the BERT-style pooler out of a network and return its linear layer, if it has one."""
+    pooler = getattr(module, "pooler", None)
+    if pooler is None:
+        return None
+    module.pooler = None  # type: ignore[assignment]
+    dense = getattr(pooler, "dense", None)
+    return dense if isinstance(dense, nn.Linear) else None
+
+
+def _fresh_bilstm(rng: Rng) -> Encoder:
+    """Return a BiLSTM with fresh weights over the built-in vocabulary and its public word vectors."""
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    folder = minilm_folder()
+    with quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    vectors = load_file(folder / "model.safetensors")["embeddings.word_embeddings.weight"].float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.fork("bilstm").seed())
+        module = BiLSTM(BiLSTMConfig(vocab_size=len(vectors), embedding_size=vectors.shape[1]))
+    module.words.weight.data.copy_(vectors)
+    return assemble(BILSTM, module, tokenizer, f"bilstm:{MINILM_SHA256}")
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a transformer in order: the longest list of modules in it."""
+    lists = [list(m) for m in module.modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the reports and progress bars that transformers prints while loading."""
+    from transformers.utils import logging as transformers_logging
+
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+        logging.captureWarnings(False)
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,124 @@
+"""Checkpoints: everything a stopped training needs to end with the weights of an undisturbed one.
+
+Batches, dropout and noise are functions of the step, so the trained weights, the optimizer's state and the number of
+the next step are all there is to keep. A checkpoint is one safetensors file, replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from discreet.core.errors import ModelError, OutputError
+
+NAME = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training has come, beside its weights."""
+
+    step: int = 0
+    epoch: int = 0
+    best: float | None = None
+    stale: int = 0
+    seconds: float = 0.0
+    history: tuple[dict[str, Any], ...] = ()
+    best_weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+
+def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, at: Progress) -> None:
+    """Write a checkpoint, whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for name, parameter in trained(model).items():
+        tensors[f"weight.{name}"] = parameter.detach()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"state.{key}.{name}"] = value
+            else:
+                numbers[f"{key}.{name}"] = value
+    tensors |= {f"best.{name}": value for name, value in at.best_weights.items()}
+    tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
+    about = {
+        "identity": identity,
+        "step": at.step,
+        "epoch": at.epoch,
+        "best": at.best,
+        "stale": at.stale,
+        "seconds": at.seconds,
+        "history": list(at.history),
+        "numbers": numbers,
+    }
+    partial = folder / f"{NAME}.partial"
+    try:
+        save_file(tensors, partial, metadata={"progress": json.dumps(about)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(folder / NAME)
+    except OSError as error:
+        raise OutputError(f"Expected room for a checkpoint in {str(folder)!r}. {error.strerror}; free some.") from None
+
+
+def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Read a checkpoint into a model and its optimizer, and return how far it had come."""
+    path = folder / NAME
+    if not path.exists():
+        return Progress()
+    with safe_open(path, framework="pt", device="cpu") as file:
+        about = json.loads(file.metadata()["progress"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if about["identity"] != identity:
+        raise ModelError(
+            f"Expected the settings and data with which {str(folder)!r} was begun. Something changed since; "
+            "resume with the same command, or delete the folder and begin again."
+        )
+    for name, parameter in trained(model).items():
+        parameter.data.copy_(tensors[f"weight.{name}"])
+        state: dict[str, Any] = {}
+        for key in [k for k in tensors if k.startswith("state.") and k.split(".", 2)[2] == name]:
+            value = tensors[key]
+            # Fused optimizers keep their step counters on the device; zero-dimensional ones stay where they were made.
+            state[key.split(".", 2)[1]] = value.to(parameter.device)
+        for key in [k for k in about["numbers"] if k.split(".", 1)[1] == name]:
+            state[key.split(".", 1)[0]] = about["numbers"][key]
+        if state:
+            optimizer.state[parameter] = state
+    best = {n.removeprefix("best."): t.to(_device(model)) for n, t in tensors.items() if n.startswith("best.")}
+    return Progress(
+        about["step"],
+        about["epoch"],
+        about["best"],
+        about["stale"],
+        about["seconds"],
+        tuple(about["history"]),
+        best,
+    )
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights that training changes, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def copy_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the weights that training changes."""
+    return {name: p.detach().clone() for name, p in trained(model).items()}
+
+
+def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Put copies of weights back."""
+    for name, parameter in trained(model).items():
+        parameter.data.copy_(weights[name])
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

@@ -1,0 +1,67 @@
+"""A corpus as the loop reads it: tokens, or the outputs of a frozen encoder, computed once and kept in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from discreet.data.batches import Tokens, Vectors, tokenise
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+from discreet.training.evaluate import represent
+
+
+def cache_folder() -> Path:
+    """Return where outputs of frozen encoders are kept: $DISCREET_CACHE, or the user's cache folder."""
+    if "DISCREET_CACHE" in os.environ:
+        return Path(os.environ["DISCREET_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "discreet"
+
+
+def ready(model: Classifier, corpus: Corpus, cache: Path | None = None, precision: str = "auto") -> Tokens | Vectors:
+    """Return a corpus as sentence vectors if the encoder is frozen, and as tokens otherwise."""
+    if not model.settings.frozen:
+        return tokenise(corpus, model.tokenizer, model.max_length, model.device)
+    return encode(model, corpus, cache, precision)
+
+
+def encode(model: Classifier, corpus: Corpus, cache: Path | None = None, precision: str = "auto") -> Vectors:
+    """Return the sentence vectors of a corpus, from the cache if they were computed before.
+
+    Guarantee: none, the vectors give the text away. The cache is readable by its owner only.
+    """
+    tokens = tokenise(corpus, model.tokenizer, model.max_length, model.device)
+    path = None if cache is None else cache / f"{_key(model, tokens, precision)}.safetensors"
+    if path is not None and path.exists():
+        vectors = load_file(path, device=str(model.device))["vectors"]
+    else:
+        vectors = represent(model, tokens, precision)
+        if path is not None:
+            _store(path, vectors)
+    return Vectors(vectors, tokens.targets, tokens.truncated)
+
+
+def _key(model: Classifier, tokens: Tokens, precision: str) -> str:
+    """Return a name that changes with anything the vectors depend on."""
+    text = hashlib.sha256()
+    settings = model.settings
+    text.update(repr((model.fingerprint, settings.pooling, precision, model.device.type)).encode())
+    for name, column in sorted(tokens.columns.items()):
+        text.update(f"{name}{tuple(column.shape)}".encode())
+        text.update(column.cpu().numpy().tobytes())
+    return text.hexdigest()[:40]
+
+
+def _store(path: Path, vectors: torch.Tensor) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        save_file({"vectors": vectors.cpu().contiguous()}, partial)
+        partial.chmod(0o600)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a cache that cannot be written costs time, not correctness

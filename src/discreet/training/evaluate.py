@@ -1,0 +1,109 @@
+"""Predictions and their score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.core.errors import DataError
+from discreet.data.batches import Tokens, Vectors, tokenise
+from discreet.data.corpus import Corpus
+from discreet.metrics.utility import utility
+from discreet.models.classifier import Classifier
+from discreet.training.precision import autocast
+
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 65536}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Class probabilities, (rows, classes), or numbers, (rows, 1), in the order of the corpus."""
+
+    values: npt.NDArray[np.float32]
+    task: str
+    truncated: int = 0
+
+    @property
+    def best(self) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
+        """The likeliest class of each row, or its number."""
+        if self.task == "regression":
+            return self.values[:, 0].astype(np.float64)
+        return np.asarray(self.values.argmax(axis=1), dtype=np.int64)
+
+
+def by_length(lengths: npt.NDArray[np.int64], tokens_at_once: int) -> list[npt.NDArray[np.int64]]:
+    """Return groups of rows of similar length, each with about the given number of tokens when padded."""
+    order = np.argsort(-lengths, kind="stable").astype(np.int64)
+    groups, start = [], 0
+    while start < len(order):
+        size = max(1, tokens_at_once // int(lengths[order[start]]))
+        groups.append(order[start : start + size])
+        start += size
+    return groups
+
+
+@torch.inference_mode()
+def represent(model: Classifier, tokens: Tokens, precision: str = "auto") -> torch.Tensor:
+    """Return the sentence vectors of a tokenised corpus, in its order, in float32.
+
+    Guarantee: none, the vectors of an encoder give the text away.
+    """
+    was_training = model.training
+    model.eval()
+    out = torch.empty(len(tokens), model.width, device=model.device)
+    with autocast(model.device, precision):
+        for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type]):
+            out[torch.from_numpy(rows).to(model.device)] = model.represent(tokens.batch(rows).inputs).float()
+    model.train(was_training)
+    return out
+
+
+@torch.inference_mode()
+def predict(model: Classifier, rows: Corpus | Tokens | Vectors, precision: str = "auto") -> Predictions:
+    """Return what a model says of every row.
+
+    Guarantee: none for the rows; the model's own guarantee is untouched, as this is post-processing.
+    """
+    if isinstance(rows, Corpus):
+        rows = tokenise(rows, model.tokenizer, model.max_length, model.device)
+    was_training = model.training
+    model.eval()
+    with autocast(model.device, precision):
+        vectors = rows.vectors if isinstance(rows, Vectors) else represent(model, rows, precision)
+        scores = model.decide(vectors).float()
+    model.train(was_training)
+    if model.task == "classification":
+        scores = scores.softmax(dim=-1)
+    return Predictions(scores.cpu().numpy(), model.task, rows.truncated)
+
+
+def evaluate(model: Classifier, corpus: Corpus | Tokens | Vectors, precision: str = "auto") -> dict[str, float]:
+    """Return the utility of a model on a corpus by the names of its metrics."""
+    if isinstance(corpus, Corpus):
+        corpus = tokenise(matched(corpus, model), model.tokenizer, model.max_length, model.device)
+    found = predict(model, corpus, precision)
+    return utility(model.task, found.best, corpus.targets.cpu().numpy())
+
+
+def matched(corpus: Corpus, model: Classifier) -> Corpus:
+    """Return a corpus whose class numbers are the model's, matched by the names of the classes."""
+    from dataclasses import replace
+
+    if corpus.task != model.task:
+        raise DataError(
+            f"Expected data for {model.task}, found {corpus.task}. The model was trained for the former; "
+            "name the label column with --label."
+        )
+    if corpus.labels is None or corpus.label_names == model.label_names:
+        return corpus
+    strange = [name for name in corpus.label_names if name not in model.label_names]
+    if strange:
+        raise DataError(
+            f"Expected labels among {', '.join(model.label_names)}, found {strange[0]!r}. "
+            "The model was trained on the former; rename the labels."
+        )
+    numbers = [model.label_names.index(name) for name in corpus.label_names]
+    return replace(corpus, labels=tuple(numbers[i] for i in corpus.labels), label_names=model.label_names)

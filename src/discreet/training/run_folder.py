@@ -1,0 +1,170 @@
+"""A run folder: model, tokenizer, settings, metrics and model card, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from discreet.core.errors import ModelError, OutputError
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
+from discreet.core.settings import dump, read
+from discreet.models.bilstm import BiLSTM, BiLSTMConfig
+from discreet.models.builtin import sha256
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encoder import BILSTM, assemble, quiet
+from discreet.training import checkpoint
+from discreet.training.card import model_card
+from discreet.training.settings import TrainSettings
+
+_SUFFIX = ".unfinished"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where the text came from, as it was asked for; never a word of it."""
+
+    source: str
+    text: str = "text"
+    text_pair: str | None = None
+    label: str | None = "label"
+    unit: str | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """All that was asked of a run; `settings.toml` in its folder."""
+
+    data: DataSettings
+    model: ModelSettings
+    train: TrainSettings
+    seed: int = 0
+    task: str = "classification"
+    label_names: tuple[str, ...] = ()
+    pairs: bool = False
+    format: int = _FORMAT
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read back."""
+
+    model: Classifier
+    settings: RunSettings
+    metrics: dict[str, Any] = field(repr=False)
+
+
+def begin(out: Path, *, resume: bool) -> Path:
+    """Return the workspace of a run that is to end in `out`; refuse what would be overwritten or lost."""
+    workspace = out.with_name(out.name + _SUFFIX)
+    if out.exists():
+        raise OutputError(f"Expected no folder at {str(out)!r}. It exists; choose another --out, or delete it.")
+    if resume and not workspace.exists():
+        raise OutputError(f"Expected an unfinished run at {str(workspace)!r}. There is none; start without --resume.")
+    if workspace.exists() and not resume:
+        if (workspace / checkpoint.NAME).exists() or any(workspace.glob("ledger*")):
+            raise OutputError(
+                f"Expected no unfinished run at {str(workspace)!r}. Go on with --resume, or delete it to begin again."
+            )
+        shutil.rmtree(workspace)  # nothing in it was worth keeping: no step had been saved
+    try:
+        workspace.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(workspace, error) from None
+    return workspace
+
+
+def finish(
+    workspace: Path,
+    out: Path,
+    model: Classifier,
+    settings: RunSettings,
+    metrics: dict[str, Any],
+    guarantee: Guarantee | None = None,
+) -> None:
+    """Write a finished run into its workspace and give it its name in one move."""
+    try:
+        tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        save_file(tensors, workspace / "model.safetensors", metadata={"format": "pt", "discreet": str(_FORMAT)})
+        model.tokenizer.save_pretrained(workspace / "tokenizer")
+        (workspace / "encoder.json").write_text(_encoder_config(model), encoding="utf-8")
+        (workspace / "settings.toml").write_text(dump(settings), encoding="utf-8")
+        (workspace / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        (workspace / "README.md").write_text(model_card(model, settings, metrics, guarantee), encoding="utf-8")
+        (workspace / checkpoint.NAME).unlink(missing_ok=True)
+        _sync(workspace)
+        workspace.rename(out)
+    except OSError as error:
+        raise cannot_write(out, error) from None
+
+
+def _encoder_config(model: Classifier) -> str:
+    config = model.encoder.config
+    values = vars(config) if isinstance(model.encoder, BiLSTM) else config.to_dict()  # type: ignore[operator,union-attr]
+    return json.dumps({"kind": BILSTM if isinstance(model.encoder, BiLSTM) else "transformers", "config": values})
+
+
+def _sync(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def cannot_write(path: Path, error: OSError) -> OutputError:
+    """Return the error for a place that cannot be written to."""
+    remedy = "Free some space" if error.errno == errno.ENOSPC else "Check the path and your rights to it"
+    return OutputError(f"Expected to be able to write {str(path)!r}. {error.strerror}. {remedy}, then use --resume.")
+
+
+def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
+    """Return a finished run from its folder.
+
+    Guarantee: that of the run, unchanged; reading is post-processing.
+    """
+    if not (folder / "settings.toml").exists():
+        unfinished = folder.with_name(folder.name + _SUFFIX)
+        hint = f"It is unfinished: go on with --resume --out {folder}." if unfinished.exists() else "Check the path."
+        raise ModelError(f"Expected a run folder at {str(folder)!r}. {hint}")
+    settings = read(RunSettings, folder / "settings.toml")
+    try:
+        about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "model.safetensors")
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        module = _fresh_module(about)
+        with quiet():
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
+        encoder = assemble(settings.model.encoder, module, tokenizer, sha256(folder / "model.safetensors"))
+        model = Classifier(encoder, settings.model, settings, Rng(settings.seed))
+        model.load_state_dict(tensors)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"Expected a whole run folder at {str(folder)!r}. {str(error).splitlines()[0]} Train it again."
+        ) from None
+    return Run(model.to(device).eval(), settings, metrics)
+
+
+def _fresh_module(about: dict[str, Any]) -> torch.nn.Module:
+    if about["kind"] == BILSTM:
+        return BiLSTM(BiLSTMConfig(**about["config"]))
+    from transformers import AutoConfig, AutoModel
+
+    values = dict(about["config"])
+    kind = values.pop("model_type")
+    with quiet(), torch.random.fork_rng(devices=[]):
+        module: torch.nn.Module = AutoModel.from_config(AutoConfig.for_model(kind, **values))
+    return module.float()

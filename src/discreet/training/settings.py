@@ -1,0 +1,58 @@
+"""How long, how fast and how exactly to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
+
+PRECISIONS = ("auto", "float32", "bf16")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """The settings of the loop; a learning rate of None is chosen by what is trained."""
+
+    epochs: float = 3.0
+    batch_size: int = 32
+    learning_rate: float | None = None
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    gradient_norm: float = 1.0
+    accumulate: int = 1
+    patience: int | None = None
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        positive("epochs", self.epochs, "One epoch reads the corpus once.")
+        whole("batch_size", self.batch_size)
+        whole("accumulate", self.accumulate)
+        if self.accumulate > self.batch_size:
+            raise refuse("accumulate", self.accumulate, f"<= batch_size={self.batch_size}", "Each part has a row.")
+        if self.learning_rate is not None:
+            positive("learning_rate", self.learning_rate)
+        probability("warmup", self.warmup, "It is the share of the steps in which the learning rate rises.")
+        non_negative("weight_decay", self.weight_decay)
+        positive("gradient_norm", self.gradient_norm, "Gradients longer than this are shortened.")
+        if self.patience is not None:
+            whole("patience", self.patience, 1, "It counts the epochs without improvement before an early stop.")
+        one_of("precision", self.precision, PRECISIONS)
+
+    def rate_at(self, step: int, total: int, peak: float) -> float:
+        """Return the learning rate of a step: a linear rise over the warm-up, then a linear fall to zero.
+
+        >>> [round(TrainSettings(warmup=0.5).rate_at(s, 4, 1.0), 2) for s in range(4)]
+        [0.5, 1.0, 1.0, 0.5]
+        """
+        rise = round(self.warmup * total)
+        if step < rise:
+            return peak * (step + 1) / rise
+        return peak * (total - step) / max(1, total - rise)
+
+
+def default_rate(train: str, width: int = 384) -> float:
+    """Return a learning rate that works for what is trained, found by measurement (docs/decisions/0003)."""
+    if train in {"head", "pooler+head"}:
+        return 2e-3
+    return 1e-4 if width <= 512 else 3e-5
