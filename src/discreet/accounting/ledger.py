@@ -1,0 +1,241 @@
+"""The ledger: what was spent, on disk before it is used, so that no crash can make it less."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from discreet.accounting import ledger_lines
+from discreet.accounting.event_json import event_to_json
+from discreet.accounting.ledger_budget import Allowance
+from discreet.accounting.ledger_file import LedgerFile, Memory, Store
+from discreet.accounting.ledger_statement import Budget, Statement
+from discreet.core.checks import non_negative, one_of, refuse
+from discreet.core.errors import LedgerError, OutputError
+from discreet.core.guarantee import Adjacency, Guarantee
+
+__all__ = ["Budget", "Ledger", "Receipt", "Statement"]
+
+LONGEST_ID = 200
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Proof that a spend is counted; only with it may the noise be used.
+
+    `repeated`: this id was spent before, with seeded randomness, and is counted once. `spent_again`: this id was spent
+    before and is counted a second time, because secure randomness never repeats. `durable`: it is on disk.
+    """
+
+    id: str
+    event: Any
+    spends: int
+    repeated: bool = False
+    spent_again: bool = False
+    durable: bool = True
+
+
+class Ledger:
+    """An append-only account of privacy spent, for one unit under one adjacency; one process at a time may write it.
+
+    An id names one draw of randomness: run, seed and step. The same id again means the same noise on the same data, as
+    when a seeded step is redone after a crash; whatever would draw other noise needs another id, or `secure=True`.
+
+    >>> from discreet.accounting.events import GaussianDpEvent
+    >>> with Ledger.open(None, unit="note", adjacency="add/remove") as ledger:
+    ...     ledger.spend(GaussianDpEvent(2.0), id="seed 7, step 1").spends
+    ...     ledger.spend(GaussianDpEvent(2.0), id="seed 7, step 1").repeated
+    ...     ledger.event
+    1
+    True
+    SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=1)
+    """
+
+    def __init__(self, path: Path | None, store: Store, tally: ledger_lines.Tally) -> None:
+        """Hold an open store; `Ledger.open` makes one."""
+        self.path = path
+        self._store = store
+        self._tally = tally
+        self._process = os.getpid()
+        self._thread = threading.Lock()
+        self._open = True
+        self._settled = True
+        self._allowance = Allowance(tally)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str] | None, *, unit: str, adjacency: str, budget: Budget | None = None
+    ) -> Ledger:
+        """Open or make a ledger for a unit of privacy under an adjacency; with no path it is kept in memory only.
+
+        An existing ledger is refused when it was made for another unit, adjacency or budget, when it is open elsewhere,
+        and when it is damaged. A torn last line is counted as spent and marked so.
+        """
+        if not isinstance(unit, str) or not unit.strip():
+            raise refuse("unit", unit, "a word", "Say what is protected: 'note', 'author', 'client'.")
+        relation = Adjacency(one_of("adjacency", adjacency, [each.value for each in Adjacency]))
+        first = ledger_lines.header(unit, relation, budget)
+        if path is None:
+            return cls(None, Memory(), ledger_lines.read(first, "memory"))
+        resolved = Path(path).resolve()
+        file = LedgerFile.open(resolved, first)
+        try:
+            tally = ledger_lines.read(file.read(), str(resolved))
+            _same(resolved, "unit", tally.unit, unit)
+            _same(resolved, "adjacency", tally.adjacency.value, relation.value)
+            _same(resolved, "budget", tally.budget, budget)
+            if tally.unfinished:
+                file.append(tally.unfinished)
+                tally.unfinished = b""
+        except BaseException:
+            file.close()
+            raise
+        return cls(resolved, file, tally)
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Statement:
+        """Return what a ledger holds now, without the lock: a training may be writing to it."""
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise LedgerError(f"Expected a ledger at {str(path)!r}: {error.strerror}. Check the path.") from error
+        return ledger_lines.read(data, str(path)).statement()
+
+    def spend(self, event: Any, id: str, *, secure: bool = False) -> Receipt:  # noqa: A002
+        """Count one use of a mechanism and return its receipt; call it before the noise is used.
+
+        When it returns, the spend is on disk. When it raises, do not use the noise: nothing was counted, or, where the
+        disk failed half-way, too much. BudgetError is raised before anything is written.
+
+        Guarantee: none of its own; the sum of all spends has one, from `guarantee`.
+        """
+        self._check_usable()
+        if not isinstance(id, str) or not 0 < len(id) <= LONGEST_ID:
+            raise refuse("id", id, f"a text of 1 to {LONGEST_ID} characters", "Name the run, the seed and the step.")
+        text = event_to_json(event)
+        with self._thread:
+            self._check_usable()
+            tally = self._tally
+            number, earlier = tally.texts.get(text), tally.ids.get(id)
+            if earlier is not None and earlier != number:
+                raise LedgerError(
+                    f"Expected id={id!r} with the event it was spent with, {tally.events[earlier]}; found {event}. An "
+                    "id names one draw of randomness: give this one another."
+                )
+            if earlier is not None and not secure and id not in tally.secure:
+                return self._receipt(id, earlier, repeated=True)
+            self._allowance.check(text, id)
+            if number is None or number != tally.in_force:
+                self._write(tally.declaration(text))
+            self._write(tally.spend(id, secure))
+            return self._receipt(id, tally.texts[text], spent_again=earlier is not None)
+
+    def remaining(self, event: Any) -> int:
+        """Return how many more spends of an event the budget allows, looking no further than ten million."""
+        budget = self._tally.budget
+        if budget is None:
+            return self.statement.remaining(event)  # refuses
+        with self._thread:
+            return self._allowance.remaining(event_to_json(event), budget)
+
+    @property
+    def statement(self) -> Statement:
+        """What was spent so far, as a value."""
+        return self._tally.statement()
+
+    @property
+    def budget(self) -> Budget | None:
+        """The most that may be spent, if there is a limit."""
+        return self._tally.budget
+
+    @property
+    def event(self) -> Any:
+        """All that was spent, as one event."""
+        return self.statement.event
+
+    def guarantee(
+        self, delta: float | None = None, accountant: str = "pld", assumptions: Sequence[str] = ()
+    ) -> Guarantee:
+        """Return what all spends together guarantee at delta; without delta, at the budget's.
+
+        Guarantee: for the unit and adjacency the ledger was opened for, over every spend it holds.
+        """
+        at = self.statement.delta(delta)
+        return self._allowance.price(self._allowance.counts(), at, accountant, tuple(assumptions))
+
+    def epsilon(self, delta: float | None = None, *, rounding: float = 0.05) -> float:
+        """Return a bound on epsilon so far, cheap enough for every step of a progress bar.
+
+        Counts are rounded up to the next of a geometric row of numbers, `rounding` apart, so that the accountant runs
+        for few of them; what is returned is the epsilon of that many spends, never below the one so far. With rounding
+        0 it is that of `guarantee`.
+        """
+        at = self.statement.delta(delta)
+        return self._allowance.bound(at, non_negative("rounding", rounding))
+
+    def close(self) -> None:
+        """Close the file and let go of its lock; what was spent stays spent."""
+        self._open = False
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        """Return the ledger itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the ledger."""
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or sent to another process: two copies would each forget what the other spends."""
+        raise LedgerError("Expected one Ledger object for one ledger; it cannot be copied. Spend where it was opened.")
+
+    def __repr__(self) -> str:
+        """Return where it is kept and how much is in it."""
+        where = "in memory, forgotten when the process ends" if self.path is None else repr(str(self.path))
+        tally = self._tally
+        return f"Ledger({where}, unit={tally.unit!r}, adjacency={tally.adjacency.value!r}, {sum(tally.counts)} spends)"
+
+    def _receipt(self, name: str, number: int, *, repeated: bool = False, spent_again: bool = False) -> Receipt:
+        tally = self._tally
+        return Receipt(name, tally.events[number], sum(tally.counts), repeated, spent_again, self.path is not None)
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise LedgerError(
+                f"Expected to spend in process {self._process}, which opened the ledger; this is {os.getpid()}, forked "
+                "from it. Spend there."
+            )
+        if not self._open:
+            raise LedgerError("Expected an open ledger. It was closed; open it again.")
+        if not self._settled:
+            raise LedgerError(
+                "Expected the last spend to have ended. It was interrupted, so whether it is on disk is not known; "
+                "open the ledger again to read it."
+            )
+
+    def _write(self, line: bytes) -> None:
+        # Unsettled until file and tally agree again: an interrupt in between must not leave them apart unnoticed.
+        self._settled = False
+        try:
+            self._store.append(line)
+        except OutputError:
+            self._settled = True
+            raise
+        self._tally.take(line[:-1])
+        self._settled = True
+
+
+def _same(path: Path, name: str, held: object, asked: object) -> None:
+    if held != asked:
+        raise LedgerError(
+            f"Expected {name}={asked!r} to be that of the ledger {str(path)!r}, {held!r}. One ledger holds one unit, "
+            f"one adjacency and one budget: open it with {name}={held!r}, or start another file."
+        )

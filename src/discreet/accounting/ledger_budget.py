@@ -1,0 +1,104 @@
+"""What a ledger's counts cost, remembered, and how far a budget still reaches, found in few looks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from discreet.accounting.event_json import event_from_json
+from discreet.accounting.ledger_lines import Tally
+from discreet.accounting.ledger_statement import MOST_STEPS, Budget, composed, most, priced
+from discreet.core.errors import BudgetError
+from discreet.core.guarantee import Guarantee
+
+_REMEMBERED = 1024
+
+Counts = Counter[str]  # events as JSON, and how often each is spent
+
+
+class Allowance:
+    """The price of counts of events, and a set of counts known to be within the budget.
+
+    Spending more never costs less, so whatever is event by event at most the known counts is within the budget too, and
+    the accountant need not be asked. It is asked when a step leaves them: they are then extended as far as the budget
+    reaches, and a run of thousands of equal steps asks once.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        """Follow a tally; nothing is known to be within the budget yet."""
+        self._tally = tally
+        self._prices: dict[tuple[object, ...], Guarantee] = {}
+        self._known = Counts()
+        self._then = Counts()  # the counts when that was found
+        self._along = Counts()  # the step of which as many as fit were added to those
+
+    def counts(self) -> Counts:
+        """Return how often each event was spent so far."""
+        return Counts(dict(zip(self._tally.texts, self._tally.counts, strict=True)))
+
+    def price(
+        self, counts: Counts, delta: float, accountant: str = "pld", assumptions: tuple[str, ...] = ()
+    ) -> Guarantee:
+        """Return what counts of events guarantee; asked again, from memory."""
+        spent = [(text, count) for text, count in counts.items() if count]
+        key = (tuple(spent), delta, accountant, assumptions)
+        if key not in self._prices:
+            if len(self._prices) >= _REMEMBERED:
+                self._prices.clear()
+            event = composed([(event_from_json(text), count) for text, count in spent])
+            self._prices[key] = priced(event, delta, self._tally.statement(), accountant, assumptions)
+        return self._prices[key]
+
+    def bound(self, delta: float, rounding: float) -> float:
+        """Return an epsilon not below the one so far: that of counts rounded up, so that few are ever priced."""
+        counts, budget = self.counts(), self._tally.budget
+        rounded = Counts({text: _round_up(count, rounding) for text, count in counts.items()})
+        bound = self.price(rounded, delta).epsilon
+        if budget is not None and delta == budget.delta and counts <= self._known:
+            return min(bound, budget.epsilon)
+        return bound
+
+    def remaining(self, text: str, budget: Budget) -> int:
+        """Return how many more spends of an event the budget allows."""
+        now, step = self.counts(), Counts({text: 1})
+        left = self._known - now
+        if self._along == step and now <= self._known and set(left) <= {text}:
+            return left[text]  # found before, and only this event was spent since
+        return self._extend(step, budget)
+
+    def check(self, text: str, name: str) -> None:
+        """Refuse one more spend of an event if the budget does not allow it."""
+        budget = self._tally.budget
+        if budget is None:
+            return
+        now, step = self.counts(), Counts({text: 1})
+        if now + step <= self._known:
+            return
+        # First in the proportions seen since the last look: steps of several kinds taken in turn then need few looks.
+        mixed = now - self._then + step
+        if (mixed != step and self._extend(mixed, budget)) or self._extend(step, budget):
+            return
+        would, spent = self.price(now + step, budget.delta).epsilon, self.price(now, budget.delta).epsilon
+        raise BudgetError(
+            f"Expected epsilon={would:.6g} after {name!r} <= {budget.epsilon:.6g}, the budget, at "
+            f"delta={budget.delta:.4g}. Nothing was written: stop here, with epsilon {spent:.6g} spent, or plan "
+            "fewer steps or more noise."
+        )
+
+    def _extend(self, step: Counts, budget: Budget) -> int:
+        now = self.counts()
+
+        def after(times: int) -> Counts:
+            return now + Counts({text: times * count for text, count in step.items()})
+
+        times = most(lambda n: self.price(after(n), budget.delta).epsilon, budget.epsilon, MOST_STEPS)
+        if times:
+            self._known, self._then, self._along = after(times), now, step
+        return times
+
+
+def _round_up(count: int, rounding: float) -> int:
+    if count <= 1 or rounding == 0:
+        return count
+    power = math.ceil(math.log(count) / math.log1p(rounding))
+    return max(count, math.ceil(math.pow(1 + rounding, power)))
