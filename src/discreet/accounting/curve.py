@@ -1,0 +1,319 @@
+"""The privacy curve of a release: the least delta at every epsilon, in both directions, and what sampling does to it.
+
+A `Curve` holds two hockey-stick divergences: `present` (the record against its absence, or against another record)
+and `absent` (the same pair the other way round). Each takes any epsilon, negative ones too, because composition needs
+the whole line. A curve is an upper bound of the true one everywhere, so what is composed from it is one too.
+
+Every amplification here is exact or a proven bound for the sampling that it names; docs/accounting.md has the proofs.
+
+Paper: Balle, Barthe and Gaboardi 2018, Privacy Amplification by Subsampling; Zhu, Dong and Wang 2022, Optimal
+Accounting of Differential Privacy via Characteristic Function; Doroshenko et al. 2022, Connect the Dots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.special import log_ndtr, ndtr
+
+from discreet.accounting.gdp import gaussian_deltas
+
+Array = npt.NDArray[np.float64]
+Deltas = Callable[[Array], Array]
+
+INTERVAL = 1e-3
+_TAIL = 10.4  # a normal variable exceeds it with probability 1.3e-25
+_MOST_POINTS = 400_000
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The delta at every epsilon in both directions; beyond `high` and `high_absent` no delta is worth naming."""
+
+    present: Deltas
+    high: float
+    absent: Deltas | None = None
+    high_absent: float | None = None
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether both directions are the same."""
+        return self.absent is None
+
+    def delta(self, epsilon: float) -> float:
+        """Return the delta that holds in both directions."""
+        point = np.array([epsilon], dtype=np.float64)
+        worst = float(self.present(point)[0])
+        if self.absent is not None:
+            worst = max(worst, float(self.absent(point)[0]))
+        return min(max(worst, 0.0), 1.0)
+
+    def losses(self, interval: float = INTERVAL) -> PrivacyLossDistribution:
+        """Return the pessimistic loss distribution on a grid of this interval, by dp_accounting's connect-the-dots."""
+        low = self.high if self.high_absent is None else self.high_absent
+        present = _dots(self.present, low, self.high, interval)
+        if self.absent is None:
+            return PrivacyLossDistribution(present)
+        return PrivacyLossDistribution(present, _dots(self.absent, self.high, low, interval))
+
+    def coarsest(self) -> float:
+        """Return the interval this curve needs: the usual one, or a wider one where the losses are very large."""
+        low = self.high if self.high_absent is None else self.high_absent
+        return INTERVAL * max(1, math.ceil((self.high + low) / INTERVAL / _MOST_POINTS))
+
+
+def _dots(deltas: Deltas, low: float, high: float, interval: float) -> pld_pmf.PLDPmf:
+    first, last = -math.ceil(low / interval) - 1, math.ceil(high / interval) + 1
+    values = np.clip(deltas(np.arange(first, last + 1) * interval), 0.0, 1.0)
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, first, last, np.minimum.accumulate(values)
+    ).to_dense_pmf()
+
+
+def mirrored(half: Deltas) -> Deltas:
+    """Return a symmetric pair's deltas on the whole line from those at epsilon >= 0."""
+    return dual(half, half)
+
+
+def dual(forward: Deltas, backward: Deltas) -> Deltas:
+    """Return deltas on the whole line: forward at epsilon >= 0; below, 1 - e^epsilon + e^epsilon backward(-epsilon)."""
+
+    def deltas(eps: Array) -> Array:
+        up = forward(np.maximum(eps, 0.0))
+        down = backward(np.maximum(-eps, 0.0))
+        shrunk = np.exp(np.minimum(eps, 0.0))
+        return np.where(eps >= 0, up, -np.expm1(np.minimum(eps, 0.0)) + shrunk * down)
+
+    return deltas
+
+
+def gaussian(mu: float) -> Curve:
+    """Return the exact curve of N(mu, 1) against N(0, 1)."""
+    return Curve(lambda eps: gaussian_deltas(mu, eps), mu * mu / 2 + _TAIL * mu)
+
+
+def laplace(epsilon: float) -> Curve:
+    """Return the exact curve of Laplace noise whose scale is the L1 sensitivity over epsilon."""
+
+    def deltas(eps: Array) -> Array:
+        middle = -np.expm1((np.clip(eps, -epsilon, epsilon) - epsilon) / 2)
+        return np.where(eps < -epsilon, -np.expm1(np.minimum(eps, 0.0)), np.where(eps > epsilon, 0.0, middle))
+
+    return Curve(deltas, epsilon)
+
+
+def pure(epsilon: float, delta: float = 0.0) -> Curve:
+    """Return the worst curve of anything that is (epsilon, delta)-private."""
+
+    def deltas(eps: Array) -> Array:
+        # (e^E - e^x) / (1 + e^E), without overflow
+        middle = -np.expm1(np.clip(eps, -epsilon, epsilon) - epsilon) / (1 + math.exp(-epsilon))
+        line = np.where(eps < -epsilon, -np.expm1(np.minimum(eps, 0.0)), np.where(eps > epsilon, 0.0, middle))
+        return delta + (1 - delta) * line
+
+    return Curve(deltas, epsilon)
+
+
+def discrete(present: Array, absent: Array) -> Curve:
+    """Return the exact curve of two distributions on the same finite outcomes."""
+    possible = (present > 0) | (absent > 0)
+    present, absent = present[possible], absent[possible]
+    return Curve(
+        _finite(present, absent),
+        _largest_loss(present, absent),
+        _finite(absent, present),
+        _largest_loss(absent, present),
+    )
+
+
+def _finite(p: Array, q: Array) -> Deltas:
+    with np.errstate(divide="ignore"):
+        loss = np.log(p) - np.log(q)
+    order = np.argsort(loss)
+    above_p = np.append(np.cumsum(p[order][::-1])[::-1], 0.0)
+    above_q = np.append(np.cumsum(q[order][::-1])[::-1], 0.0)
+    ranked = loss[order]
+
+    def deltas(eps: Array) -> Array:
+        first = np.searchsorted(ranked, eps, side="right")
+        return np.maximum(above_p[first] - np.exp(eps) * above_q[first], 0.0)
+
+    return deltas
+
+
+def _largest_loss(p: Array, q: Array) -> float:
+    both = (p > 0) & (q > 0)
+    return max(float(np.max(np.log(p[both]) - np.log(q[both]))), 0.0)
+
+
+def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
+    """Return a curve for anything whose Renyi divergence of order a is at most xi + rho a, in both directions.
+
+    The least bound over many orders is not convex, the true curve is: the convex hull lies between them.
+    """
+    orders = 1 + np.geomspace(1e-3, 1e5, 600)
+
+    def half(eps: Array) -> Array:
+        best = np.ones_like(eps)
+        for a in orders:
+            power = (a - 1) * (xi + rho * a - eps) - math.log(a - 1) + a * math.log1p(-1 / a)
+            best = np.minimum(best, np.exp(np.minimum(power, 0.0)))
+        return best
+
+    high = xi + rho + 2 * math.sqrt(58 * rho)  # where the best bound is e^-58
+    return Curve(convex(mirrored(half)), high)
+
+
+def convex(deltas: Deltas) -> Deltas:
+    """Return the greatest curve below this one that is convex in e^epsilon; the true one is, so this stays above it."""
+
+    def hull(eps: Array) -> Array:
+        points, where = np.unique(eps, return_inverse=True)
+        a, d = np.exp(np.minimum(points, 700.0)), deltas(points)
+        keep: list[int] = []
+        for i in range(len(a)):
+            while len(keep) > 1:
+                j, k = keep[-2], keep[-1]
+                if (d[k] - d[j]) * (a[i] - a[j]) <= (d[i] - d[j]) * (a[k] - a[j]):
+                    break
+                keep.pop()
+            keep.append(i)
+        return np.interp(a, a[keep], d[keep])[where]
+
+    return hull
+
+
+def poisson(curve: Curve, rate: float) -> Curve:
+    """Return the curve after each record is drawn independently at this rate, where absence is the record not drawn.
+
+    Exact for the pair: the present side is a mixture of drawn and not drawn, the absent side is not drawn at all.
+    """
+    if rate == 1:
+        return curve
+    base = curve.present
+    base_absent = curve.absent or base
+
+    def present(eps: Array) -> Array:
+        inner = np.maximum(np.expm1(np.minimum(eps, 30.0)), -rate * (1 - 1e-15)) / rate
+        small = np.log1p(np.maximum(inner, -1 + 1e-15))
+        large = eps - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(eps, 1.0)))
+        drawn = rate * base(np.where(eps > 1, large, small))
+        return np.where(np.expm1(np.minimum(eps, 30.0)) <= -rate, -np.expm1(np.minimum(eps, 0.0)), drawn)
+
+    def absent(eps: Array) -> Array:
+        grown = np.exp(np.minimum(eps, 30.0))
+        rest = rate * grown - np.expm1(np.minimum(eps, 30.0))  # 1 - e^eps (1 - rate)
+        safe = np.maximum(rest, 1e-300)
+        return np.where(rest > 0, safe * base_absent(np.log(rate) + np.minimum(eps, 30.0) - np.log(safe)), 0.0)
+
+    return Curve(present, _sampled_high(curve.high, rate), absent, -math.log1p(-rate))
+
+
+def _sampled_high(high: float, rate: float) -> float:
+    return math.log1p(rate * math.expm1(high)) if high < 30 else high + math.log(rate + (1 - rate) * math.exp(-high))
+
+
+def _inner(eps: Array, rate: float) -> Array:
+    """Return ln(1 + (e^eps - 1) / rate) for eps >= 0."""
+    small = np.log1p(np.expm1(np.minimum(eps, 1.0)) / rate)
+    large = eps - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(eps, 1.0)))
+    return np.where(eps > 1, large, small)
+
+
+def fixed_size(replaced: Curve, rate: float) -> Curve:
+    """Return the curve after a fixed share of the records is drawn without replacement, under replace-one.
+
+    Whatever the release is, a sum or every vector, delta(eps) <= rate delta0(ln(1 + (e^eps - 1)/rate)) at eps >= 0.
+    """
+    if rate == 1:
+        return replaced
+    if not replaced.symmetric:
+        worst = replaced
+        both = worst.absent or worst.present
+        base: Deltas = lambda eps: np.maximum(worst.present(eps), both(eps))  # noqa: E731
+        top = max(worst.high, worst.high_absent or 0.0)
+    else:
+        base, top = replaced.present, replaced.high
+    return Curve(mirrored(lambda eps: rate * base(_inner(eps, rate))), _sampled_high(top, rate))
+
+
+def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
+    """Return the curve after a fixed share is drawn without replacement, when a record is exchanged for a null one.
+
+    The draws that miss the record put another real one in its place, so the present side pays replace-one for them.
+    """
+    if rate == 1:
+        return zeroed
+    absent = zeroed.absent or zeroed.present
+    high_absent = zeroed.high if zeroed.high_absent is None else zeroed.high_absent
+
+    def forward(eps: Array) -> Array:
+        inner = _inner(eps, rate)
+        share = np.exp(eps - inner)
+        return rate * ((1 - share) * replaced.present(inner) + share * zeroed.present(inner))
+
+    def backward(eps: Array) -> Array:
+        return rate * absent(_inner(eps, rate))
+
+    return Curve(
+        convex(dual(forward, backward)),
+        _sampled_high(max(replaced.high, zeroed.high), rate),
+        convex(dual(backward, forward)),
+        _sampled_high(high_absent, rate),
+    )
+
+
+def bernoulli_visible(replaced: Curve, rate: float, population: int) -> Curve:
+    """Return the curve when each of `population` vectors is sent with probability `rate` and all are seen, shuffled.
+
+    How many were sent is seen too and tells nothing about anyone; given the number it is a draw of fixed size. Numbers
+    are rounded up into at most 200 groups, which can only add to the cost.
+    """
+    from scipy.stats import binom
+
+    low, top = int(binom.ppf(1e-20, population, rate)), int(binom.isf(1e-20, population, rate))
+    edges = np.unique(np.linspace(max(low, 0), min(top + 1, population), 201).astype(int))
+    edges = edges[edges > 0]
+    below = np.concatenate(([0.0], binom.cdf(edges, population, rate)))
+    weights, beyond = np.diff(below), float(binom.sf(edges[-1], population, rate))
+    parts = [fixed_size(replaced, float(k) / population) for k in edges]
+
+    def half(eps: Array) -> Array:
+        total = np.full_like(eps, beyond)
+        for part, weight in zip(parts, weights, strict=True):
+            if weight > 0:
+                total = total + weight * part.present(eps)
+        return total
+
+    return Curve(mirrored(half), parts[-1].high)
+
+
+def poisson_replaced(mu: float, rate: float) -> Curve:
+    """Return the exact worst curve of a Poisson-sampled sum under replace-one; mu is a record's norm over the noise.
+
+    The pair is (1-q) N(0) + q N(mu) against (1-q) N(0) + q N(-mu): opposite records of full norm are worst.
+    """
+    if rate == 1:
+        return gaussian(2 * mu)
+    log_odds = mu * mu / 2 + math.log1p(-rate) - math.log(rate)
+
+    def half(eps: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            log_sinh = np.where(eps > 0, eps / 2 + np.log(-np.expm1(-eps)) - math.log(2), -np.inf)
+        log_r = log_odds + log_sinh
+        bent = np.logaddexp(log_r, 0.5 * np.logaddexp(2 * log_r, 0.0))
+        x = (eps / 2 + bent) / mu  # the ratio of the two densities crosses e^eps here
+        none, one = ndtr(-x), ndtr(mu - x)
+        other = np.exp(eps + log_ndtr(-mu - x))
+        shared = np.exp(np.minimum(eps + log_ndtr(-x), 700.0))
+        return np.maximum((1 - rate) * (none - shared) + rate * (one - other), 0.0)
+
+    x = mu + _TAIL
+    high = float(np.logaddexp(0, math.log(rate) - math.log1p(-rate) + mu * x - mu * mu / 2))
+    return Curve(mirrored(half), high)

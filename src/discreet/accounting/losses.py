@@ -1,0 +1,209 @@
+"""From an event to its loss distribution: the default accountant.
+
+Every single use becomes a `Curve` (exact or a proven bound), every curve a pessimistic loss distribution on one grid, and
+these are composed by dp_accounting. What no proof covers is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
+
+from discreet.accounting import curve as curves
+from discreet.accounting import von_mises_fisher as vmf
+from discreet.accounting.curve import INTERVAL, Array, Curve
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    DiscreteGaussianDpEvent,
+    DiscreteLaplaceDpEvent,
+    DpEvent,
+    EpsilonDeltaDpEvent,
+    LaplaceDpEvent,
+    MetricDpEvent,
+    PoissonSampledDpEvent,
+    RandomizedResponseDpEvent,
+    SampledWithoutReplacementDpEvent,
+    VisibleVectorsDpEvent,
+    VonMisesFisherDpEvent,
+    ZCDpEvent,
+)
+from discreet.accounting.parts import Parts, describe, gaussian_mu_of, take_apart
+from discreet.core.errors import UnsupportedError
+from discreet.core.guarantee import Adjacency
+
+_LARGEST_GRID = 4_000_000
+
+
+def refuse_pair(event: DpEvent, adjacency: Adjacency, accountant: str, remedy: str) -> UnsupportedError:
+    """Return the refusal of an event under an adjacency by an accountant."""
+    return UnsupportedError(
+        f"Expected an event that the {accountant} accountant covers under {adjacency.value}, "
+        f"found {describe(event)}. {remedy}"
+    )
+
+
+def curve_of(event: DpEvent, adjacency: Adjacency) -> Curve:
+    """Return the curve of one use, or of everything inside a sampling, under an adjacency."""
+    parts = take_apart(event, adjacency)
+    if not parts.uses:
+        return curves.gaussian(parts.mu)
+    if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
+        return _single(parts.uses[0][0], adjacency)
+    return _as_curve(losses_of(parts, adjacency))
+
+
+def _as_curve(losses: PrivacyLossDistribution) -> Curve:
+    """Return the curve of a composed loss distribution; it is linear between the dots, so it stays a bound."""
+    present, absent = losses._pmf_remove.to_dense_pmf(), losses._pmf_add.to_dense_pmf()
+
+    def deltas(pmf: object) -> curves.Deltas:
+        def at(eps: Array) -> Array:
+            points, where = np.unique(eps, return_inverse=True)
+            return np.asarray(pmf.get_delta_for_epsilon(points), dtype=np.float64)[where]  # type: ignore[attr-defined]
+
+        return at
+
+    def top(pmf: object) -> float:
+        return max(float(pmf._lower_loss + pmf.size) * float(pmf._discretization), 0.0)  # type: ignore[attr-defined]
+
+    if losses._symmetric:
+        return Curve(deltas(present), top(present))
+    return Curve(deltas(present), top(present), deltas(absent), top(absent))
+
+
+def losses_of(parts: Parts, adjacency: Adjacency, interval: float | None = None) -> PrivacyLossDistribution:
+    """Return the loss distribution of all uses together."""
+    found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
+    if parts.mu_squared:
+        found.append((curves.gaussian(parts.mu), 1))
+    step = interval or max([c.coarsest() for c, _ in found], default=INTERVAL)
+    total = identity(step)
+    for one, count in found:
+        grid = one.losses(step)
+        total = total.compose(grid.self_compose(count) if count > 1 else grid)
+    return total
+
+
+def use_curve(use: DpEvent, adjacency: Adjacency) -> Curve:
+    """Return the curve of one use; the same question is answered once."""
+    try:
+        return _cached(use, adjacency)
+    except TypeError:  # an event that holds a list has no hash
+        return _single(use, adjacency)
+
+
+@lru_cache(maxsize=256)
+def _cached(use: DpEvent, adjacency: Adjacency) -> Curve:
+    return _single(use, adjacency)
+
+
+def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
+    if isinstance(use, PoissonSampledDpEvent):
+        return _poisson(use, adjacency)
+    if isinstance(use, SampledWithoutReplacementDpEvent):
+        return _fixed(use, use.sample_size / use.source_dataset_size, adjacency)
+    if isinstance(use, VisibleVectorsDpEvent):
+        return _fixed(use, use.drawn / use.population, adjacency)
+    mu = gaussian_mu_of(use, adjacency)
+    if mu is not None:
+        return curves.gaussian(mu)
+    if isinstance(use, LaplaceDpEvent):
+        return curves.laplace(1 / use.noise_multiplier)
+    if isinstance(use, EpsilonDeltaDpEvent):
+        return curves.pure(use.epsilon, use.delta)
+    if isinstance(use, MetricDpEvent):
+        if adjacency is not Adjacency.REPLACE_ONE:
+            raise refuse_pair(use, adjacency, "pld", "A distance is between two records: use replace-one.")
+        return curves.pure(use.epsilon_per_distance * float(use.diameter or 0.0))
+    if isinstance(use, RandomizedResponseDpEvent):
+        return _response(use, adjacency)
+    if isinstance(use, VonMisesFisherDpEvent):
+        if adjacency is Adjacency.ADD_REMOVE:
+            raise refuse_pair(
+                use, adjacency, "pld", "A direction that is absent would be missed: use replace-one or zero-out."
+            )
+        make = vmf.replaced if adjacency is Adjacency.REPLACE_ONE else vmf.zeroed
+        return make(use.kappa, use.dimension)
+    if isinstance(use, DiscreteLaplaceDpEvent):
+        return _discrete_laplace(use)
+    if isinstance(use, DiscreteGaussianDpEvent):
+        return _discrete_gaussian(use, adjacency)
+    if isinstance(use, ZCDpEvent):
+        return curves.zero_concentrated(use.rho, use.xi)
+    raise refuse_pair(use, adjacency, "pld", "No proof is at hand; account for it as EpsilonDeltaDpEvent.")
+
+
+def _poisson(use: PoissonSampledDpEvent, adjacency: Adjacency) -> Curve:
+    inner, rate = use.event, float(use.sampling_probability)
+    if isinstance(inner, VisibleVectorsDpEvent):
+        if adjacency is not Adjacency.REPLACE_ONE or inner.drawn != inner.population:
+            raise refuse_pair(use, adjacency, "pld", "Visible vectors drawn independently are covered by replace-one.")
+        return curves.bernoulli_visible(curve_of(inner.event, adjacency), rate, inner.population)
+    if isinstance(inner, VonMisesFisherDpEvent):
+        raise refuse_pair(use, adjacency, "pld", "Each direction is visible: use VisibleVectorsDpEvent.")
+    if adjacency is Adjacency.REPLACE_ONE:
+        if isinstance(inner, ClippedSumDpEvent):
+            return curves.poisson_replaced(inner.occurrences / inner.noise_multiplier, rate)
+        raise refuse_pair(
+            use,
+            adjacency,
+            "pld",
+            "It does not say what a record that is not drawn leaves behind: use ClippedSumDpEvent for a sum, "
+            "VisibleVectorsDpEvent for vectors seen one by one.",
+        )
+    return curves.poisson(curve_of(inner, adjacency), rate)
+
+
+def _fixed(use: DpEvent, rate: float, adjacency: Adjacency) -> Curve:
+    inner = use.event
+    if adjacency is Adjacency.REPLACE_ONE:
+        return curves.fixed_size(curve_of(inner, adjacency), rate)
+    if adjacency is Adjacency.ZERO_OUT and isinstance(inner, VonMisesFisherDpEvent | ClippedSumDpEvent):
+        zeroed, replaced = curve_of(inner, adjacency), curve_of(inner, Adjacency.REPLACE_ONE)
+        return curves.fixed_size_zeroed(zeroed, replaced, rate)
+    if adjacency is Adjacency.ZERO_OUT:
+        remedy = "Draws that miss the record exchange it for a real one, whose distance is not known here."
+    else:
+        remedy = "A fixed number drawn has no meaning when the corpus may have one record less."
+    raise refuse_pair(use, adjacency, "pld", remedy + " Use replace-one.")
+
+
+def _response(use: RandomizedResponseDpEvent, adjacency: Adjacency) -> Curve:
+    k, p = use.num_buckets, use.noise_parameter
+    told, other = 1 - p + p / k, p / k
+    if adjacency is Adjacency.ADD_REMOVE:
+        raise refuse_pair(use, adjacency, "pld", "An answer that is absent would be missed: use replace-one.")
+    if k == 1 or p == 1:
+        return curves.pure(0.0)
+    if adjacency is Adjacency.ZERO_OUT:
+        return curves.discrete(np.array([told, (k - 1) * other]), np.array([1 / k, (k - 1) / k]))
+    rest = (k - 2) * other
+    found = curves.discrete(np.array([told, other, rest]), np.array([other, told, rest]))
+    return Curve(found.present, found.high)
+
+
+def _discrete_laplace(use: DiscreteLaplaceDpEvent) -> Curve:
+    a, s = float(use.noise_parameter), int(use.sensitivity)
+    if s > _LARGEST_GRID:
+        return curves.pure(a * s)
+    between = np.arange(1, s)
+    peak = math.tanh(a / 2)
+    tail = 1 / (1 + math.exp(-a))  # the mass at or below 0
+    here = np.concatenate(([tail], peak * np.exp(-a * between), [math.exp(-a * s) * tail]))
+    found = curves.discrete(here, here[::-1].copy())
+    return Curve(found.present, found.high)
+
+
+def _discrete_gaussian(use: DiscreteGaussianDpEvent, adjacency: Adjacency) -> Curve:
+    reach = math.ceil(12 * use.sigma) + use.sensitivity
+    if 2 * reach > _LARGEST_GRID:
+        raise refuse_pair(
+            use, adjacency, "pld", "Its grid is too fine; use ZCDpEvent(rho=sensitivity**2 / (2 * sigma**2))."
+        )
+    x = np.arange(-reach, reach + use.sensitivity + 1, dtype=np.float64)
+    here, there = np.exp(-((x / use.sigma) ** 2) / 2), np.exp(-(((x - use.sensitivity) / use.sigma) ** 2) / 2)
+    found = curves.discrete(here / here.sum(), there / here.sum())
+    return Curve(found.present, found.high)
