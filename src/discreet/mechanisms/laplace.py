@@ -1,0 +1,133 @@
+"""Laplace noise: coordinate by coordinate for an L1 sensitivity, or around a vector for an L2 sensitivity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from discreet.core.checks import positive, refuse, whole
+from discreet.mechanisms.arrays import Array, floats_of, in_kind, vectors_of
+from discreet.mechanisms.sphere import uniform_directions
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
+    from discreet.core.randomness import Rng
+
+_STATE = "Say how far one record can move x: .event is the cost at that distance."
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Add independent Laplace noise to every coordinate, for a bounded L1 sensitivity.
+
+    `sensitivity` is the largest L1 distance between the values of two neighbours, under the adjacency you account for.
+    Vectors clipped in L2 to C are up to 2 * C * sqrt(d) apart in L1, not 2 * C: see `l1_of_l2`.
+
+    Guarantee: pure epsilon = sensitivity / scale for one release of the whole array, if the L1 sensitivity is as
+        declared. In floating point: see docs/secure_randomness.md; `DiscreteLaplace` is exact.
+    Paper: Dwork, McSherry, Nissim and Smith 2006, Calibrating noise to sensitivity in private data analysis.
+
+    >>> Laplace.for_epsilon(epsilon=0.5, sensitivity=1.0)
+    Laplace(scale=2.0, sensitivity=1.0)
+    """
+
+    scale: float
+    sensitivity: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse noise of no width and a sensitivity that is no distance."""
+        positive("scale", self.scale, "It is the mean distance of the noise from zero.")
+        if self.sensitivity is not None:
+            positive("sensitivity", self.sensitivity, _STATE)
+
+    @classmethod
+    def for_epsilon(cls, epsilon: float, sensitivity: float) -> Laplace:
+        """Return the noise for a pure epsilon at an L1 sensitivity."""
+        return cls(positive("sensitivity", sensitivity, _STATE) / positive("epsilon", epsilon), sensitivity)
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one release of the whole array.
+
+        One coordinate is the worst case for a vector too: exchange the coordinates one by one. Each exchange costs the
+        trade-off curve of its own distance, and the curves of a log-concave noise chain to that of the summed distance.
+        """
+        from discreet.accounting.events import LaplaceDpEvent
+
+        if self.sensitivity is None:
+            raise refuse("sensitivity", None, "stated", _STATE)
+        return LaplaceDpEvent(self.scale / self.sensitivity)
+
+    def __call__(self, x: Array, rng: Rng) -> Array:
+        """Return the array with noise added, in its own kind and precision."""
+        import torch
+
+        values = floats_of(x)
+        generator = rng.torch(values.device, "Laplace")
+        # In float64 whatever the values' precision: float32 uniforms would cut the tail at about 17 scales.
+        noise = values.new_empty(values.shape, dtype=torch.float64).exponential_(generator=generator)
+        noise -= torch.empty_like(noise).exponential_(generator=generator)
+        return in_kind((values + noise.mul_(self.scale)).to(values.dtype), x)
+
+
+@dataclass(frozen=True)
+class L2Laplace:
+    """Add noise of density proportional to exp(-|z| / scale) to each vector, for a bounded L2 sensitivity.
+
+    The direction is uniform and the length is Gamma(dimension, scale). The last axis is the vector; every row is a
+    release of its own.
+
+    Guarantee: pure epsilon = sensitivity / scale for each row, if two neighbours' rows are at most `sensitivity` apart
+        in L2: the log-density changes by at most that distance over the scale. In floating point.
+    Paper: Hardt and Talwar 2010, On the geometry of differential privacy (the K-norm mechanism with the L2 ball).
+
+    >>> L2Laplace.for_epsilon(epsilon=4.0, sensitivity=2.0, dimension=384)
+    L2Laplace(scale=0.5, dimension=384, sensitivity=2.0)
+    """
+
+    scale: float
+    dimension: int
+    sensitivity: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse noise of no width and a sensitivity that is no distance."""
+        positive("scale", self.scale, "The mean length of the noise is dimension * scale.")
+        whole("dimension", self.dimension)
+        if self.sensitivity is not None:
+            positive("sensitivity", self.sensitivity, _STATE)
+
+    @classmethod
+    def for_epsilon(cls, epsilon: float, sensitivity: float, dimension: int) -> L2Laplace:
+        """Return the noise for a pure epsilon at an L2 sensitivity."""
+        return cls(positive("sensitivity", sensitivity, _STATE) / positive("epsilon", epsilon), dimension, sensitivity)
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one row."""
+        from discreet.accounting.events import EpsilonDeltaDpEvent
+
+        if self.sensitivity is None:
+            raise refuse("sensitivity", None, "stated", _STATE)
+        return EpsilonDeltaDpEvent(self.sensitivity / self.scale, 0.0)
+
+    def __call__(self, x: Array, rng: Rng) -> Array:
+        """Return the vectors with noise added, in their own kind and precision."""
+        import torch
+
+        values = floats_of(vectors_of(x, self.dimension))
+        rows = values.numel() // self.dimension
+        noise = uniform_directions(rows, self.dimension, rng.torch(values.device, "L2Laplace"), values)
+        lengths = rng.numpy("L2Laplace").gamma(self.dimension, self.scale, rows)
+        noise *= torch.from_numpy(lengths).to(noise)[:, None]
+        return in_kind((values + noise.view(values.shape)).to(values.dtype), x)
+
+
+def l1_of_l2(sensitivity: float, dimension: int) -> float:
+    """Return the largest L1 distance of two vectors that are at most `sensitivity` apart in L2.
+
+    >>> l1_of_l2(2.0, 4)
+    4.0
+    """
+    return positive("sensitivity", sensitivity) * math.sqrt(whole("dimension", dimension))

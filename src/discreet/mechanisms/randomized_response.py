@@ -1,0 +1,139 @@
+"""Randomized response: tell the truth with a known probability, else name another category."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.core.checks import non_negative, open_probability, refuse, whole
+from discreet.core.errors import DataError
+from discreet.mechanisms.arrays import Array, in_kind, tensor_of
+from discreet.mechanisms.integers import uniform_below
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
+    from discreet.core.randomness import Rng
+
+Floats = npt.NDArray[np.float64]
+_ONE = 2**64
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The estimated share of each category among the true answers, with an interval for each.
+
+    The estimate is unbiased, so it may lie outside [0, 1]; the interval is kept inside.
+    """
+
+    estimate: Floats
+    low: Floats
+    high: Floats
+    n: int
+    confidence: float
+
+
+@dataclass(frozen=True)
+class RandomizedResponse:
+    """Report a category: the true one with probability e^epsilon / (e^epsilon + k - 1), else any other, all alike.
+
+    Values are whole numbers in {0, ..., categories - 1}, or booleans for two categories. Every value is a release of
+    its own. Draws are whole numbers from uniform words, so a secure source will do.
+
+    Guarantee: pure epsilon for each value exchanged for any other. It is exact: the probability of a lie is a multiple
+        of 2^-64, rounded up.
+    Paper: Warner 1965, Randomized response; Kairouz, Bonawitz and Ramage 2016, Discrete distribution estimation under
+        local privacy, for k categories.
+
+    >>> RandomizedResponse.from_bias(1 / 4).epsilon == math.log(3)
+    True
+    >>> round(RandomizedResponse(epsilon=math.log(3)).truth, 12)
+    0.75
+    """
+
+    epsilon: float
+    categories: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse a negative epsilon and fewer than two categories."""
+        non_negative("epsilon", self.epsilon)
+        if whole("categories", self.categories, 2, "With one category there is nothing to hide.") > 2**31:
+            raise refuse("categories", self.categories, "at most 2^31", "Group the values first.")
+
+    @classmethod
+    def from_bias(cls, gamma: float) -> RandomizedResponse:
+        """Return the binary mechanism that tells the truth with probability 1/2 + gamma; gamma = 1/4 is ln 3."""
+        if not 0 <= gamma < 0.5:
+            raise refuse("gamma", gamma, "in [0, 1/2)", "The truth is told with probability 1/2 + gamma.")
+        return cls(math.log((1 + 2 * gamma) / (1 - 2 * gamma)))
+
+    @property
+    def _lies(self) -> int:
+        """Of 2^64 equally likely words, how many lead to another category."""
+        others = self.categories - 1
+        share = others / (math.exp(self.epsilon) + others) if self.epsilon < 700 else 0.0
+        fewest = math.ceil(share * 2.0**64 * (1 + 2.0**-49))  # upwards past all rounding: never fewer than claimed
+        return max(1, min(fewest, -(-_ONE * others // self.categories)))
+
+    @property
+    def truth(self) -> float:
+        """The probability of reporting the true category."""
+        return 1 - self._lies / _ONE
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one value."""
+        from discreet.accounting.events import NoOpDpEvent, RandomizedResponseDpEvent
+
+        # There, the answer is uniform over all k with probability p, which is true once in k: lies = p (k - 1) / k.
+        blind = self._lies / _ONE * self.categories / (self.categories - 1)
+        return RandomizedResponseDpEvent(blind, self.categories) if blind < 1 else NoOpDpEvent()
+
+    def __call__(self, x: Array, rng: Rng) -> Array:
+        """Return the reported categories, in kind."""
+        import torch
+
+        values = tensor_of(x)
+        if values.is_floating_point() or values.is_complex():
+            raise DataError(f"Expected whole numbers, found {values.dtype}. Give the categories as 0, 1, 2, …")
+        true = values.cpu().numpy().astype(np.int64).reshape(-1)
+        if true.size and not (true.min() >= 0 and true.max() < self.categories):
+            raise DataError(f"Expected categories in 0 … {self.categories - 1}, found values outside.")
+        lie = rng.words(len(true)) < np.uint64(self._lies)
+        other = (true + 1 + uniform_below(self.categories - 1, len(true), rng)) % self.categories
+        reported = torch.from_numpy(np.where(lie, other, true)).view(values.shape)
+        return in_kind(reported.to(values.dtype).to(values.device), x)
+
+    def shares(self, reported: Any, confidence: float = 0.95) -> Shares:
+        """Return the unbiased estimate of each category's share among the true values, with exact intervals.
+
+        Each interval is Clopper and Pearson's for the reported share, carried over; it holds for one category at the
+        stated confidence, whether the true values are fixed or drawn at random (Hoeffding 1956: fixed values only make
+        the count less variable).
+
+        >>> RandomizedResponse(math.log(3)).shares(np.array([1, 1, 1, 0, 0, 0])).estimate.round(6).tolist()
+        [0.5, 0.5]
+        """
+        from scipy.special import betaincinv
+
+        open_probability("confidence", confidence)
+        if self.epsilon == 0:
+            raise refuse("epsilon", self.epsilon, "> 0", "At epsilon 0 the answers say nothing about the truth.")
+        answers = tensor_of(reported).cpu().numpy().astype(np.int64).reshape(-1)
+        n = len(answers)
+        if n == 0 or answers.min() < 0 or answers.max() >= self.categories:
+            raise DataError(f"Expected at least one answer, all in 0 … {self.categories - 1}.")
+        counts = np.bincount(answers, minlength=self.categories).astype(np.float64)
+        tail = (1 - confidence) / 2
+        low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), n - counts + 1, tail), 0.0)
+        high = np.where(counts < n, betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - tail), 1.0)
+        base = (1 - self.truth) / (self.categories - 1)
+
+        def carry(share: Floats) -> Floats:
+            return np.asarray((share - base) / (self.truth - base))
+
+        return Shares(carry(counts / n), carry(low).clip(0, 1), carry(high).clip(0, 1), n, confidence)
