@@ -100,6 +100,12 @@ class HomeMadeDpEvent(library.DpEvent):
     noise: float
 
 
+@pytest.mark.parametrize("event", [3, "text", None, [GAUSSIAN]])
+def test_what_is_no_event_is_refused(event: object) -> None:
+    with pytest.raises(UnsupportedError, match=type(event).__name__):
+        event_to_json(event)
+
+
 @pytest.mark.parametrize("event", [GaussianDpEvent(1.0), HomeMadeDpEvent(1.0), object(), {"noise_multiplier": 1.0}])
 def test_an_unknown_class_is_refused_by_name_even_inside(event: object) -> None:
     with pytest.raises(UnsupportedError, match=type(event).__name__):

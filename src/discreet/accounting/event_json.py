@@ -65,6 +65,7 @@ _REMEDY = "Known: " + ", ".join(KNOWN) + "."
 
 def event_to_json(event: Any) -> str:
     """Return an event as one line of JSON; equal events of one class give equal text."""
+    _known(type(event))
     return json.dumps(_encode(event), separators=(",", ":"), allow_nan=False)
 
 
@@ -107,9 +108,7 @@ def _encode(value: Any) -> Any:
         return {"tuple": [_encode(inner) for inner in value]}
     if isinstance(value, list):
         return [_encode(inner) for inner in value]
-    kind = type(value)
-    if KNOWN.get(kind.__name__) is not kind:
-        raise _unknown(kind.__name__)
+    kind = _known(type(value))
     return {kind.__name__: {name: _field(getattr(value, name), hint) for name, hint in _fields(kind)}}
 
 
@@ -149,6 +148,12 @@ def _decode(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"Expected a finite number in an event, found {value}.")
     return value
+
+
+def _known(kind: type[Any]) -> type[Any]:
+    if KNOWN.get(kind.__name__) is not kind:
+        raise _unknown(kind.__name__)
+    return kind
 
 
 def _unknown(name: str) -> UnsupportedError:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from discreet.accounting import ledger_lines
-from discreet.accounting.event_json import event_to_json
+from discreet.accounting.event_json import event_from_json, event_to_json
 from discreet.accounting.ledger_budget import Allowance
 from discreet.accounting.ledger_file import LedgerFile, Memory, Store
 from discreet.accounting.ledger_statement import Budget, Statement
@@ -130,6 +130,8 @@ class Ledger:
             if earlier is not None and not secure and id not in tally.secure:
                 return self._receipt(id, earlier, repeated=True)
             self._allowance.check(text, id)
+            if number is None:
+                event_from_json(text)  # what could not be read back must not be written
             if number is None or number != tally.in_force:
                 self._write(tally.declaration(text))
             self._write(tally.spend(id, secure))

@@ -1,0 +1,356 @@
+"""The ledger as its users meet it."""
+
+import copy
+import json
+import os
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+
+from discreet.accounting import ledger_budget, ledger_lines
+from discreet.accounting.event_json import event_to_json
+from discreet.accounting.events import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from discreet.accounting.ledger import Budget, Ledger, Receipt
+from discreet.accounting.ledger_statement import most
+from discreet.core.errors import BudgetError, LedgerError, SettingError, UnsupportedError
+
+STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
+OTHER = GaussianDpEvent(20.0)
+
+
+def open_ledger(path: Path | None, **settings: object) -> Ledger:
+    return Ledger.open(path, **{"unit": "note", "adjacency": "add/remove", **settings})  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path / "ledger" if request.param == "file" else None
+
+
+def test_a_spend_is_counted_and_receipted(place: Path | None) -> None:
+    with open_ledger(place) as ledger:
+        first = ledger.spend(STEP, "step 1")
+        second = ledger.spend(STEP, "step 2")
+        assert first == Receipt("step 1", STEP, 1, durable=place is not None)
+        assert second.spends == 2
+        ledger.spend(OTHER, "noise")
+        assert ledger.event == ComposedDpEvent([SelfComposedDpEvent(STEP, 2), SelfComposedDpEvent(OTHER, 1)])
+        assert ledger.statement.spends == 3
+
+
+def test_an_empty_ledger_has_cost_nothing(place: Path | None) -> None:
+    with open_ledger(place) as ledger:
+        assert ledger.event == NoOpDpEvent()
+        assert ledger.guarantee(1e-5).epsilon == 0
+
+
+def test_the_line_is_on_disk_before_the_spend_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger"
+    written: list[bytes] = []
+    synced: list[bytes] = []
+    sync = os.fdatasync
+
+    def watched(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(path.read_bytes())
+
+    with open_ledger(path) as ledger:
+        monkeypatch.setattr(os, "fdatasync", watched)
+        for number in range(3):
+            ledger.spend(STEP, f"step {number}")
+            written.append(path.read_bytes())
+            assert synced[-1] == written[-1]
+            assert f'["step {number}",0,'.encode() in synced[-1].splitlines()[-1]
+    # The event is declared, and synced, before its first spend is written.
+    assert synced[0].splitlines()[-1].startswith(b'{"event":0,"is":{"PoissonSampledDpEvent"')
+    assert len(synced) == 4
+
+
+def test_what_was_spent_is_there_when_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with open_ledger(path) as ledger:
+        for number in range(5):
+            ledger.spend(STEP, f"step {number}")
+        before = ledger.statement
+    with open_ledger(path) as ledger:
+        assert ledger.statement == before == Ledger.read(path)
+        ledger.spend(STEP, "step 5")
+        ledger.spend(OTHER, "noise")
+        ledger.spend(STEP, "step 6")
+        after = ledger.statement
+    assert after.spent == ((STEP, 7), (OTHER, 1))
+    assert Ledger.read(path) == after
+
+
+def test_a_seeded_step_redone_is_counted_once(place: Path | None) -> None:
+    with open_ledger(place) as ledger:
+        ledger.spend(STEP, "step 1")
+        again = ledger.spend(STEP, "step 1")
+        assert again.repeated and not again.spent_again
+        assert again.spends == 1
+        assert ledger.statement.respent == 0
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, True), (False, True), (True, False)])
+def test_with_secure_randomness_a_redone_step_is_spent_again(place: Path | None, first: bool, second: bool) -> None:
+    with open_ledger(place) as ledger:
+        ledger.spend(STEP, "step 1", secure=first)
+        again = ledger.spend(STEP, "step 1", secure=second)
+        assert again.spent_again and not again.repeated
+        assert again.spends == 2
+        # Secure once, the id stays so: no later seeded step can be the same draw.
+        assert ledger.spend(STEP, "step 1").spent_again
+        assert ledger.statement.respent == 2
+    if place is not None:
+        assert Ledger.read(place).respent == 2
+
+
+def test_an_id_with_another_event_is_refused(place: Path | None) -> None:
+    with open_ledger(place) as ledger:
+        ledger.spend(STEP, "step 1")
+        ledger.spend(OTHER, "step 2")
+        for event in (OTHER, LaplaceDpEvent(1.0)):
+            for secure in (False, True):
+                with pytest.raises(LedgerError, match="step 1.*another"):
+                    ledger.spend(event, "step 1", secure=secure)
+        assert ledger.statement.spends == 2
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, 3, None, b"step"])
+def test_a_bad_id_is_refused(name: object) -> None:
+    with open_ledger(None) as ledger, pytest.raises(SettingError, match="id="):
+        ledger.spend(STEP, name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["Schritt „7”", '"]\n[', "\t", "\\", "\ud800", "\x00", '{"event":'])
+def test_any_text_can_be_an_id(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "ledger"
+    with open_ledger(path) as ledger:
+        ledger.spend(STEP, name)
+    with open_ledger(path) as ledger:
+        assert ledger.spend(STEP, name).repeated
+        assert ledger.statement.torn == 0
+
+
+def test_an_unknown_event_is_refused_and_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with open_ledger(path) as ledger:
+        before = path.read_bytes()
+        with pytest.raises(UnsupportedError, match="int"):
+            ledger.spend(3, "step 1")
+        assert path.read_bytes() == before
+
+
+def test_changing_an_event_afterwards_changes_nothing(place: Path | None) -> None:
+    event = ComposedDpEvent([OTHER])
+    with open_ledger(place) as ledger:
+        receipt = ledger.spend(event, "step 1")
+        event.events.append(STEP)
+        assert receipt.event == ComposedDpEvent([OTHER])
+        assert ledger.event.event == ComposedDpEvent([OTHER])
+
+
+@pytest.mark.parametrize(
+    ("setting", "other"),
+    [
+        ("unit", "author"),
+        ("adjacency", "replace-one"),
+        ("budget", Budget(3.0, 1e-6)),
+        ("budget", Budget(4.0, 1e-5)),
+        ("budget", None),
+    ],
+)
+def test_units_adjacencies_and_budgets_are_not_mixed(tmp_path: Path, setting: str, other: object) -> None:
+    path = tmp_path / "ledger"
+    settings = {"budget": Budget(3.0, 1e-5)}
+    open_ledger(path, **settings).close()
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match=f"Expected {setting}=.*open it with {setting}="):
+        open_ledger(path, **{**settings, setting: other})
+    assert path.read_bytes() == before
+    open_ledger(path, **settings).close()  # the refusal let go of the lock
+
+
+def test_a_budget_is_not_put_on_a_ledger_that_has_none(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "ledger").close()
+    with pytest.raises(LedgerError, match="budget=None"):
+        open_ledger(tmp_path / "ledger", budget=Budget(3.0, 1e-5))
+
+
+@pytest.mark.parametrize("settings", [{"unit": ""}, {"unit": None}, {"adjacency": "add-remove"}])
+def test_bad_settings_are_refused_before_a_file_is_made(tmp_path: Path, settings: dict[str, object]) -> None:
+    with pytest.raises(SettingError):
+        open_ledger(tmp_path / "ledger", **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (float("inf"), 0), (float("nan"), 0), (1, 1), (1, -1)]
+)
+def test_a_bad_budget_is_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(SettingError):
+        Budget(epsilon, delta)
+
+
+def test_the_guarantee_names_unit_and_adjacency(place: Path | None) -> None:
+    with open_ledger(place, unit="author", adjacency="add/remove") as ledger:
+        ledger.spend(STEP, "step 1")
+        guarantee = ledger.guarantee(1e-5, assumptions=["authors do not share notes"])
+        assert guarantee.unit == "author"
+        assert guarantee.adjacency == "add/remove"
+        assert guarantee.assumptions == ("authors do not share notes",)
+        assert guarantee.certified
+
+
+def test_a_thousand_steps_cost_what_is_published() -> None:
+    with open_ledger(None) as ledger:
+        for number in range(1000):
+            ledger.spend(STEP, f"step {number}")
+        assert ledger.guarantee(1e-5).epsilon == pytest.approx(1.829, abs=0.01)
+
+
+def test_without_a_budget_a_delta_is_asked_for() -> None:
+    with open_ledger(None) as ledger:
+        for ask in (ledger.guarantee, ledger.epsilon, lambda: ledger.remaining(STEP)):
+            with pytest.raises(SettingError, match="given"):
+                ask()
+
+
+def count_prices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    calls: list[object] = []
+    priced = ledger_budget.priced
+    monkeypatch.setattr(ledger_budget, "priced", lambda event, *rest: calls.append(event) or priced(event, *rest))
+    return calls
+
+
+def test_a_budget_stops_the_step_that_would_exceed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, path = count_prices(monkeypatch), tmp_path / "ledger"
+    with open_ledger(path, budget=Budget(1.0, 1e-5)) as ledger:
+        allowed = ledger.remaining(STEP)
+        for number in range(allowed):
+            assert ledger.remaining(STEP) == allowed - number
+            ledger.spend(STEP, f"step {number}")
+        assert ledger.remaining(STEP) == 0
+        assert len(calls) < 20  # and not one for each of a few hundred steps
+        before = path.read_bytes()
+        with pytest.raises(BudgetError, match=r"Expected epsilon=1\.\d+ after 'one more' <= 1, the budget"):
+            ledger.spend(STEP, "one more")
+        assert path.read_bytes() == before
+        assert ledger.spend(STEP, "step 0").repeated  # what is already spent costs nothing
+        with pytest.raises(BudgetError):
+            ledger.spend(STEP, "step 0", secure=True)
+        assert ledger.guarantee().epsilon <= 1.0
+        assert ledger.statement.remaining(STEP) == 0
+    with open_ledger(path, budget=Budget(1.0, 1e-5)) as ledger, pytest.raises(BudgetError):
+        ledger.spend(STEP, "one more")
+    assert allowed > 100
+
+
+def test_steps_of_two_kinds_in_turn_ask_the_accountant_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_prices(monkeypatch)
+    with open_ledger(None, budget=Budget(2.0, 1e-5)) as ledger:
+        spends = 0
+        for number in range(200):
+            ledger.spend(STEP, f"step {number}")
+            ledger.spend(GaussianDpEvent(60.0), f"norm {number}")
+            spends += 2
+        assert ledger.guarantee().epsilon <= 2.0
+    assert len(calls) < 50
+
+
+def test_room_found_for_one_new_event_is_not_given_to_another() -> None:
+    with open_ledger(None, budget=Budget(1.0, 1e-5)) as ledger:
+        assert ledger.remaining(GaussianDpEvent(50.0)) > 10
+        with pytest.raises(BudgetError):
+            ledger.spend(GaussianDpEvent(0.5), "large")
+        ledger.spend(GaussianDpEvent(50.0), "small")
+
+
+def test_epsilon_so_far_is_cheap_and_never_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_ledger(None, budget=Budget(3.0, 1e-5)) as ledger:
+        calls, bounds = count_prices(monkeypatch), {}
+        for number in range(1, 1001):
+            ledger.spend(STEP, f"step {number}")
+            bounds[number] = ledger.epsilon(rounding=0.2)
+        assert len(calls) < 60
+        assert (
+            ledger.epsilon(rounding=0) == ledger.guarantee().epsilon <= bounds[1000] <= 1.2 * ledger.epsilon(rounding=0)
+        )
+    assert list(bounds.values()) == sorted(bounds.values())
+    with open_ledger(None) as ledger:
+        ledger.spend(STEP, "step")
+        assert ledger.epsilon(1e-5) == bounds[1]
+
+
+def test_the_cost_of_a_last_step_shows_the_budget_and_no_more() -> None:
+    with open_ledger(None, budget=Budget(0.5, 1e-5)) as ledger:
+        for number in range(ledger.remaining(STEP)):
+            ledger.spend(STEP, f"step {number}")
+        assert ledger.guarantee().epsilon <= ledger.epsilon(rounding=0.5) == 0.5
+
+
+def test_most_finds_the_largest_within_the_limit() -> None:
+    for power in (0.5, 1.0, 2.0):
+        for limit in (0.5, 1.0, 3.7, 50.0, 999.0):
+            calls: list[int] = []
+            found = most(lambda n, p=power, c=calls: c.append(n) or n**p, limit, 100_000)  # type: ignore[misc]
+            assert found == min(int(limit ** (1 / power) + 1e-9), 100_000)
+            assert len(calls) < 20
+    assert most(lambda n: 0.0, 1.0, 100_000) == 100_000
+    assert most(lambda n: float("inf"), 1.0, 100_000) == 0
+    assert most(lambda n: 0.0 if n < 777 else float("inf"), 1.0, 100_000) == 776
+
+
+def test_a_ledger_in_memory_says_so() -> None:
+    with open_ledger(None) as ledger:
+        assert "in memory" in repr(ledger)
+        assert not ledger.spend(STEP, "step 1").durable
+
+
+def test_a_closed_ledger_does_not_spend(place: Path | None) -> None:
+    ledger = open_ledger(place)
+    ledger.close()
+    ledger.close()
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.spend(STEP, "step 1")
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_ledger_is_not_copied(place: Path | None, duplicate: object) -> None:
+    with open_ledger(place) as ledger, pytest.raises(LedgerError, match="copied"):
+        duplicate(ledger)  # type: ignore[operator]
+
+
+def test_a_hundred_thousand_lines_are_read_in_a_second() -> None:
+    lines = [ledger_lines.header("note", open_ledger(None).statement.adjacency, None)]
+    tally = ledger_lines.read(lines[0], "here")
+    for line in [tally.declaration(event_to_json(STEP))]:
+        tally.take(line[:-1])
+        lines.append(line)
+    for number in range(100_000):
+        lines.append(tally.spend(f"seed 7, step {number}", False))
+        tally.take(lines[-1][:-1])
+    data = b"".join(lines)
+    assert len(data) < 50 * 100_000
+    start = time.process_time()
+    assert ledger_lines.read(data, "here").counts == [100_000]
+    assert time.process_time() - start < 1.0
+
+
+def test_each_line_is_json(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with open_ledger(path, budget=Budget(3.0, 1e-5)) as ledger:
+        ledger.spend(STEP, "step 1", secure=True)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["budget"] == {"epsilon": 3.0, "delta": 1e-5}
+    assert lines[1]["event"] == 0
+    assert lines[2][:2] == ["step 1", 1]
