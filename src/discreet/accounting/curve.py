@@ -70,7 +70,7 @@ class Curve:
 
 def _dots(deltas: Deltas, low: float, high: float, interval: float) -> pld_pmf.PLDPmf:
     first, last = -math.ceil(low / interval) - 1, math.ceil(high / interval) + 1
-    values = np.clip(deltas(np.arange(first, last + 1) * interval), 0.0, 1.0)
+    values = np.clip(deltas(np.arange(first, last + 1, dtype=np.float64) * interval), 0.0, 1.0)
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
         interval, first, last, np.minimum.accumulate(values)
     ).to_dense_pmf()
@@ -142,7 +142,7 @@ def _finite(p: Array, q: Array) -> Deltas:
 
     def deltas(eps: Array) -> Array:
         first = np.searchsorted(ranked, eps, side="right")
-        return np.maximum(above_p[first] - np.exp(eps) * above_q[first], 0.0)
+        return np.asarray(np.maximum(above_p[first] - np.exp(eps) * above_q[first], 0.0), dtype=np.float64)
 
     return deltas
 
@@ -157,12 +157,14 @@ def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
 
     The least bound over many orders is not convex, the true curve is: the convex hull lies between them.
     """
-    orders = 1 + np.geomspace(1e-3, 1e5, 600)
 
     def half(eps: Array) -> Array:
         best = np.ones_like(eps)
-        for a in orders:
-            power = (a - 1) * (xi + rho * a - eps) - math.log(a - 1) + a * math.log1p(-1 / a)
+        middle = np.maximum((eps - xi - rho) / (2 * rho), 1e-3) if rho else np.full_like(eps, 1e6)
+        # any order gives a bound; the best one is near the middle
+        for factor in np.concatenate((np.geomspace(0.05, 0.5, 8), np.geomspace(0.55, 2, 80), np.geomspace(2.1, 20, 8))):
+            a = 1 + factor * middle
+            power = (a - 1) * (xi + rho * a - eps) - np.log(a - 1) + a * np.log1p(-1 / a)
             best = np.minimum(best, np.exp(np.minimum(power, 0.0)))
         return best
 
@@ -175,7 +177,8 @@ def convex(deltas: Deltas) -> Deltas:
 
     def hull(eps: Array) -> Array:
         points, where = np.unique(eps, return_inverse=True)
-        a, d = np.exp(np.minimum(points, 700.0)), deltas(points)
+        grown, raw = np.exp(np.minimum(points, 700.0)), deltas(points)
+        a, d = grown.tolist(), raw.tolist()
         keep: list[int] = []
         for i in range(len(a)):
             while len(keep) > 1:
@@ -184,7 +187,7 @@ def convex(deltas: Deltas) -> Deltas:
                     break
                 keep.pop()
             keep.append(i)
-        return np.interp(a, a[keep], d[keep])[where]
+        return np.interp(grown, grown[keep], raw[keep])[where]
 
     return hull
 

@@ -1,20 +1,20 @@
 """From an event to its loss distribution: the default accountant.
 
-Every single use becomes a `Curve` (exact or a proven bound), every curve a pessimistic loss distribution on one grid, and
-these are composed by dp_accounting. What no proof covers is refused by name.
+Every single use becomes a `Curve` (exact or a proven bound), every curve a pessimistic loss distribution on one grid,
+and these are composed. What no proof covers is refused by name.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, reduce
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
 
 from discreet.accounting import curve as curves
 from discreet.accounting import von_mises_fisher as vmf
-from discreet.accounting.curve import INTERVAL, Array, Curve
+from discreet.accounting.curve import Array, Curve
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     DiscreteGaussianDpEvent,
@@ -31,10 +31,13 @@ from discreet.accounting.events import (
     ZCDpEvent,
 )
 from discreet.accounting.parts import Parts, describe, gaussian_mu_of, take_apart
+from discreet.accounting.powers import Losses, Powers
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 
 _LARGEST_GRID = 4_000_000
+# noise on a sum, as all Gaussian noise is: a null record adds nothing, exactly like one that was not drawn
+_SUMS = (LaplaceDpEvent, DiscreteLaplaceDpEvent, DiscreteGaussianDpEvent, ZCDpEvent)
 
 
 def refuse_pair(event: DpEvent, adjacency: Adjacency, accountant: str, remedy: str) -> UnsupportedError:
@@ -52,39 +55,38 @@ def curve_of(event: DpEvent, adjacency: Adjacency) -> Curve:
         return curves.gaussian(parts.mu)
     if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
         return _single(parts.uses[0][0], adjacency)
-    return _as_curve(losses_of(parts, adjacency))
+    step, count = powers_of(parts, adjacency)
+    return _as_curve(step.power(count))
 
 
-def _as_curve(losses: PrivacyLossDistribution) -> Curve:
+def _as_curve(all_of: Powers) -> Curve:
     """Return the curve of a composed loss distribution; it is linear between the dots, so it stays a bound."""
-    present, absent = losses._pmf_remove.to_dense_pmf(), losses._pmf_add.to_dense_pmf()
-
-    def deltas(pmf: object) -> curves.Deltas:
-        def at(eps: Array) -> Array:
-            points, where = np.unique(eps, return_inverse=True)
-            return np.asarray(pmf.get_delta_for_epsilon(points), dtype=np.float64)[where]  # type: ignore[attr-defined]
-
-        return at
-
-    def top(pmf: object) -> float:
-        return max(float(pmf._lower_loss + pmf.size) * float(pmf._discretization), 0.0)  # type: ignore[attr-defined]
-
-    if losses._symmetric:
-        return Curve(deltas(present), top(present))
-    return Curve(deltas(present), top(present), deltas(absent), top(absent))
+    if all_of.absent is None:
+        return Curve(_many(all_of.present), _top(all_of.present))
+    return Curve(_many(all_of.present), _top(all_of.present), _many(all_of.absent), _top(all_of.absent))
 
 
-def losses_of(parts: Parts, adjacency: Adjacency, interval: float | None = None) -> PrivacyLossDistribution:
-    """Return the loss distribution of all uses together."""
+def _many(losses: Losses) -> Callable[[Array], Array]:
+    def deltas(eps: Array) -> Array:
+        return losses.deltas(eps)
+
+    return deltas
+
+
+def _top(losses: Losses) -> float:
+    return max(float(losses.first + len(losses.masses)) * losses.interval, 0.0)
+
+
+def powers_of(parts: Parts, adjacency: Adjacency) -> tuple[Powers, int]:
+    """Return the losses of one step and how often it is repeated: one use many times, or everything once."""
     found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
+    if len(found) == 1 and not parts.mu_squared:
+        return Powers.of(found[0][0].losses(found[0][0].coarsest())), found[0][1]
     if parts.mu_squared:
         found.append((curves.gaussian(parts.mu), 1))
-    step = interval or max([c.coarsest() for c, _ in found], default=INTERVAL)
-    total = identity(step)
-    for one, count in found:
-        grid = one.losses(step)
-        total = total.compose(grid.self_compose(count) if count > 1 else grid)
-    return total
+    step = max(one.coarsest() for one, _ in found)
+    each = [Powers.of(one.losses(step)).power(count) for one, count in found]
+    return reduce(Powers.compose, each), 1
 
 
 def use_curve(use: DpEvent, adjacency: Adjacency) -> Curve:
@@ -154,6 +156,12 @@ def _poisson(use: PoissonSampledDpEvent, adjacency: Adjacency) -> Curve:
             "It does not say what a record that is not drawn leaves behind: use ClippedSumDpEvent for a sum, "
             "VisibleVectorsDpEvent for vectors seen one by one.",
         )
+    if adjacency is Adjacency.ZERO_OUT:
+        for part in take_apart(inner, adjacency).uses:
+            if not isinstance(part[0], _SUMS):
+                raise refuse_pair(
+                    use, adjacency, "pld", "Its null record is not the same as a record that is not drawn."
+                )
     return curves.poisson(curve_of(inner, adjacency), rate)
 
 

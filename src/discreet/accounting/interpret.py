@@ -1,0 +1,191 @@
+"""What an event costs: epsilon, delta, and the guarantee in words.
+
+Three accountants. `pld` (the default) composes loss distributions and is a proven upper bound; all Gaussian noise that
+is not sampled, and a single von Mises–Fisher direction, are answered by their exact curves instead. `rdp` is a looser
+proven bound, kept as a cross-check. `gdp` is exact for Gaussian noise that is not sampled and otherwise a central-limit
+estimate below the truth, which is never certified.
+
+>>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+>>> steps = SelfComposedDpEvent(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), 1000)
+>>> round(epsilon(steps, 1e-5), 3)
+1.829
+>>> round(epsilon(steps, 1e-5, accountant="gdp"), 3)
+1.618
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from discreet.accounting import von_mises_fisher as vmf
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    DpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    VisibleVectorsDpEvent,
+    VonMisesFisherDpEvent,
+)
+from discreet.accounting.gdp import (
+    central_limit_mu,
+    central_limit_mu_fixed,
+    gaussian_delta,
+    gaussian_epsilon,
+)
+from discreet.accounting.losses import powers_of, refuse_pair, use_curve
+from discreet.accounting.parts import Parts, take_apart
+from discreet.accounting.pure import pure_epsilon
+from discreet.accounting.renyi import renyi_delta, renyi_epsilon
+from discreet.core.checks import non_negative, one_of, probability, refuse
+from discreet.core.guarantee import Adjacency, Guarantee
+
+ACCOUNTANTS = ("pld", "rdp", "gdp")
+_ESTIMATE = "the central limit theorem approximates the cost of sampled noise from below"
+
+
+def epsilon(
+    event: DpEvent, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
+) -> float:
+    """Return epsilon at delta: an upper bound by pld and rdp, perhaps an estimate by gdp; infinite if nothing holds."""
+    adjacency, delta = _known(adjacency, accountant), probability("delta", delta)
+    parts = take_apart(event, adjacency)
+    if parts.reasons:
+        return math.inf
+    if not parts.uses and not parts.mu_squared:
+        return 0.0
+    if delta == 1:
+        return 0.0
+    best = pure_epsilon(parts, adjacency)
+    if delta == 0:
+        if math.isinf(best):
+            raise refuse(
+                "delta", delta, "in (0, 1)", "Gaussian and such noise has no largest loss; 1e-5 or below 1/n is usual."
+            )
+        _covered(parts, adjacency)
+        return best
+    return min(best, _epsilon(parts, delta, adjacency, accountant))
+
+
+def _covered(parts: Parts, adjacency: Adjacency) -> None:
+    for use, _ in parts.uses:
+        use_curve(use, adjacency)
+
+
+def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) -> float:
+    if accountant == "rdp":
+        return renyi_epsilon(parts, delta, adjacency)
+    if accountant == "gdp":
+        return gaussian_epsilon(limit_mu(parts, adjacency), delta)
+    if not parts.uses:
+        return gaussian_epsilon(parts.mu, delta)
+    direction = _one_direction(parts)
+    if direction is not None and adjacency is Adjacency.REPLACE_ONE:
+        return vmf.replaced_epsilon(direction.kappa, direction.dimension, delta)
+    if direction is not None and adjacency is Adjacency.ZERO_OUT:
+        return vmf.zeroed_epsilon(direction.kappa, direction.dimension, delta)
+    step, count = powers_of(parts, adjacency)
+    return step.epsilon(count, delta)
+
+
+def delta(
+    event: DpEvent, epsilon: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
+) -> float:
+    """Return delta at epsilon: an upper bound by pld and rdp, possibly an estimate by gdp; 1 if nothing holds.
+
+    >>> from discreet.accounting.events import GaussianDpEvent
+    >>> round(delta(GaussianDpEvent(1.0), 1.0), 6)
+    0.126937
+    """
+    adjacency, epsilon = _known(adjacency, accountant), non_negative("epsilon", epsilon)
+    parts = take_apart(event, adjacency)
+    if parts.reasons:
+        return 1.0
+    if not parts.uses and not parts.mu_squared:
+        return 0.0
+    if pure_epsilon(parts, adjacency) <= epsilon:
+        _covered(parts, adjacency)
+        return 0.0
+    if accountant == "rdp":
+        return min(1.0, renyi_delta(parts, epsilon, adjacency))
+    if accountant == "gdp":
+        return gaussian_delta(limit_mu(parts, adjacency), epsilon)
+    if not parts.uses:
+        return gaussian_delta(parts.mu, epsilon)
+    if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
+        return use_curve(parts.uses[0][0], adjacency).delta(epsilon)
+    step, count = powers_of(parts, adjacency)
+    return step.delta(count, epsilon)
+
+
+def guarantee(
+    event: DpEvent,
+    *,
+    delta: float,
+    adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+    accountant: str = "pld",
+    unit: str = "record",
+    assumptions: Sequence[str] = (),
+) -> Guarantee:
+    """Return what an event guarantees, with everything it rests on.
+
+    >>> from discreet.accounting.events import GaussianDpEvent, NoGuaranteeDpEvent
+    >>> print(guarantee(GaussianDpEvent(1.0), delta=1e-5, unit="note"))  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
+    Certified: differential privacy with epsilon = 4.377 and delta = 1e-05 for each note (...), by the pld accountant.
+    >>> print(guarantee(NoGuaranteeDpEvent("the masks are secret, not random"), delta=1e-5))
+    No guarantee for any record: the masks are secret, not random.
+    """
+    adjacency = _known(adjacency, accountant)
+    parts = take_apart(event, adjacency)
+    found = epsilon(event, delta, adjacency, accountant)
+    if parts.reasons:
+        reason: str | None = "; ".join(parts.reasons)
+    elif math.isinf(found):
+        reason = f"the {accountant} accountant finds no epsilon at so small a delta"
+    else:
+        reason = _ESTIMATE if accountant == "gdp" and parts.uses else None
+    stated = tuple(dict.fromkeys((*assumptions, *_assumed(parts))))
+    return Guarantee(found, delta, unit, adjacency, accountant, reason is None, stated, reason)
+
+
+def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
+    """Return mu by Gaussian differential privacy: exact without sampling, the central-limit estimate with it."""
+    total = parts.mu_squared
+    for use, count in parts.uses:
+        inside = take_apart(use.event, adjacency) if hasattr(use, "event") else None
+        if inside is None or inside.uses or not inside.mu_squared:
+            raise refuse_pair(use, adjacency, "gdp", "Its central limit is known for sampled Gaussian noise only.")
+        if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:
+            total += central_limit_mu(inside.mu, use.sampling_probability, count) ** 2
+        elif isinstance(use, VisibleVectorsDpEvent) and adjacency is Adjacency.REPLACE_ONE:
+            total += central_limit_mu_fixed(inside.mu, use.drawn / use.population, count) ** 2
+        elif isinstance(use, SampledWithoutReplacementDpEvent) and adjacency is Adjacency.REPLACE_ONE:
+            total += central_limit_mu_fixed(inside.mu, use.sample_size / use.source_dataset_size, count) ** 2
+        else:
+            raise refuse_pair(use, adjacency, "gdp", "Use the pld accountant.")
+    return math.sqrt(total)
+
+
+def _one_direction(parts: Parts) -> VonMisesFisherDpEvent | None:
+    if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
+        only = parts.uses[0][0]
+        if isinstance(only, VonMisesFisherDpEvent):
+            return only
+    return None
+
+
+def _assumed(parts: Parts) -> list[str]:
+    found = []
+    for use, _ in parts.uses:
+        if isinstance(use, PoissonSampledDpEvent):
+            found.append("records are drawn independently at the stated rate and nobody learns which were drawn")
+            if isinstance(use.event, ClippedSumDpEvent):
+                found.append("only the noisy sum is visible")
+        elif isinstance(use, SampledWithoutReplacementDpEvent | VisibleVectorsDpEvent):
+            found.append("a fixed number of records is drawn at random and nobody learns which or in what order")
+    return found
+
+
+def _known(adjacency: Adjacency | str, accountant: str) -> Adjacency:
+    one_of("accountant", accountant, ACCOUNTANTS)
+    return Adjacency(one_of("adjacency", str(adjacency), [a.value for a in Adjacency]))

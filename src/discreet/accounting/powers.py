@@ -1,0 +1,162 @@
+"""Many uses of one loss distribution, quickly: the cost after any number of steps in a few milliseconds.
+
+The same computation as dp_accounting's `self_compose` and `get_epsilon_for_delta` (a power of the Fourier transform on
+a grid that holds all but 1e-15 of the mass, which is counted as an infinite loss), arranged so that a training loop or
+a solver can ask again and again, and with a margin of 1e-12 in delta for what double precision can hide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy import fft
+from scipy.signal import fftconvolve, lfilter
+
+from discreet.accounting.curve import Array
+
+_CUT = 1e-15
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Losses at (first + i) * interval with these masses, and the mass of the infinite loss."""
+
+    masses: Array
+    first: int
+    interval: float
+    infinite: float
+
+    def epsilon(self, delta: float) -> float:
+        """Return the least epsilon >= 0 at which the hockey stick is at most delta, or infinity."""
+        if self.infinite > delta:
+            return math.inf
+        deltas, above, below = self._at_dots()
+        start = max(0, -self.first)  # epsilon >= 0
+        held = deltas[start:] <= delta
+        if not held.any():
+            return max(0.0, (self.first + len(self.masses) - 1) * self.interval) if len(held) else 0.0
+        j = start + int(np.argmax(held))
+        if j == 0 or j == start:
+            return max(0.0, (self.first + j) * self.interval) if self.first + j > 0 else 0.0
+        # between dots j-1 and j the hockey stick is above_j + infinite - e^(eps - loss_j) (mass_j + below_j)
+        top = float(above[j] + self.masses[j]) + self.infinite
+        slope = float(self.masses[j] + below[j])
+        if slope <= 0 or top <= delta:
+            return max(0.0, (self.first + j - 1) * self.interval)
+        return max(0.0, (self.first + j) * self.interval + math.log((top - delta) / slope))
+
+    def delta(self, epsilon: float) -> float:
+        """Return the hockey stick at epsilon."""
+        losses = (self.first + np.arange(len(self.masses))) * self.interval
+        over = losses > epsilon
+        return self.infinite + float(np.dot(-np.expm1(epsilon - losses[over]), self.masses[over]))
+
+    def deltas(self, epsilons: Array) -> Array:
+        """Return the hockey stick at many epsilons."""
+        _, above, below = self._at_dots()
+        place = epsilons / self.interval - self.first
+        j = np.clip(np.ceil(place).astype(int), 0, len(self.masses) - 1)  # the first dot not below
+        gap = epsilons - (self.first + j) * self.interval
+        inside = above[j] + self.masses[j] + self.infinite - np.exp(np.minimum(gap, 0.0)) * (self.masses[j] + below[j])
+        return np.asarray(np.where(place > len(self.masses) - 1, self.infinite, np.maximum(inside, self.infinite)))
+
+    def _at_dots(self) -> tuple[Array, Array, Array]:
+        """Return at each dot the delta, the mass above it and its mean of exp(dot - loss) there."""
+        shrink = math.exp(-self.interval)
+        backwards = self.masses[::-1]
+        above = np.cumsum(backwards)[::-1] - self.masses
+        weighted = lfilter([1.0], [1.0, -shrink], backwards)[::-1] - self.masses
+        return above - weighted + self.infinite, above, weighted
+
+    def power(self, count: int) -> Losses:
+        """Return the losses of `count` uses."""
+        if count == 1:
+            return self
+        low, high = self._reach(count)
+        size = fft.next_fast_len(max(high - low + 1, len(self.masses)), real=True)
+        wave = fft.irfft(fft.rfft(self.masses, size) ** count, size)
+        masses = np.maximum(np.roll(wave, -low)[: high - low + 1], 0.0)
+        infinite = _CUT + _ROUNDING - math.expm1(count * math.log1p(-self.infinite))
+        return Losses(masses, self.first * count + low, self.interval, infinite)
+
+    def compose(self, other: Losses) -> Losses:
+        """Return the losses of this and another release together."""
+        masses = np.maximum(fftconvolve(self.masses, other.masses), 0.0)
+        # what lies far above is counted as infinite, what lies far below as its nearest neighbour
+        top = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _CUT))
+        bottom = min(int(np.searchsorted(np.cumsum(masses), _CUT)), top - 1)
+        kept = masses[bottom:top].copy()
+        kept[0] += masses[:bottom].sum()
+        infinite = self.infinite + other.infinite + _CUT + _ROUNDING
+        return Losses(kept, self.first + other.first + bottom, self.interval, infinite)
+
+    def _reach(self, count: int) -> tuple[int, int]:
+        """Return between which sums of indices all but a share of 1e-15 lies, by Chernoff's bound."""
+        index = np.arange(len(self.masses), dtype=np.float64)
+        mean = float(np.dot(index, self.masses))
+        variance = max(float(np.dot((index - mean) ** 2, self.masses)), 1e-12)
+        normal = math.sqrt(2 * math.log(2 / _CUT) / (count * variance))  # best for a normal sum; long tails want less
+        orders = np.geomspace(min(0.4 * normal, 5 / len(index)), 2 * normal, 12)
+        low, high = 0, (len(self.masses) - 1) * count
+        room = math.log(2 / _CUT)
+        for order in orders.tolist():
+            high = min(high, math.ceil((count * _log_mean_exp(index, order, self.masses) + room) / order))
+            low = max(low, math.floor(-(count * _log_mean_exp(index, -order, self.masses) + room) / order))
+        return low, max(high, low + 1)
+
+
+def _log_mean_exp(index: Array, order: float, masses: Array) -> float:
+    power = index * order
+    top = float(power[-1] if order > 0 else power[0])
+    value = float(np.dot(np.exp(power - top), masses))
+    return top + math.log(value) if value > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Powers:
+    """Both directions of one step's losses."""
+
+    present: Losses
+    absent: Losses | None = field(default=None)
+
+    @classmethod
+    def of(cls, losses: PrivacyLossDistribution) -> Powers:
+        """Return the losses of dp_accounting's distribution."""
+        if losses._symmetric:
+            return cls(_dense(losses._pmf_remove))
+        return cls(_dense(losses._pmf_remove), _dense(losses._pmf_add))
+
+    def epsilon(self, count: int, delta: float) -> float:
+        """Return epsilon at delta after `count` uses."""
+        found = self.present.power(count).epsilon(delta)
+        return found if self.absent is None else max(found, self.absent.power(count).epsilon(delta))
+
+    def delta(self, count: int, epsilon: float) -> float:
+        """Return delta at epsilon after `count` uses."""
+        found = self.present.power(count).delta(epsilon)
+        if self.absent is not None:
+            found = max(found, self.absent.power(count).delta(epsilon))
+        return min(found, 1.0)
+
+    def power(self, count: int) -> Powers:
+        """Return the losses of `count` uses."""
+        return Powers(self.present.power(count), None if self.absent is None else self.absent.power(count))
+
+    def compose(self, other: Powers) -> Powers:
+        """Return the losses of this and another release together."""
+        if self.absent is None and other.absent is None:
+            return Powers(self.present.compose(other.present))
+        return Powers(
+            self.present.compose(other.present), (self.absent or self.present).compose(other.absent or other.present)
+        )
+
+
+def _dense(pmf: Any) -> Losses:
+    dense = pmf.to_dense_pmf()
+    masses = np.asarray(dense._probs, dtype=np.float64)
+    return Losses(masses, int(dense._lower_loss), float(dense._discretization), float(dense._infinity_mass))

@@ -1,0 +1,146 @@
+"""The cross-check: Renyi divergences of every use, added up and turned into epsilon.
+
+dp_accounting computes those of Gaussian, Laplace and sampled Gaussian noise, from events into which the sensitivity of
+the adjacency has been written first; ours are von Mises–Fisher directions and anything known only by its epsilon.
+
+Paper: Mironov 2017, Renyi Differential Privacy; Wang, Balle and Kasiviswanathan 2019, Subsampled Renyi Differential
+Privacy; Canonne, Kamath and Steinke 2020, The Discrete Gaussian (the conversion).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp.rdp_privacy_accountant import (
+    DEFAULT_RDP_ORDERS,
+    RdpAccountant,
+    compute_delta,
+    compute_epsilon,
+)
+
+from discreet.accounting import von_mises_fisher as vmf
+from discreet.accounting.curve import Array
+from discreet.accounting.events import (
+    DiscreteGaussianDpEvent,
+    DiscreteLaplaceDpEvent,
+    DpEvent,
+    EpsilonDeltaDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    MetricDpEvent,
+    PoissonSampledDpEvent,
+    RandomizedResponseDpEvent,
+    SampledWithoutReplacementDpEvent,
+    VisibleVectorsDpEvent,
+    VonMisesFisherDpEvent,
+    ZCDpEvent,
+)
+from discreet.accounting.losses import refuse_pair
+from discreet.accounting.parts import Parts, take_apart
+from discreet.core.guarantee import Adjacency
+
+ORDERS: Array = np.array(DEFAULT_RDP_ORDERS, dtype=np.float64)
+_RELATION = {
+    Adjacency.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
+    Adjacency.ZERO_OUT: NeighboringRelation.REPLACE_SPECIAL,
+    Adjacency.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
+}
+
+
+def renyi_epsilon(parts: Parts, delta: float, adjacency: Adjacency) -> float:
+    """Return epsilon at delta from the Renyi divergences of all uses together."""
+    return float(compute_epsilon(ORDERS, renyi_divergences(parts, adjacency), delta)[0])
+
+
+def renyi_delta(parts: Parts, epsilon: float, adjacency: Adjacency) -> float:
+    """Return delta at epsilon from the Renyi divergences of all uses together."""
+    return float(compute_delta(ORDERS, renyi_divergences(parts, adjacency), epsilon)[0])
+
+
+def renyi_divergences(parts: Parts, adjacency: Adjacency) -> Array:
+    """Return the Renyi divergence of all uses together at every order."""
+    total = parts.mu_squared * ORDERS / 2
+    for use, count in parts.uses:
+        total = total + count * _divergences(use, adjacency)
+    return total
+
+
+def _divergences(use: DpEvent, adjacency: Adjacency) -> Array:
+    try:
+        return _cached(use, adjacency)
+    except TypeError:  # an event that holds a list has no hash
+        return _single(use, adjacency)
+
+
+@lru_cache(maxsize=256)
+def _cached(use: DpEvent, adjacency: Adjacency) -> Array:
+    return _single(use, adjacency)
+
+
+def _single(use: DpEvent, adjacency: Adjacency) -> Array:
+    if isinstance(use, LaplaceDpEvent | ZCDpEvent):
+        return _library(use, adjacency)
+    if isinstance(use, RandomizedResponseDpEvent) and adjacency is not Adjacency.ADD_REMOVE:
+        return _library(use, adjacency)
+    if isinstance(use, EpsilonDeltaDpEvent) and use.delta == 0:
+        return _pure(use.epsilon)
+    if isinstance(use, MetricDpEvent) and adjacency is Adjacency.REPLACE_ONE:
+        return _pure(use.epsilon_per_distance * float(use.diameter or 0.0))
+    if isinstance(use, DiscreteLaplaceDpEvent):
+        return _pure(float(use.noise_parameter) * int(use.sensitivity))
+    if isinstance(use, DiscreteGaussianDpEvent):
+        return ORDERS * (use.sensitivity / use.sigma) ** 2 / 2
+    if isinstance(use, VonMisesFisherDpEvent) and adjacency is not Adjacency.ADD_REMOVE:
+        return _directions(use, adjacency)
+    if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:
+        return _library(PoissonSampledDpEvent(use.sampling_probability, _gaussian(use, adjacency)), adjacency)
+    if isinstance(use, SampledWithoutReplacementDpEvent) and adjacency is Adjacency.REPLACE_ONE:
+        size, drawn = use.source_dataset_size, use.sample_size
+        return _library(SampledWithoutReplacementDpEvent(size, drawn, _gaussian(use, adjacency)), adjacency)
+    if isinstance(use, VisibleVectorsDpEvent) and adjacency is Adjacency.REPLACE_ONE:
+        inside = _gaussian(use, adjacency)
+        return _library(SampledWithoutReplacementDpEvent(use.population, use.drawn, inside), adjacency)
+    raise refuse_pair(use, adjacency, "rdp", "Use the pld accountant.")
+
+
+def _library(use: DpEvent, adjacency: Adjacency) -> Array:
+    accountant = RdpAccountant(orders=list(ORDERS), neighboring_relation=_RELATION[adjacency])
+    return np.asarray(accountant.compose(use).rdp, dtype=np.float64)
+
+
+def _gaussian(use: DpEvent, adjacency: Adjacency) -> GaussianDpEvent:
+    """Return what is sampled as one Gaussian event with the sensitivity of the adjacency in it."""
+    inside = take_apart(use.event, adjacency)
+    if inside.uses or not inside.mu_squared:
+        raise refuse_pair(use, adjacency, "rdp", "It samples Gaussian noise only; use the pld accountant.")
+    return GaussianDpEvent(1 / inside.mu)
+
+
+def _pure(epsilon: float) -> Array:
+    """Return the largest divergences of anything that is epsilon-private, reached by randomized response.
+
+    ln((sinh(a e) - sinh((a-1) e)) / sinh(e)) / (a-1), written so that nothing overflows.
+    """
+    if epsilon == 0:
+        return np.zeros_like(ORDERS)
+    a = ORDERS
+    # (e^{ae} - e^{-ae} - e^{(a-1)e} + e^{-(a-1)e}) / (e^e - e^-e), divided by e^{(a-1)e}
+    inside = (-np.expm1(-epsilon) + np.exp(-(2 * a - 1) * epsilon) * np.expm1(epsilon)) / -np.expm1(-2 * epsilon)
+    return np.asarray(np.maximum(epsilon + np.log(inside) / (a - 1), 0.0), dtype=np.float64)
+
+
+def _directions(use: VonMisesFisherDpEvent, adjacency: Adjacency) -> Array:
+    kappa, d = use.kappa, use.dimension
+    found = np.empty_like(ORDERS)
+    base = vmf.log_mean(kappa, d)
+    for i, a in enumerate(ORDERS.tolist()):
+        if adjacency is Adjacency.REPLACE_ONE:
+            found[i] = (vmf.log_mean((2 * a - 1) * kappa, d) - base) / (a - 1)
+        else:
+            there = (vmf.log_mean(a * kappa, d) - a * base) / (a - 1)
+            back = (vmf.log_mean((a - 1) * kappa, d) + (a - 1) * base) / (a - 1)
+            found[i] = max(there, back)
+    return np.where(np.isfinite(found), np.maximum(found, 0.0), math.inf)
