@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from discreet.core.checks import open_probability, positive, refuse, whole
+from discreet.core.checks import positive, refuse, whole
 from discreet.core.errors import DataError
+from discreet.core.guarantee import Adjacency
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
 from discreet.mechanisms.integers import Integers, discrete_gaussian, discrete_laplace
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from discreet.core.randomness import Rng
 
 _FARTHEST = 2.0**52
+# Beyond so many steps the exact curve of one coordinate has too many points; zero-concentrated privacy stands in.
+_FINEST = 20_000
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,8 @@ class DiscreteGaussian:
     the grid and nothing is added. Values beyond 2^52 steps are clamped there. Whole numbers come back as int64.
 
     Guarantee: for each row rho-zCDP with rho = (sensitivity + grid * sqrt(dimension))^2 / (2 std^2), and for one
-        coordinate the exact (epsilon, delta) curve of the discrete Gaussian; in finite arithmetic, with either kind of
-        source.
+        coordinate (noise of up to 20,000 steps) the exact curve of the discrete Gaussian; in finite arithmetic, with
+        either kind of source.
     Paper: Canonne, Kamath and Steinke 2020, The discrete Gaussian for differential privacy.
     Differs: the published multivariate bound on delta is not used; zero-concentrated privacy is.
 
@@ -118,10 +121,21 @@ class DiscreteGaussian:
         dimension: int = 1,
         on_grid: bool = False,
     ) -> DiscreteGaussian:
-        """Return noise for (epsilon, delta) by its zero-concentrated privacy, with the rounding counted."""
-        some = cls(grid, sensitivity, grid, dimension, on_grid)
-        rho = zcdp_for_budget(epsilon, delta)
-        return cls(some.sensitivity_steps * grid / math.sqrt(2 * rho), sensitivity, grid, dimension, on_grid)
+        """Return the least noise for (epsilon, delta), to six digits, with the rounding counted."""
+        from discreet.accounting.gdp import bisect_up, gaussian_noise
+        from discreet.accounting.losses import curve_of
+
+        def with_std(std: float) -> DiscreteGaussian:
+            return cls(std, sensitivity, grid, dimension, on_grid)
+
+        def holds(std: float) -> bool:
+            return curve_of(with_std(std).event, Adjacency.REPLACE_ONE).delta(epsilon) <= delta
+
+        # Continuous noise for the rounded distance is a good start; on a coarse grid less may do.
+        std = max(gaussian_noise(epsilon, delta, with_std(grid).sensitivity_steps * grid), grid / 4)
+        while not holds(std):
+            std *= 1.25
+        return with_std(bisect_up(holds, std / 4, std, 1e-6))
 
     @property
     def sensitivity_steps(self) -> float:
@@ -136,7 +150,7 @@ class DiscreteGaussian:
         from discreet.accounting.events import DiscreteGaussianDpEvent, ZCDpEvent
 
         sigma = self.std / self.grid
-        if self.dimension == 1:
+        if self.dimension == 1 and sigma <= _FINEST and self.sensitivity_steps <= 10 * _FINEST:
             return DiscreteGaussianDpEvent(sigma, int(self.sensitivity_steps))
         return ZCDpEvent(self.sensitivity_steps**2 / (2 * sigma**2))
 
@@ -145,36 +159,6 @@ class DiscreteGaussian:
         steps, values = _to_grid(x, self.grid, self.dimension, self.on_grid)
         noise = discrete_gaussian(self.std / self.grid, steps.size, rng)
         return in_kind(_from_grid(steps, noise, self.grid, values), x)
-
-
-def zcdp_delta(epsilon: float, rho: float) -> float:
-    """Return a delta at epsilon for any rho-zCDP mechanism (Canonne, Kamath and Steinke 2020, Corollary 13)."""
-    from scipy.optimize import minimize_scalar
-
-    def log_delta(log_a: float) -> float:
-        order = 1 + math.exp(log_a)
-        return (order - 1) * (order * rho - epsilon) - math.log(order - 1) + order * math.log1p(-1 / order)
-
-    # Any order gives a bound, so the search need not be perfect.
-    best = minimize_scalar(log_delta, bounds=(-12.0, 12.0 + max(0.0, -math.log(rho))), method="bounded")
-    return min(1.0, math.exp(min(0.0, float(best.fun))))
-
-
-def zcdp_for_budget(epsilon: float, delta: float) -> float:
-    """Return the largest rho found for which rho-zCDP gives (epsilon, delta).
-
-    >>> round(zcdp_for_budget(1.0, 1e-5), 4)
-    0.0306
-    """
-    positive("epsilon", epsilon)
-    open_probability("delta", delta, "Discrete Gaussian noise has unbounded loss: give a small positive delta.")
-    low, high = 0.0, 1.0
-    while zcdp_delta(epsilon, high) <= delta:
-        low, high = high, high * 2
-    while low == 0.0 or high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if zcdp_delta(epsilon, middle) <= delta else (low, middle)
-    return low
 
 
 def _check(noise: DiscreteLaplace | DiscreteGaussian, name: str, width: float) -> None:
