@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
-export TOKENIZERS_PARALLELISM := false
+export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow check format bench clean

@@ -15,7 +15,7 @@ from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import evaluate, matched
 from discreet.training.loop import Report, train
 from discreet.training.precision import find_device
-from discreet.training.run_folder import DataSettings, RunSettings, begin, finish
+from discreet.training.run_folder import DataSettings, RunSettings, begin, finish, workspace_of
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def run_training(
     *,
     device: str = "auto",
     resume: bool = False,
+    checkpoint_seconds: float = 30.0,
     download: bool = False,
     cache: bool = True,
     watch: Callable[[Report], None] = lambda report: None,
@@ -56,8 +57,9 @@ def run_training(
     for remark in corpus.remarks:
         say(remark)
     rng = Rng(request.seed)
-    workspace = begin(out, resume=resume)
+    workspace = workspace_of(out, resume=resume)
     model = Classifier.build(corpus, request.model, rng=rng.fork("model"), download=download).to(where)
+    begin(workspace)
     kept = cache_folder() if cache else None
     trained = train(
         model,
@@ -66,6 +68,7 @@ def run_training(
         rng=rng.fork("train"),
         workspace=workspace,
         cache=kept,
+        checkpoint_seconds=checkpoint_seconds,
         watch=watch,
         should_stop=should_stop,
     )

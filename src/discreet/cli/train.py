@@ -39,6 +39,7 @@ def train(
     label: Label = "label",
     unit: Unit = None,
     rows: Annotated[int | None, typer.Option(help="Notes to generate, for the built-in corpora.")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Save progress this often.")] = 30.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     download: Annotated[bool, typer.Option("--download", help="Allow fetching the encoder from the hub.")] = False,
     cache: Annotated[
@@ -83,6 +84,7 @@ def train(
             out,
             device=device,
             resume=resume,
+            checkpoint_seconds=checkpoint_seconds,
             download=download,
             cache=cache,
             watch=watch,

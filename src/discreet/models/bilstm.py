@@ -1,6 +1,6 @@
 """A bidirectional LSTM encoder for small devices, unrolled so that every step can be seen and clipped.
 
-Paper: LDP-NLP (anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks), uses a BiLSTM of width 128 on the
+Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks, which puts a BiLSTM of width 128 on the
 user's side.
 """
 

@@ -35,7 +35,10 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which encoder, how its states become one vector, which head, and what is trained."""
+    """Which encoder, how its states become one vector, which head, and what is trained.
+
+    `embeddings=False` keeps the word, position and type vectors as they are; `dropout=None` keeps the encoder's own.
+    """
 
     encoder: str = "minilm"
     pooling: str = "mean"
@@ -43,6 +46,7 @@ class ModelSettings:
     hidden: tuple[int, ...] = TEXTHIDE_HIDDEN
     train: str = "all"
     embeddings: bool = True
+    pooler: bool | None = None
     dropout: float | None = None
     max_length: int | None = None
 
@@ -51,10 +55,17 @@ class ModelSettings:
         one_of("pooling", self.pooling, POOLINGS)
         if self.train not in TRAINABLE and not re.fullmatch(r"top-[1-9]\d*", self.train):
             raise refuse("train", self.train, "in head, pooler+head, top-N, all", "N counts the last blocks.")
+        if self.train == "pooler+head" and self.pooler is False:
+            raise refuse("pooler", False, "left out or true when train='pooler+head'", "It is what is trained.")
         if self.dropout is not None:
             probability("dropout", self.dropout)
         if self.max_length is not None:
             whole("max_length", self.max_length, 3, "The first and the last token are special ones.")
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether a dense layer with tanh stands before the head; by default only where it is trained."""
+        return self.train == "pooler+head" if self.pooler is None else self.pooler
 
     @property
     def frozen(self) -> bool:
@@ -81,7 +92,7 @@ class Classifier(nn.Module):
             torch.manual_seed(rng.fork("head").seed())
             self.head = head(settings.head, encoder.width, outputs, settings.hidden)
             self.pooler: nn.Linear | None = None
-            if settings.train == "pooler+head":
+            if settings.has_pooler:
                 self.pooler = encoder.pooler or nn.Linear(encoder.width, encoder.width)
         if settings.dropout is not None:
             set_dropout(self, settings.dropout)
@@ -170,6 +181,8 @@ def choose_trainable(model: Classifier) -> None:
     """Mark the weights that are trained: head, pooler and head, the last N blocks, or all."""
     choice = model.settings.train
     model.encoder.requires_grad_(choice == "all")
+    if model.pooler is not None:
+        model.pooler.requires_grad_(choice != "head")
     if choice.startswith("top-"):
         blocks = layers_of(model.encoder)
         count = int(choice.removeprefix("top-"))

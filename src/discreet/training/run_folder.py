@@ -64,8 +64,8 @@ class Run:
     metrics: dict[str, Any] = field(repr=False)
 
 
-def begin(out: Path, *, resume: bool) -> Path:
-    """Return the workspace of a run that is to end in `out`; refuse what would be overwritten or lost."""
+def workspace_of(out: Path, *, resume: bool) -> Path:
+    """Return where a run that is to end in `out` is prepared; refuse what would be overwritten or lost."""
     workspace = out.with_name(out.name + _SUFFIX)
     if out.exists():
         raise OutputError(f"Expected no folder at {str(out)!r}. It exists; choose another --out, or delete it.")
@@ -77,11 +77,15 @@ def begin(out: Path, *, resume: bool) -> Path:
                 f"Expected no unfinished run at {str(workspace)!r}. Go on with --resume, or delete it to begin again."
             )
         shutil.rmtree(workspace)  # nothing in it was worth keeping: no step had been saved
+    return workspace
+
+
+def begin(workspace: Path) -> None:
+    """Make the folder in which a run is prepared."""
     try:
         workspace.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(workspace, error) from None
-    return workspace
 
 
 def finish(

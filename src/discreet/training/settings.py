@@ -55,4 +55,4 @@ def default_rate(train: str, width: int = 384) -> float:
     """Return a learning rate that works for what is trained, found by measurement (docs/decisions/0003)."""
     if train in {"head", "pooler+head"}:
         return 2e-3
-    return 1e-4 if width <= 512 else 3e-5
+    return 5e-5 if width <= 512 else 3e-5

@@ -1,0 +1,115 @@
+"""Small real models and corpora that many tests share, written to disk as a user would have them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Before torch is first imported: idle threads that spin slow every other process on the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+_WORDS = """the a an of and is was very not patient film plot pain heart lung child fever good bad calm sharp dull
+bright slow quick week day cough rest walk sleep food water hand knee back scan dose clinic ward nurse doctor note
+call mother"""
+WORDS = _WORDS.split()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests away from the user's cache."""
+    monkeypatch.setenv("DISCREET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def save_tokenizer(folder: Path, kind: str) -> None:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = list("abcdefghijklmnopqrstuvwxyz0123456789.,?!-")
+    pieces = special + WORDS + letters + [f"##{c}" for c in letters]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    if kind != "gpt2":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+    names = ["input_ids", "attention_mask"] + (["token_type_ids"] if kind == "bert" else [])
+    end = {"eos_token": "[SEP]"} if kind == "gpt2" else {"pad_token": "[PAD]"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_input_names=names,
+        **end,
+    ).save_pretrained(folder)
+
+
+def save_encoder(folder: Path, kind: str) -> Path:
+    """Write a tiny random model of a family with its tokenizer, and return its folder."""
+    import torch
+    import transformers
+
+    from discreet.models.encoder import quiet
+
+    size = len(dict.fromkeys(WORDS)) + 100
+    configs = {
+        "bert": lambda: transformers.BertConfig(
+            vocab_size=size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=48,
+        ),
+        "roberta": lambda: transformers.RobertaConfig(
+            vocab_size=size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=50, pad_token_id=1, type_vocab_size=1,
+        ),
+        "distilbert": lambda: transformers.DistilBertConfig(
+            vocab_size=size, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=48
+        ),
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=size, n_embd=16, n_layer=2, n_head=2, n_positions=48, bos_token_id=3, eos_token_id=3
+        ),
+    }  # fmt: skip
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.AutoModel.from_config(configs[kind]()).save_pretrained(folder)
+    save_tokenizer(folder, kind)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from the name of a family to the folder of a tiny random model of it."""
+    made: dict[str, Path] = {}
+
+    def folder(kind: str = "bert") -> Path:
+        if kind not in made:
+            made[kind] = save_encoder(tmp_path_factory.mktemp(f"tiny-{kind}"), kind)
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy_rows() -> list[tuple[str, str]]:
+    """Return 120 texts whose label is decided by one word in them."""
+    rows = []
+    for i in range(120):
+        word, label = (("heart", "ward"), ("knee", "clinic"))[i % 2]
+        rows.append((f"the {WORDS[(7 * i) % len(WORDS)]} {word} was {WORDS[(11 * i + 3) % len(WORDS)]} {i}", label))
+    return rows
+
+
+@pytest.fixture(scope="session")
+def toy_csv(tmp_path_factory: pytest.TempPathFactory, toy_rows: list[tuple[str, str]]) -> Path:
+    """Return a CSV file of the toy rows."""
+    path = tmp_path_factory.mktemp("toy") / "toy.csv"
+    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in toy_rows), encoding="utf-8")
+    return path

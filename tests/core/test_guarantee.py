@@ -1,0 +1,33 @@
+import json
+import math
+
+import pytest
+
+from discreet.core.errors import SettingError
+from discreet.core.guarantee import Adjacency, Guarantee
+
+
+def test_the_sentence_says_everything() -> None:
+    text = Guarantee(2.5, 1e-6, "patient", Adjacency.REPLACE_ONE, "pld", assumptions=("batches are secret",)).sentence()
+    for part in ("Certified", "2.5", "1e-06", "each patient", "exchanged for any other", "pld", "batches are secret"):
+        assert part in text
+
+
+def test_an_estimate_is_called_one_and_says_why() -> None:
+    text = Guarantee(1.6, 1e-5, "row", "add/remove", "gdp", certified=False, reason="it is a limit").sentence()
+    assert text.startswith("Estimate, not a bound")
+    assert "because it is a limit" in text
+    with pytest.raises(SettingError, match="Say why"):
+        Guarantee(1.6, 1e-5, "row", "add/remove", "gdp", certified=False)
+
+
+def test_no_guarantee_is_said_plainly_and_is_valid_json() -> None:
+    none = Guarantee(math.inf, 0.0, "row", Adjacency.ADD_REMOVE, "none", certified=False, reason="masks are no noise")
+    assert none.sentence() == "No guarantee for any row: masks are no noise."
+    assert json.loads(json.dumps(none.as_dict(), allow_nan=False))["epsilon"] is None
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(-1, 0), (math.nan, 0), (1, -0.1), (1, 2)])
+def test_impossible_figures_are_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(SettingError):
+        Guarantee(epsilon, delta, "row", Adjacency.ADD_REMOVE, "pld")

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from discreet.core.errors import SettingError
+from discreet.core.randomness import Rng
+
+
+@given(st.integers(), st.text(max_size=5), st.text(max_size=5))
+def test_a_fork_depends_on_seed_and_path_alone(seed: int, first: str, second: str) -> None:
+    one = Rng(seed).fork(first).fork(second)
+    rng = Rng(seed)
+    rng.uniform(3)  # drawing from the parent does not move its forks
+    assert (one.words(4) == rng.fork(first, second).words(4)).all()
+
+
+def test_forks_differ_from_each_other_and_from_their_parent() -> None:
+    rng = Rng(1)
+    streams = [Rng(1), rng.fork("a"), rng.fork("b"), rng.fork("a", "b"), rng.fork("ab"), Rng(2)]
+    assert len({tuple(s.words(2).tolist()) for s in streams}) == len(streams)
+
+
+def test_generators_repeat_and_move_on() -> None:
+    a, b = Rng(3), Rng(3)
+    assert a.numpy().normal() == b.numpy().normal()
+    x = torch.rand(2, generator=a.torch())
+    assert torch.equal(x, torch.rand(2, generator=b.torch()))
+    assert not torch.equal(x, torch.rand(2, generator=a.torch()))
+
+
+@pytest.mark.parametrize("rng", [Rng(0), Rng.secure()], ids=["seeded", "secure"])
+def test_uniform_numbers_are_uniform_and_orders_are_orders(rng: Rng) -> None:
+    assert stats.kstest(rng.uniform(20_000), "uniform").pvalue > 1e-6
+    assert sorted(rng.permutation(100).tolist()) == list(range(100))
+
+
+def test_a_secure_source_never_repeats_and_refuses_generators_by_name() -> None:
+    rng = Rng.secure()
+    assert rng.is_secure and rng.fork("x").is_secure
+    assert not np.array_equal(rng.fork("x").words(4), rng.fork("x").words(4))
+    for ask in (rng.numpy, rng.torch, rng.seed):
+        with pytest.raises(SettingError, match="Laplace.*no secure version"):
+            ask(user="Laplace")
+
+
+def test_nothing_of_the_key_is_shown() -> None:
+    assert repr(Rng(42).fork("noise")) == "Rng(seeded, path=noise)"
+
+
+@pytest.mark.parametrize("seed", [1.5, True])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(SettingError, match="a whole number"):
+        Rng(seed)

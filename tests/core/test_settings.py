@@ -1,0 +1,53 @@
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from discreet.core.errors import SettingError
+from discreet.core.settings import dump, parse, read
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.1
+    sizes: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    inner: Inner = Inner()
+    limit: int | None = None
+
+
+def test_a_round_trip_through_a_file(tmp_path: Path) -> None:
+    settings = Outer("x", Inner(0.5, (3,)), limit=4)
+    path = tmp_path / "s.toml"
+    path.write_text(dump(settings), encoding="utf-8")
+    assert read(Outer, path) == settings
+    path.write_text(dump(Outer("x")), encoding="utf-8")
+    assert read(Outer, path) == Outer("x")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "x", "inner": {"raet": 1}}, "settings.inner, found 'raet'. Did you mean 'rate'"),
+        ({"inner": {}}, "Expected key 'name'"),
+        ({"name": 3}, "Expected settings.name=3 of type str"),
+        ({"name": "x", "limit": "many"}, "Expected settings.limit='many' of type int"),
+        ({"name": "x", "limit": True}, "Expected settings.limit=True of type int"),
+        ({"name": "x", "inner": {"sizes": [1, "2"]}}, r"sizes\[1\]='2'"),
+    ],
+)
+def test_strict_keys_and_types(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        parse(Outer, values)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="There is none"):
+        read(Outer, tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = ", encoding="utf-8")
+    with pytest.raises(SettingError, match="Expected TOML"):
+        read(Outer, tmp_path / "bad.toml")

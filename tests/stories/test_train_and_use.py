@@ -1,0 +1,132 @@
+"""The life of a classifier as its user sees it: trained, stopped, killed, resumed, evaluated, asked."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from discreet.cli.main import main
+
+Run = Callable[..., tuple[str, str]]
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def discreet(*arguments: object, **options: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "discreet", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
+    """Return a function that runs the command line in this process, which saves the time to import torch."""
+
+    def call(*arguments: object, status: int = 0, text: str = "") -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert main([str(argument) for argument in arguments]) == status
+        return capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def command(toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> list[object]:
+    options = ["--epochs", 60, "--batch-size", 16, "--learning-rate", 1e-3, "--checkpoint-seconds", 0.02]
+    return ["train", toy_csv, "--model", tiny_encoder("bert"), "--device", "cpu", *options]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    pytest.fail(f"{path} never came")
+
+
+def test_killed_and_resumed_ends_like_an_undisturbed_run(command: list[object], tmp_path: Path, run: Run) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    run(*command, "--out", whole)
+    for count in range(2):
+        process = discreet(*command, "--out", part, *(["--resume"] if count else []))
+        wait_for(tmp_path / "part.unfinished" / "checkpoint.safetensors", process)
+        time.sleep(0.15)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert not part.exists()
+    _, err = run(*command, "--out", part, status=2)
+    assert "Go on with --resume" in err
+    run(*command, "--out", part, "--resume")
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole, part))
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+def test_an_interrupt_saves_and_says_how_to_go_on(command: list[object], tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "a"
+    process = discreet(*command, "--out", out)
+    wait_for(tmp_path / "a.unfinished" / "checkpoint.safetensors", process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Go on with the same command and --resume" in err
+    assert not out.exists()
+    run(*command, "--out", out, "--resume")
+    assert (out / "model.safetensors").exists()
+
+
+def test_train_evaluate_predict(command: list[object], toy_csv: Path, tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "a"
+    told, err = run(*command, "--out", out, "--json")
+    done = json.loads(told)
+    assert done["guarantee"] is None
+    assert done["utility"]["accuracy"] == 1.0
+    assert "step" in err
+    assert {p.name for p in out.iterdir()} == {
+        "README.md", "encoder.json", "metrics.json", "model.safetensors", "settings.toml", "tokenizer",
+    }  # fmt: skip
+    told, _ = run("evaluate", out, toy_csv, "--json")
+    assert json.loads(told)["utility"] == pytest.approx(done["utility"])
+    assert json.loads(told)["rows"] == done["rows"] // 9
+    told, _ = run("predict", out, text="the heart was dull\nthe knee was sharp\n")
+    assert [line.split("\t")[0] for line in told.splitlines()] == ["ward", "clinic"]
+    told, _ = run("predict", out, toy_csv, "--json")
+    assert len(json.loads(told)["predictions"]) == 120
+
+
+BAD = [
+    (["train", "missing.csv"], "DataError: Expected"),
+    (["train", "{csv}", "--text", "txt"], "Did you mean 'text'"),
+    (["train", "{csv}", "--label", "lable"], "Did you mean 'label'"),
+    (["train", "{csv}", "--model", "no/such"], "hf download no/such"),
+    (["train", "{csv}", "--model", "./nowhere"], "check the path"),
+    (["train", "{csv}", "--pooling", "max"], "Expected pooling='max'"),
+    (["train", "{csv}", "--epochs", "-1"], "Expected epochs=-1"),
+    (["train", "{csv}", "--device", "tpu"], "Expected device='tpu'"),
+    (["evaluate", "nowhere", "{csv}"], "Expected a run folder"),
+    (["predict", "nowhere"], "Expected a run folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
+def test_bad_input_gets_a_sentence_status_2_and_nothing_half_written(
+    arguments: list[str], message: str, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(csv=toy_csv) for word in arguments]
+    if words[0] == "train":
+        words += ["--out", str(tmp_path / "a")]
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert list(tmp_path.iterdir()) == []

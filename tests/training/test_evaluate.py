@@ -1,0 +1,43 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from discreet.core.errors import DataError
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+from discreet.training.evaluate import by_length, evaluate, predict
+
+
+@given(st.lists(st.integers(1, 60), max_size=50), st.integers(1, 200))
+def test_groups_hold_every_row_once_and_about_the_tokens_asked_for(lengths: list[int], tokens: int) -> None:
+    array = np.array(lengths, dtype=np.int64)
+    groups = by_length(array, tokens)
+    assert sorted(row for group in groups for row in group.tolist()) == list(range(len(lengths)))
+    assert all(len(group) == 1 or len(group) * array[group].max() <= tokens for group in groups)
+
+
+def test_predictions_keep_the_order_of_the_corpus(tiny_encoder: Callable[[str], Path]) -> None:
+    corpus = Corpus("toy", tuple("the " * (1 + (5 * i) % 9) + f"knee {i}" for i in range(12)), labels=(0, 1) * 6)
+    model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")))
+    together = predict(model, corpus).values
+    alone = np.concatenate([predict(model, corpus.take([i])).values for i in range(12)])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose(together.sum(axis=1), 1, atol=1e-6)
+
+
+def test_classes_are_matched_by_name(tiny_encoder: Callable[[str], Path]) -> None:
+    texts = tuple(f"the knee {i}" for i in range(6))
+    corpus = Corpus("toy", texts, labels=(0, 1, 0, 1, 0, 1), label_names=("ward", "clinic"))
+    swapped = Corpus("toy", texts, labels=(1, 0, 1, 0, 1, 0), label_names=("clinic", "ward"))
+    model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")))
+    assert evaluate(model, corpus) == evaluate(model, swapped)
+    strange = Corpus("toy", texts, labels=(1, 0) * 3, label_names=("clinic", "moon"))
+    with pytest.raises(DataError, match="found 'moon'.*rename"):
+        evaluate(model, strange)
+    with pytest.raises(DataError, match="Expected data for classification, found regression"):
+        evaluate(model, Corpus("toy", texts, scores=(0.0,) * 6))

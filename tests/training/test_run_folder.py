@@ -1,0 +1,100 @@
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from discreet.core.errors import ModelError, OutputError
+from discreet.data.sources import Columns, load
+from discreet.experiment import RunRequest, run_training
+from discreet.models.classifier import ModelSettings
+from discreet.training import run_folder
+from discreet.training.evaluate import predict
+from discreet.training.run_folder import begin, load_run, workspace_of
+from discreet.training.settings import TrainSettings
+
+
+def request(toy_csv: Path, encoder: str, **changes: object) -> RunRequest:
+    return RunRequest(
+        str(toy_csv), Columns(), ModelSettings(encoder=encoder, **changes), TrainSettings(epochs=2, learning_rate=1e-2)
+    )
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "gpt2", "bilstm"])
+def test_a_run_comes_back_from_disk_as_it_was(
+    kind: str, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    encoder = "bilstm" if kind == "bilstm" else str(tiny_encoder(kind))
+    parts = {"bert": "pooler+head", "gpt2": "top-1", "bilstm": "head"}.get(kind, "all")
+    asked = request(toy_csv, encoder, train=parts, pooling="last" if kind == "gpt2" else "mean")
+    done = run_training(asked, tmp_path / "a")
+    run = load_run(tmp_path / "a")
+    assert run.settings.model == asked.model
+    assert run.metrics["utility"] == done["utility"]
+    rows = load(toy_csv).split("validation")
+    found = predict(run.model, rows)
+    again = predict(load_run(tmp_path / "a").model, rows)
+    np.testing.assert_array_equal(found.values, again.values)
+    accuracy = np.mean(found.best == np.array(rows.labels))
+    assert accuracy == pytest.approx(done["utility"]["accuracy"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+
+
+def test_the_card_and_settings_hold_no_word_of_the_texts(
+    toy_csv: Path, toy_rows: list[tuple[str, str]], tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    for name in ("README.md", "settings.toml", "metrics.json"):
+        words = set((tmp_path / "a" / name).read_text(encoding="utf-8").lower().replace("`", " ").split())
+        assert not {"heart", "knee"} & words, name
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OutputError, match="It exists; choose another --out"):
+        workspace_of(tmp_path / "a", resume=False)
+    assert not (tmp_path / "a.unfinished").exists()
+
+
+def test_an_unfinished_run_is_neither_lost_nor_invented(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="There is none; start without --resume"):
+        workspace_of(tmp_path / "a", resume=True)
+    workspace = workspace_of(tmp_path / "a", resume=False)
+    begin(workspace)
+    (workspace / "checkpoint.safetensors").write_bytes(b"x")
+    with pytest.raises(OutputError, match="Go on with --resume"):
+        workspace_of(tmp_path / "a", resume=False)
+    assert workspace_of(tmp_path / "a", resume=True) == workspace
+    with pytest.raises(ModelError, match="unfinished: go on with --resume"):
+        load_run(tmp_path / "a")
+
+
+def test_no_space_leaves_no_run_behind(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "save_file", full)
+    with pytest.raises(OutputError, match="No space left on device. Free some space"):
+        run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(OutputError, match="Check the path and your rights"):
+        begin(workspace_of(tmp_path / "file" / "a", resume=False))
+
+
+def test_what_is_no_run_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="Expected a run folder.*Check the path"):
+        load_run(tmp_path)
+
+
+def test_a_damaged_run_is_refused(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
+    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    (tmp_path / "a" / "encoder.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match="Expected a whole run folder"):
+        load_run(tmp_path / "a")
