@@ -1,0 +1,18 @@
+"""Per-example gradient norms and clipped sums in one backward pass; beside it the slow loop that proves it."""
+
+from discreet.clipping.clip import Automatic, Clip, ClippedSum, Flat, PerLayer, clipped_sum
+from discreet.clipping.independence import check_independent
+from discreet.clipping.record import Record
+from discreet.clipping.tape import Tape
+
+__all__ = [
+    "Automatic",
+    "Clip",
+    "ClippedSum",
+    "Flat",
+    "PerLayer",
+    "Record",
+    "Tape",
+    "check_independent",
+    "clipped_sum",
+]

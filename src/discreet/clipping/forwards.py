@@ -1,0 +1,147 @@
+"""The forward of each kind of layer with its weights hidden from autograd, so that no weight gradient is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from discreet.clipping.layers import Kind, Layer
+from discreet.core.errors import UnsupportedError
+
+Forward = Callable[..., Any]
+
+
+class Recorder(Protocol):
+    """What a layer's forward needs of the tape."""
+
+    batch_size: int | None
+
+    def keep(self, layer: Layer, kept: Tensor | None, out: Tensor) -> Tensor:
+        """Keep an input and listen for the gradient of an output."""
+        ...
+
+    def cast(self, value: Tensor) -> Tensor:
+        """Return an input in the type that autocast would give it."""
+        ...
+
+    def first_time(self, layer: Layer) -> bool:
+        """Whether a layer is called for the first time since the tape was made."""
+        ...
+
+
+def forward_of(layer: Layer, tape: Recorder) -> Forward:
+    """Return the recording forward of a layer."""
+    return _FORWARDS[layer.kind](layer, tape)
+
+
+def _linear(layer: Layer, tape: Recorder) -> Forward:
+    module, keeps = layer.module, "weight" in layer.parameters
+    assert isinstance(module, nn.Linear)
+
+    def forward(input: Tensor) -> Tensor:  # noqa: A002
+        given = tape.cast(input)
+        out = F.linear(given, module.weight.detach(), None if module.bias is None else module.bias.detach())
+        return tape.keep(layer, given if keeps else None, out)
+
+    return forward
+
+
+def _conv1d(layer: Layer, tape: Recorder) -> Forward:
+    weight, bias = layer.module.get_parameter("weight"), layer.module.get_parameter("bias")
+    keeps = "weight" in layer.parameters
+
+    def forward(x: Tensor) -> Tensor:
+        given = tape.cast(x)
+        out = torch.addmm(bias.detach(), given.reshape(-1, given.shape[-1]), weight.detach())
+        return tape.keep(layer, given if keeps else None, out.view(*x.shape[:-1], -1))
+
+    return forward
+
+
+def _embedding(layer: Layer, tape: Recorder) -> Forward:
+    module = layer.module
+    assert isinstance(module, nn.Embedding)
+
+    def forward(input: Tensor) -> Tensor:  # noqa: A002
+        ids = input
+        out = F.embedding(ids, module.weight.detach(), module.padding_idx)
+        rows = tape.batch_size
+        if ids.dim() > 1 and ids.shape[0] == 1 and rows is not None and rows > 1:
+            # Positions are looked up once and broadcast over the batch; each row needs a gradient of its own.
+            ids, out = ids.expand(rows, *ids.shape[1:]), out.expand(rows, *out.shape[1:])
+        return tape.keep(layer, ids, out)
+
+    return forward
+
+
+def _layer_norm(layer: Layer, tape: Recorder) -> Forward:
+    module, keeps = layer.module, "weight" in layer.parameters
+    assert isinstance(module, nn.LayerNorm)
+
+    def forward(input: Tensor) -> Tensor:  # noqa: A002
+        bias = None if module.bias is None else module.bias.detach()
+        out = F.layer_norm(input, module.normalized_shape, module.weight.detach(), bias, module.eps)
+        return tape.keep(layer, input if keeps else None, out)
+
+    return forward
+
+
+def _rms_norm(layer: Layer, tape: Recorder) -> Forward:
+    module = layer.module
+    assert isinstance(module, nn.RMSNorm)
+
+    def scaled(weight: Tensor, x: Tensor) -> Tensor:
+        return (F.rms_norm(x, module.normalized_shape, None, module.eps) * weight).to(x.dtype)
+
+    return _scaling(layer, tape, scaled)
+
+
+def _scale_norm(layer: Layer, tape: Recorder) -> Forward:
+    module = layer.module
+
+    def scaled(weight: Tensor, x: Tensor) -> Tensor:
+        parameter = module._parameters["weight"]
+        module._parameters["weight"] = weight  # type: ignore[assignment]
+        try:
+            return type(module).forward(module, x)  # type: ignore[no-any-return]
+        finally:
+            module._parameters["weight"] = parameter
+
+    return _scaling(layer, tape, scaled)
+
+
+def _scaling(layer: Layer, tape: Recorder, scaled: Callable[[Tensor, Tensor], Tensor]) -> Forward:
+    """Return a forward in which every row has its own copy of the weight vector, so that autograd tells rows apart."""
+    module = layer.module
+
+    def forward(*args: Tensor, **kwargs: Tensor) -> Tensor:
+        (x,) = (*args, *kwargs.values())
+        weight = module.get_parameter("weight").detach()
+        each = weight.expand(x.shape[0], *(1 for _ in range(x.dim() - 1 - weight.dim())), *weight.shape)
+        out = scaled(tape.keep(layer, None, each), x)
+        if tape.first_time(layer):
+            with torch.no_grad():
+                plain = type(module).forward(module, x)
+            close = 1e-5 if plain.dtype in (torch.float32, torch.float64) else 2e-2
+            if plain.dtype != out.dtype or not torch.allclose(plain, out, rtol=close, atol=close):
+                raise UnsupportedError(
+                    f"Expected layer {layer.name!r} ({type(module).__name__}) to scale each row by its weight vector, "
+                    "found that it does something else. Freeze it with requires_grad_(False)."
+                )
+        return out
+
+    return forward
+
+
+_FORWARDS: dict[Kind, Callable[[Layer, Recorder], Forward]] = {
+    Kind.LINEAR: _linear,
+    Kind.CONV1D: _conv1d,
+    Kind.EMBEDDING: _embedding,
+    Kind.LAYER_NORM: _layer_norm,
+    Kind.RMS_NORM: _rms_norm,
+    Kind.SCALE_NORM: _scale_norm,
+}

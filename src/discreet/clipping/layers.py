@@ -1,0 +1,137 @@
+"""The layers that can be clipped, found in a model, and the refusal, by name, of what cannot."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from discreet.core.errors import UnsupportedError
+
+
+class Kind(enum.Enum):
+    """How a layer uses its parameters."""
+
+    LINEAR = "Linear"
+    CONV1D = "Conv1D"
+    EMBEDDING = "Embedding"
+    LAYER_NORM = "LayerNorm"
+    RMS_NORM = "RMSNorm"
+    SCALE_NORM = "a norm with one weight vector, like LlamaRMSNorm"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with trainable parameters: its name in the model, its kind, and the full names of those parameters."""
+
+    name: str
+    module: nn.Module
+    kind: Kind
+    parameters: dict[str, str]
+
+
+_KNOWN = (
+    (nn.Linear, Kind.LINEAR),
+    (nn.Embedding, Kind.EMBEDDING),
+    (nn.LayerNorm, Kind.LAYER_NORM),
+    (nn.RMSNorm, Kind.RMS_NORM),
+)
+_SCALE_NORM_NAMES = ("RMSNorm", "T5LayerNorm")
+_REMEDY = "Freeze it with requires_grad_(False), or build it from layers that can be clipped"
+
+
+def find_layers(model: nn.Module) -> tuple[Layer, ...]:
+    """Return the trainable layers of a model, or refuse by name what cannot be clipped.
+
+    >>> [layer.name for layer in find_layers(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))]
+    ['0', '2']
+    >>> find_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    Traceback (most recent call last):
+    ...
+    discreet.core.errors.UnsupportedError: Expected no batch normalisation, found '1' (BatchNorm1d). It mixes the \
+examples of a batch, so no example has a gradient of its own; use LayerNorm.
+    """
+    layers: list[Layer] = []
+    owner: dict[int, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            _refuse_batch_norm(name, module)
+        trainable = {k: p for k, p in module.named_parameters(recurse=False) if p.requires_grad}
+        if not trainable:
+            continue
+        prefix = f"{name}." if name else ""
+        for local, parameter in trainable.items():
+            if id(parameter) in owner:
+                raise UnsupportedError(
+                    f"Expected parameter {prefix + local!r} used by one layer alone, found it tied to "
+                    f"{owner[id(parameter)]!r}. Tied weights are not clipped; untie them by a copy, or freeze them."
+                )
+            owner[id(parameter)] = prefix + local
+        kind = _kind(name, module)
+        layers.append(Layer(name, module, kind, {local: prefix + local for local in trainable}))
+    if not layers:
+        raise UnsupportedError("Expected a model with trainable parameters, found none. Set requires_grad_(True).")
+    return tuple(layers)
+
+
+def _kind(name: str, module: nn.Module) -> Kind:
+    cls = type(module)
+    shown = f"layer {name!r} ({cls.__name__})"
+    if "forward" in vars(module):
+        raise UnsupportedError(f"Expected {shown} with the forward of its class, found it replaced. Restore it first.")
+    for known, kind in _KNOWN:
+        # A subclass may do anything in a forward of its own, so only the known forward is taken for known.
+        if isinstance(module, known) and cls.forward is known.forward:
+            _refuse_options(shown, module)
+            return kind
+    if cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils":
+        return Kind.CONV1D
+    own = dict(module.named_parameters(recurse=False))
+    if cls.__name__.endswith(_SCALE_NORM_NAMES) and list(own) == ["weight"] and own["weight"].dim() == 1:
+        return Kind.SCALE_NORM
+    kinds = ", ".join(kind.value for kind in Kind)
+    more = ""
+    if isinstance(module, nn.RNNBase):
+        more = " The fused recurrent layers hide their steps; discreet.models has a BiLSTM built from Linear."
+    raise UnsupportedError(f"Expected {shown} among the layers that can be clipped: {kinds}. {_REMEDY}.{more}")
+
+
+def _refuse_options(shown: str, module: nn.Module) -> None:
+    if isinstance(module, nn.Embedding):
+        if module.max_norm is not None:
+            raise UnsupportedError(
+                f"Expected {shown} without max_norm. It changes the weights during the forward pass."
+            )
+        if module.scale_grad_by_freq:
+            raise UnsupportedError(f"Expected {shown} without scale_grad_by_freq. It mixes the examples of a batch.")
+
+
+def _refuse_batch_norm(name: str, module: nn.Module) -> None:
+    trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+    if trainable or module.training:
+        raise UnsupportedError(
+            f"Expected no batch normalisation, found {name!r} ({type(module).__name__}). It mixes the examples of a "
+            "batch, so no example has a gradient of its own; use LayerNorm."
+        )
+
+
+def watched(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules, by name, whose mode must be looked at before every forward pass."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) or hasattr(module, "gradient_checkpointing")
+    ]
+
+
+def refuse_mode(name: str, module: nn.Module) -> None:
+    """Refuse a mode in which examples mix or the forward pass runs twice."""
+    if isinstance(module, _BatchNorm):
+        _refuse_batch_norm(name, module)
+    if module.training and getattr(module, "gradient_checkpointing", False):
+        raise UnsupportedError(
+            f"Expected {name or 'the model'!r} without gradient checkpointing. It runs the forward pass twice; call "
+            "gradient_checkpointing_disable()."
+        )

@@ -1,0 +1,90 @@
+"""Products that accumulate in float32, and how much rounding a clip must leave room for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.bfloat16, torch.float16)
+_FLOAT32_UNIT = 2.0**-24
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that sums are kept in: float64 for float64, float32 for everything else.
+
+    >>> accumulator(torch.bfloat16)
+    torch.float32
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two tensors in the wider of their two types."""
+    if a.dtype == b.dtype:
+        return a, b
+    wide = torch.promote_types(a.dtype, b.dtype)
+    return a.to(wide), b.to(wide)
+
+
+def batched(a: Tensor, b: Tensor) -> Tensor:
+    """Return the batched matrix product of two tensors of one type, accumulated and returned in float32 or wider."""
+    if a.dtype not in _HALF:
+        return torch.bmm(a, b)
+    if a.is_cuda and not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the matrix product of two tensors of one type, accumulated and returned in float32 or wider."""
+    if a.dtype not in _HALF:
+        return torch.mm(a, b)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a.float(), b.float())
+
+
+def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return the weighted sum of the rows of a matrix, in float32 or wider.
+
+    Half-precision rows are not widened in memory: the weights are split into two half-precision parts that together
+    carry 16 bits, and the two sums are added.
+    """
+    if rows.dtype not in _HALF or not rows.is_cuda:
+        return weights.to(accumulator(rows.dtype)) @ rows.to(accumulator(rows.dtype))
+    high = weights.to(rows.dtype)
+    low = (weights - high.float()).to(rows.dtype)
+    return torch.mm(torch.stack((high, low)), rows, out_dtype=torch.float32).sum(0)
+
+
+def scaling_roundoff(dtype: torch.dtype, device: torch.device) -> float:
+    """Return a bound on the relative rounding of one operand when it is scaled and enters a matrix product.
+
+    The operand is rounded once when it is scaled and, with TF32, once more inside the product; each is at most half
+    a unit in the last place, and the figure here is a whole unit.
+    """
+    if dtype == torch.bfloat16:
+        return 2.0**-8
+    if dtype == torch.float16:
+        return 2.0**-10
+    if dtype == torch.float64:
+        return 2.0**-52
+    if device.type == "cuda" and _tf32():
+        return 2.0**-9
+    return 2.0**-22
+
+
+def _tf32() -> bool:
+    return torch.backends.cuda.matmul.fp32_precision == "tf32" or torch.get_float32_matmul_precision() != "highest"
+
+
+def gram_error(dtype: torch.dtype, width: int, length: int) -> float:
+    """Return the error of a squared norm taken from two Gram matrices, relative to the product of their sizes.
+
+    Each entry is a sum of `width` products rounded in the accumulator, so its error grows like the root of the width;
+    errors of different entries are independent, so in their sum they shrink with the length.
+    """
+    unit = 2.0**-53 if dtype == torch.float64 else _FLOAT32_UNIT
+    return unit * (4 + 2 * math.sqrt(width) / max(length, 1))

@@ -1,0 +1,194 @@
+"""What one backward pass left behind: everything needed for norms, inner products and weighted sums, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from discreet.clipping.slots import Shared, Sizes, Slot, Vectors, vector_sizes
+from discreet.clipping.units import Units
+from discreet.core.checks import refuse
+from discreet.core.errors import UnsupportedError
+
+# Norms below this are not told apart from zero: their squares fall under float32. A clip is refused below 1e-12.
+_TINY_SQUARE = 1e-36
+
+
+class Record:
+    """The per-unit gradients of one batch, never formed: asked for norms and inner products, then summed once.
+
+    Guarantee: none, for these are the raw gradients of the batch; they leave only through a clip and noise.
+    """
+
+    def __init__(self, slots: Sequence[Slot], units: Units, like: Tensor) -> None:
+        """Keep the slots of one backward pass."""
+        self.slots = tuple(slots)
+        self.units = units
+        self._like = like
+        self._sizes: dict[str, Sizes] = {}
+        self._all: Sizes | None = None
+        self._spent = False
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        return self.units.count
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the trainable parameters, in the model's order."""
+        return tuple(slot.name for slot in self.slots)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Return the names of the layers, in the model's order."""
+        return tuple(dict.fromkeys(slot.layer for slot in self.slots))
+
+    def norms(self, names: Sequence[str] | None = None) -> Tensor:
+        """Return the norm of each unit's gradient, over all trainable parameters or over those named."""
+        total = self._whole() if names is None else self._total(self._chosen(names))
+        return total.squares.clamp_min(0).sqrt()
+
+    def layer_norms(self) -> dict[str, Tensor]:
+        """Return the norm of each unit's gradient for each layer by name."""
+        return {
+            layer: self._total([s for s in self.slots if s.layer == layer]).squares.clamp_min(0).sqrt()
+            for layer in self.layers
+        }
+
+    def upper_norms(self, layer: str | None = None) -> Tensor:
+        """Return a bound on the norm of what each unit adds to a sum with weight one, rounding counted in."""
+        total = self._whole() if layer is None else self._total([s for s in self.slots if s.layer == layer])
+        squares = total.squares.clamp_min(0) + _TINY_SQUARE
+        return (squares + total.error).sqrt() + total.drift.sqrt()
+
+    def inner(self, vectors: Mapping[str, Tensor], unit: int | None = None) -> Tensor:
+        """Return <g_u, v> for every unit, or for one, v given by parameter name; those not named count as zero.
+
+        For one unit only that unit's rows are touched, so that a stream of noise vectors, one to each unit, costs one
+        pass over the batch in all.
+        """
+        slots = self._chosen(list(vectors))
+        for slot in slots:
+            if vectors[slot.name].shape != slot.shape:
+                shape = tuple(vectors[slot.name].shape)
+                raise refuse(f"vectors[{slot.name!r}].shape", shape, f"equal to {tuple(slot.shape)}", "")
+        if unit is not None and not 0 <= unit < len(self):
+            raise refuse("unit", unit, f"in 0 … {len(self) - 1}", "It numbers the units of this batch.")
+        with _quiet(self._like):
+            if unit is not None:
+                parts = [slot.inner_of(vectors[slot.name], unit) for slot in slots]
+            else:
+                parts = [slot.inner(vectors[slot.name]) for slot in slots]
+            zero = self._like.new_zeros(() if unit is not None else (len(self),))
+            return torch.stack(parts).sum(0) if parts else zero
+
+    def weighted_sum(
+        self,
+        weights: Tensor | Mapping[str, Tensor],
+        *,
+        keep: bool = False,
+        into: dict[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return sum_u w_u g_u by parameter name; the weights may differ by layer.
+
+        Unless `keep` is set, each layer's record is freed as its sum is formed, and the record answers nothing more.
+        With `into`, the sums are added to those tensors: a large batch in parts.
+        """
+        slots = self._chosen(None)
+        sums = {} if into is None else into
+        shared: Shared = {}
+        if not keep:
+            self.slots, self._spent = (), True
+            self._sizes, self._all = {}, None
+        remaining = list(reversed(slots))
+        del slots
+        small: list[Vectors] = []
+        with torch.no_grad(), _quiet(self._like):
+            while remaining:
+                slot = remaining.pop()
+                if isinstance(slot, Vectors) and isinstance(weights, Tensor) and _is_small(slot):
+                    small.append(slot)
+                    continue
+                mine = weights if isinstance(weights, Tensor) else weights[slot.layer]
+                _add(sums, slot.name, slot.weighted(mine, shared))
+            if small and isinstance(weights, Tensor):
+                joined = weights.to(small[0].values.dtype) @ torch.cat([slot.values for slot in small], 1)
+                for slot, part in zip(small, torch.split(joined, [s.values.shape[1] for s in small]), strict=True):
+                    _add(sums, slot.name, part.view(slot.shape))
+        return sums
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return every unit's gradient, (units, *shape) by parameter name: for proofs and small models."""
+        with _quiet(self._like):
+            return {slot.name: slot.gradients() for slot in self._chosen(None)}
+
+    def gram(self) -> Tensor:
+        """Return the inner products of all pairs of units' gradients, one layer's gradients formed at a time."""
+        total = self._like.new_zeros(len(self), len(self))
+        with _quiet(self._like):
+            for slot in self._chosen(None):
+                rows = slot.gradients().flatten(1)
+                total = total + rows @ rows.mT
+        return total
+
+    def blank(self, units: Tensor) -> None:
+        """Forget the gradients of the units marked True, so that they add exactly nothing, whatever they held."""
+        for slot in self._chosen(None):
+            slot.blank(units)
+        self._sizes, self._all = {}, None
+
+    def _chosen(self, names: Sequence[str] | None) -> Sequence[Slot]:
+        if self._spent:
+            raise UnsupportedError("Expected a record that is not spent. weighted_sum freed it; pass keep=True there.")
+        if names is None:
+            return self.slots
+        unknown = [name for name in names if name not in self.names]
+        if unknown:
+            raise refuse("name", unknown[0], "a trainable parameter of the model", "See record.names.")
+        return [slot for slot in self.slots if slot.name in set(names)]
+
+    def _whole(self) -> Sizes:
+        if self._all is None:
+            self._all = self._total(self._chosen(None))
+        return self._all
+
+    def _total(self, slots: Sequence[Slot]) -> Sizes:
+        self._chosen(None)
+        shared: Shared = {}
+        found: list[Sizes] = []
+        with _quiet(self._like):
+            small = [slot.values for slot in slots if isinstance(slot, Vectors) and _is_small(slot)]
+            if small:
+                found.append(vector_sizes(torch.cat(small, 1)))
+            for slot in slots:
+                if isinstance(slot, Vectors) and _is_small(slot):
+                    continue
+                if slot.name not in self._sizes:
+                    self._sizes[slot.name] = slot.sizes(shared)
+                found.append(self._sizes[slot.name])
+            if not found:
+                zeros = self._like.new_zeros(len(self))
+                return Sizes(zeros, zeros, zeros)
+            return Sizes(
+                torch.stack([sizes.squares for sizes in found]).sum(0),
+                torch.stack([sizes.error for sizes in found]).sum(0),
+                torch.stack([sizes.drift for sizes in found]).sum(0),
+            )
+
+
+def _is_small(slot: Vectors) -> bool:
+    return len(slot.shape) == 1
+
+
+def _add(sums: dict[str, Tensor], name: str, part: Tensor) -> None:
+    if name in sums:
+        sums[name].add_(part)
+    else:
+        sums[name] = part
+
+
+def _quiet(like: Tensor) -> torch.autocast:
+    # Norms and sums choose their own precision, whatever the caller's autocast says.
+    return torch.autocast(like.device.type, enabled=False)

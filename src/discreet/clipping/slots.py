@@ -1,0 +1,259 @@
+"""What is kept for each parameter until the clip is known: the factors of its gradients, or the gradients themselves.
+
+Every slot answers the same questions about the gradients of the units of a batch: their squared norms, their inner
+products with a vector, their weighted sum, and, for small models and proofs, the gradients themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from discreet.clipping import ghost
+from discreet.clipping.precision import (
+    accumulator,
+    alike,
+    batched,
+    gram_error,
+    product,
+    scaling_roundoff,
+    weighted_rows,
+)
+from discreet.clipping.units import Units
+
+Key = tuple[int, int, torch.Size, torch.dtype]
+Shared = dict[tuple[object, ...], Tensor]  # what slots with the same input share: attention's query, key and value
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Squared norms of shape (units,), the error they may carry, and the square of what scaling may add by rounding."""
+
+    squares: Tensor
+    error: Tensor
+    drift: Tensor
+
+
+class Slot(Protocol):
+    """The gradients of one parameter, for every unit of a batch."""
+
+    name: str
+    layer: str
+    shape: torch.Size
+
+    def sizes(self, shared: Shared) -> Sizes:
+        """Return the squared norms of the units' gradients."""
+        ...
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Return the inner product of each unit's gradient with a vector."""
+        ...
+
+    def inner_of(self, vector: Tensor, unit: int) -> Tensor:
+        """Return the inner product of one unit's gradient with a vector, touching that unit's rows alone."""
+        ...
+
+    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+        """Return the sum of the units' gradients, each times its weight."""
+        ...
+
+    def gradients(self) -> Tensor:
+        """Return the units' gradients, of shape (units, *shape)."""
+        ...
+
+    def blank(self, units: Tensor) -> None:
+        """Forget the gradients of the units marked True, whatever they hold."""
+        ...
+
+
+def key_of(tensor: Tensor) -> Key:
+    """Return what tells a kept tensor from all other kept ones."""
+    return (tensor.data_ptr(), int(tensor.storage_offset()), tensor.shape, tensor.dtype)
+
+
+@dataclass
+class Vectors:
+    """Per-unit gradients kept as they are: of a bias, of a norm's weight, or of a matrix when that is the smaller."""
+
+    name: str
+    layer: str
+    shape: torch.Size
+    values: Tensor  # (units, numbers)
+
+    def sizes(self, shared: Shared) -> Sizes:
+        """Return the squared norms."""
+        return vector_sizes(self.values)
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Return the inner product of each unit's gradient with a vector."""
+        wide = accumulator(self.values.dtype)
+        return self.values.to(wide) @ vector.reshape(-1).to(wide)
+
+    def inner_of(self, vector: Tensor, unit: int) -> Tensor:
+        """Return the inner product of one unit's gradient with a vector."""
+        wide = accumulator(self.values.dtype)
+        return self.values[unit].to(wide) @ vector.reshape(-1).to(wide)
+
+    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+        """Return the weighted sum."""
+        return weighted_rows(weights, self.values).view(self.shape)
+
+    def gradients(self) -> Tensor:
+        """Return the units' gradients."""
+        return self.values.to(accumulator(self.values.dtype)).view(-1, *self.shape)
+
+    def blank(self, units: Tensor) -> None:
+        """Forget the gradients of some units."""
+        self.values = self.values.masked_fill(units[:, None], 0)
+
+
+@dataclass
+class Pair:
+    """A matrix whose gradient is sum_t grad_t input_t^T, kept as the two factors.
+
+    `turned` says that the matrix is stored as (inputs, outputs), as in GPT-2's Conv1D.
+    """
+
+    name: str
+    layer: str
+    shape: torch.Size
+    inputs: Tensor  # (rows, time, inputs)
+    grads: Tensor  # (rows, time, outputs)
+    units: Units
+    turned: bool = False
+
+    @property
+    def scales_inputs(self) -> bool:
+        """Whether the weights are applied to the inputs: the narrower factor, and on a tie the one others may share."""
+        return self.inputs.shape[-1] <= self.grads.shape[-1]
+
+    def sizes(self, shared: Shared) -> Sizes:
+        """Return the squared norms by the ghost formula."""
+        inputs, grads = alike(self.inputs, self.grads)
+        if self.units.index is None and inputs.shape[1] > 1:
+            squares, size, floor = ghost.shared_sizes(inputs, grads, self.scales_inputs, key_of(self.inputs), shared)
+        elif self.scales_inputs:
+            squares, size, floor = self.units.apply(ghost.pair_sizes, inputs, grads)
+        else:
+            squares, size, floor = self.units.apply(ghost.pair_sizes, grads, inputs)
+        width = max(inputs.shape[-1], grads.shape[-1])
+        error = size * gram_error(inputs.dtype, width, inputs.shape[1]) + floor
+        return Sizes(squares, error, size * scaling_roundoff(inputs.dtype, inputs.device) ** 2)
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Return the inner product of each unit's gradient with a vector by the ghost formula."""
+        return self.units.total(_pair_inner(self.inputs, self.grads, vector.mT if self.turned else vector))
+
+    def inner_of(self, vector: Tensor, unit: int) -> Tensor:
+        """Return the inner product of one unit's gradient with a vector."""
+        rows = self.units.rows_of(unit)
+        return _pair_inner(self.inputs[rows], self.grads[rows], vector.mT if self.turned else vector).sum()
+
+    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+        """Return the weighted sum as one matrix product."""
+        inputs, grads = self.inputs, self.grads
+        per_row = self.units.rows(weights)[:, None, None]
+        if self.scales_inputs:
+            key = (*key_of(inputs), weights.data_ptr())
+            if key not in shared:
+                shared.clear()  # only neighbours share, and a scaled copy is as large as what it was made from
+                shared[key] = _scaled(inputs, per_row, grads.dtype)
+            inputs = shared[key]
+        else:
+            grads = _scaled(grads, per_row, inputs.dtype)
+        inputs, grads = alike(inputs.flatten(0, 1), grads.flatten(0, 1))
+        return product(inputs.mT, grads) if self.turned else product(grads.mT, inputs)
+
+    def gradients(self) -> Tensor:
+        """Return the units' gradients."""
+        return self.units.total(instantiate(self.inputs, self.grads, self.turned, wide=True))
+
+    def blank(self, units: Tensor) -> None:
+        """Forget the gradients of some units."""
+        rows = self.units.rows(units)[:, None, None]
+        self.inputs, self.grads = self.inputs.masked_fill(rows, 0), self.grads.masked_fill(rows, 0)
+
+
+@dataclass
+class Lookup:
+    """A table of embeddings, whose gradient adds each output gradient to the row of its id."""
+
+    name: str
+    layer: str
+    shape: torch.Size
+    ids: Tensor  # (rows, time)
+    grads: Tensor  # (rows, time, width)
+    units: Units
+    padding: int | None = None
+
+    def sizes(self, shared: Shared) -> Sizes:
+        """Return the squared norms: rows that share an id are summed before they are squared."""
+        squares, size, floor = self.units.apply(lambda i, g: ghost.id_sizes(i, g, self.padding), self.ids, self.grads)
+        wide = accumulator(self.grads.dtype)
+        error = size * gram_error(wide, self.grads.shape[-1], self.ids.shape[1]) + floor
+        return Sizes(squares, error, size * scaling_roundoff(wide, torch.device("cpu")) ** 2)
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Return the inner product of each unit's gradient with a vector."""
+        return self.units.total(self._inner(self.ids, self.grads, vector))
+
+    def inner_of(self, vector: Tensor, unit: int) -> Tensor:
+        """Return the inner product of one unit's gradient with a vector."""
+        rows = self.units.rows_of(unit)
+        return self._inner(self.ids[rows], self.grads[rows], vector).sum()
+
+    def _inner(self, ids: Tensor, grads: Tensor, vector: Tensor) -> Tensor:
+        wide = accumulator(grads.dtype)
+        each = (vector.to(wide)[ids] * grads.to(wide)).sum(-1)
+        return (each if self.padding is None else each * (ids != self.padding)).sum(1)
+
+    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+        """Return the weighted sum: one scatter into a table of zeros."""
+        grads = _scaled(self.grads, self.units.rows(weights)[:, None, None], accumulator(self.grads.dtype))
+        padding = -1 if self.padding is None else self.padding
+        return torch.ops.aten.embedding_dense_backward(grads, self.ids, self.shape[0], padding, False)  # type: ignore[no-any-return]
+
+    def gradients(self) -> Tensor:
+        """Return the units' gradients."""
+        grads = self.grads.to(accumulator(self.grads.dtype))
+        if self.padding is not None:
+            grads = grads * (self.ids != self.padding)[..., None]
+        rows, length = self.ids.shape
+        place = self.ids + self.shape[0] * torch.arange(rows, device=self.ids.device)[:, None]
+        table = grads.new_zeros(rows * self.shape[0], self.shape[1])
+        table = table.index_add(0, place.flatten(), grads.reshape(rows * length, -1))
+        return self.units.total(table.view(rows, *self.shape))
+
+    def blank(self, units: Tensor) -> None:
+        """Forget the gradients of some units."""
+        self.grads = self.grads.masked_fill(self.units.rows(units)[:, None, None], 0)
+
+
+def instantiate(inputs: Tensor, grads: Tensor, turned: bool, wide: bool = False) -> Tensor:
+    """Return each row's gradient of a matrix, in float32 or wider if asked, else in the type of the factors."""
+    inputs, grads = alike(inputs, grads)
+    left, right = (inputs, grads) if turned else (grads, inputs)
+    return batched(left.mT, right) if wide else torch.bmm(left.mT, right)
+
+
+def vector_sizes(values: Tensor) -> Sizes:
+    """Return the squared norm of each row in float32 or wider; squares never cancel, so only scaling can add to it."""
+    squares = torch.linalg.vector_norm(values, dim=1, dtype=accumulator(values.dtype)).square()
+    unit = scaling_roundoff(accumulator(values.dtype), values.device)
+    return Sizes(squares, torch.zeros_like(squares), squares * unit**2)
+
+
+def _pair_inner(inputs: Tensor, grads: Tensor, matrix: Tensor) -> Tensor:
+    wide = accumulator(inputs.dtype)
+    return ((inputs.to(wide) @ matrix.to(wide).mT) * grads.to(wide)).sum((1, 2))
+
+
+def _scaled(values: Tensor, per_row: Tensor, dtype: torch.dtype) -> Tensor:
+    wide = torch.promote_types(values.dtype, dtype)
+    if values.dtype == torch.float64 or torch.is_grad_enabled():
+        return (values * per_row.to(accumulator(values.dtype))).to(wide)
+    # One pass from the stored type to the type of the product, through float32 inside the kernel.
+    return torch.mul(values, per_row, out=torch.empty(values.shape, dtype=wide, device=values.device))

@@ -1,0 +1,68 @@
+"""Inner products, sums and what a record answers when."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.clipping import Tape, slow
+from discreet.core.errors import SettingError, UnsupportedError
+
+CLOSE = 1e-5
+UNITS = [None, torch.tensor([0, 1, 0, 2, 2, 2])]
+
+
+@pytest.mark.parametrize("units", UNITS, ids=["rows", "units"])
+def test_inner_products_and_gram_agree_with_the_slow_loop(case, units: Tensor | None) -> None:
+    truth = slow.gradients(case.model, case.losses(), units)
+    flat = torch.stack([torch.cat([g.flatten() for g in one.values()]) for one in truth]).double()
+    vectors = {name: torch.randn_like(g) for name, g in truth[0].items()}
+    vector = torch.cat([v.flatten() for v in vectors.values()]).double()
+    tape = Tape(case.model)
+    with tape:
+        losses = case.losses()
+    record = tape.backward(losses, units)
+    size = float(flat.norm(dim=1).max() * vector.norm())
+    assert float((record.inner(vectors) - flat @ vector).abs().max()) <= CLOSE * size
+    for unit in range(len(truth)):
+        assert float((record.inner(vectors, unit=unit) - flat[unit] @ vector).abs()) <= CLOSE * size
+    assert torch.allclose(record.gram().double(), flat @ flat.mT, rtol=CLOSE, atol=CLOSE * float(flat.norm() ** 2))
+    weights = torch.rand(len(truth))
+    got = record.weighted_sum(weights, keep=True)
+    joined = torch.cat([got[name].flatten() for name in truth[0]]).double()
+    assert float((joined - weights.double() @ flat).norm()) <= CLOSE * float(flat.norm())
+    doubled = record.weighted_sum(weights, into=got)
+    assert doubled is got
+    assert torch.allclose(torch.cat([got[n].flatten() for n in truth[0]]).double(), 2 * joined, rtol=1e-4, atol=1e-6)
+
+
+def test_a_part_of_the_parameters_can_be_asked_for(bert_case) -> None:
+    truth = slow.gradients(bert_case.model, bert_case.losses())
+    tape = Tape(bert_case.model)
+    with tape:
+        losses = bert_case.losses()
+    record = tape.backward(losses)
+    names = ["classifier.weight", "bert.embeddings.word_embeddings.weight"]
+    want = torch.tensor([slow.norm({n: g[n] for n in names}) for g in truth])
+    assert torch.allclose(record.norms(names), want, rtol=CLOSE)
+    vectors = {names[0]: torch.ones(3, 32)}
+    assert torch.allclose(record.inner(vectors), torch.stack([g[names[0]].sum() for g in truth]), rtol=1e-4, atol=1e-5)
+    squares = torch.stack(list(record.layer_norms().values())).square().sum(0)
+    assert torch.allclose(squares.sqrt(), record.norms(), rtol=CLOSE)
+    assert record.inner({}).tolist() == [0.0] * 6
+    with pytest.raises(SettingError, match="a trainable parameter"):
+        record.norms(["classifer.weight"])
+    with pytest.raises(SettingError, match="shape"):
+        record.inner({names[0]: torch.ones(3)})
+    with pytest.raises(SettingError, match="unit=6"):
+        record.inner(vectors, unit=6)
+
+
+def test_a_spent_record_says_so(bert_case) -> None:
+    tape = Tape(bert_case.model)
+    with tape:
+        losses = bert_case.losses()
+    record = tape.backward(losses)
+    record.weighted_sum(torch.ones(6))
+    for ask in (record.norms, record.gram, lambda: record.weighted_sum(torch.ones(6))):
+        with pytest.raises(UnsupportedError, match="not spent"):
+            ask()
