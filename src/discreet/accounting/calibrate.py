@@ -73,8 +73,6 @@ def most(cost: Cost, target: float, *, low: float, high: float, guess: float, to
     >>> round(most(lambda x: x * x, 9.0, low=0.01, high=100.0, guess=1.0), 3)
     3.0
     """
-    if cost(high) <= target:
-        return high
     flipped = least(
         lambda y: cost(1 / y),
         target,
@@ -158,6 +156,7 @@ def largest_rate(
     accountant: str = "pld",
     low: float = 1e-7,
     high: float = 1.0,
+    guess: float = 0.01,
     tolerance: float = 1e-4,
 ) -> float:
     """Return the largest sampling rate, or any parameter that only adds to the cost, within epsilon at delta."""
@@ -167,6 +166,6 @@ def largest_rate(
         epsilon,
         low=low,
         high=high,
-        guess=math.sqrt(low * high),
+        guess=guess,
         tolerance=tolerance,
     )

@@ -5,7 +5,7 @@ Exchanging record i moves output j by at most 2 C lambda_ij, hence all outputs o
 2 C sqrt(sum_j lambda_ij²) in L2 and 2 C sum_j lambda_ij in weighted norm. Encoding once and training on the stored
 encodings is post-processing and costs nothing more.
 
-Paper: "DP instance encoding" (TextHide with Laplace or Gaussian noise), theorems 3 and 4 and algorithm 1.
+Paper: Xie and Hong 2022, Differentially Private Instance Encoding against Privacy Attacks, theorems 3 and 4.
 Differs: the paper's figures are kept as calibration="paper" and are not bounds: it takes 2C for the L1 distance of two
 vectors of L2 norm C (it is 2C sqrt(d)), C for the L2 distance (it is 2C), one noise vector for all outputs (their
 differences are then free of noise), and counts no composition over the outputs that a record enters.

@@ -5,7 +5,7 @@ Drawn anew at each step, a fixed m of n without replacement and shuffled, a step
 delta(eps) = q delta0(ln(1 + (e^eps - 1)/q)), q = m/n, and steps are composed; decoys count into n. Drawn by independent
 coins the number sent is public, and the step is the average over it.
 
-Paper: "LDP-NLP" (a clipping-and-noise layer, sub-sampling for training, up-sampling for inference), equations 5 to 9.
+Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks (LDP-NLP), equations 5 to 9.
 Differs: the paper's figures are kept as calibration="paper" and are not bounds: it takes C for the distance 2C,
 |x| C/sigma for a step, a central-limit formula that lies below the truth, and for decoys a sampling rate of q p where
 independent coins send every true query with probability p.

@@ -11,6 +11,8 @@ import typer
 
 from discreet.cli.evaluate import evaluate
 from discreet.cli.predict import predict
+from discreet.cli.solve import solve
+from discreet.cli.spend import spend
 from discreet.cli.train import train
 from discreet.core.errors import DiscreetError
 
@@ -44,6 +46,8 @@ def _root(
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
+app.command("spend")(spend)
+app.command("solve")(solve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
