@@ -207,7 +207,7 @@ def test_the_guarantee_names_unit_and_adjacency(place: Path | None) -> None:
         guarantee = ledger.guarantee(1e-5, assumptions=["authors do not share notes"])
         assert guarantee.unit == "author"
         assert guarantee.adjacency == "add/remove"
-        assert guarantee.assumptions == ("authors do not share notes",)
+        assert guarantee.assumptions[0] == "authors do not share notes"
         assert guarantee.certified
 
 

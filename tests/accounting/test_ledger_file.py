@@ -106,8 +106,13 @@ if child == 0:
         Ledger.open(path, unit='note', adjacency='add/remove')
     except LedgerError as error:
         print('child locked out', 'to be free' in str(error), flush=True)
-    time.sleep(60)
-time.sleep(0.3)
+    os._exit(0)
+os.waitpid(child, 0)
+child = os.fork()
+if child == 0:
+    time.sleep(60)  # and never closes what it inherited
+    os._exit(0)
+time.sleep(0.1)
 print('parent spent', ledger.spend(event, 'parent').spends, child, flush=True)
 sys.stdin.read()
 """

@@ -174,6 +174,17 @@ def test_a_seeded_step_is_counted_once_after_a_cut_that_leaves_its_id(
     assert seen == {(False, False), (True, True)}
 
 
+def test_an_id_that_its_check_does_not_confirm_is_not_believed(book: tuple[bytes, list[tuple[int, str]]]) -> None:
+    """Believed, it would let a later step of that id go uncounted."""
+    data, starts = book
+    last = data[starts[-1][0] :]
+    assert last.startswith(b'["8",0,"')
+    for cut in range(len('["8",0,"') + 4, len(last)):
+        tally = ledger_lines.read(data[: starts[-1][0]] + last.replace(b"8", b"9", 1)[:cut], "here")
+        assert counts(tally.statement()) == begun(starts, len(data))
+        assert "9" not in tally.ids
+
+
 def test_the_guarantee_read_back_is_never_below_the_one_used(book: tuple[bytes, list[tuple[int, str]]]) -> None:
     data, starts = book
     used: dict[int, float] = {}

@@ -62,7 +62,7 @@ class Allowance:
         """Return how many more spends of an event the budget allows."""
         now, step = self.counts(), Counts({text: 1})
         left = self._known - now
-        if self._along == step and now <= self._known and set(left) <= {text}:
+        if self._along == step and now <= self._known:
             return left[text]  # found before, and only this event was spent since
         return self._extend(step, budget)
 

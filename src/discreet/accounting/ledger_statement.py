@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
+from discreet.accounting.interpret import guarantee
 from discreet.core.checks import positive, refuse
 from discreet.core.guarantee import Adjacency, Guarantee
 
@@ -110,16 +111,9 @@ def priced(
     event: Any, delta: float, whose: Statement, accountant: str = "pld", assumptions: Sequence[str] = ()
 ) -> Guarantee:
     """Return what an event guarantees for the unit and adjacency of a statement."""
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-
-    relation = {
-        Adjacency.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        Adjacency.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
-        Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
-    }[whose.adjacency]
-    epsilon = PLDAccountant(relation, 1e-3).compose(event).get_epsilon(delta)
-    return Guarantee(epsilon, delta, whose.unit, whose.adjacency, accountant, assumptions=tuple(assumptions))
+    return guarantee(
+        event, delta=delta, adjacency=whose.adjacency, accountant=accountant, unit=whose.unit, assumptions=assumptions
+    )
 
 
 def most(cost: Callable[[int], float], limit: float, cap: int) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from discreet.cli.evaluate import evaluate
+from discreet.cli.ledger import ledger
 from discreet.cli.predict import predict
 from discreet.cli.solve import solve
 from discreet.cli.spend import spend
@@ -48,6 +49,7 @@ app.command("evaluate")(evaluate)
 app.command("predict")(predict)
 app.command("spend")(spend)
 app.command("solve")(solve)
+app.command("ledger")(ledger)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,95 @@
+"""`discreet ledger`: what was spent, for whom, what it guarantees and what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from discreet.cli.options import Json
+
+if TYPE_CHECKING:
+    from discreet.accounting.ledger_statement import Statement
+
+_MOST_KINDS = 8  # events for which it is worked out how many more would fit
+
+
+def ledger(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file; a training may be writing to it.")],
+    delta: Annotated[float | None, typer.Option("--delta", help="Account at this delta; else the budget's.")] = None,
+    json: Json = False,
+) -> None:
+    """Show what a ledger holds: what was spent, the guarantee, the budget left, and what a crash left behind."""
+    from discreet.accounting.ledger import Ledger
+    from discreet.cli.output import as_json
+
+    statement = Ledger.read(path)
+    if json:
+        as_json(_values(path, statement, delta))
+        return
+    print(f"{path}: for each {statement.unit}, under {statement.adjacency.value} adjacency.")
+    print("Spent, how often:" if statement.spent else "Nothing was spent.")
+    for event, count in statement.spent:
+        print(f"{count:12,}  {_words(event)}")
+    for line in _remarks(statement):
+        print(line)
+    if delta is None and statement.budget is None:
+        print("Give --delta to see what this guarantees: the ledger has no budget to take it from.")
+        return
+    print(statement.guarantee(delta))
+    budget = statement.budget
+    if budget is not None:
+        spent = statement.guarantee().epsilon
+        print(f"Budget: epsilon {budget.epsilon:.4g} at delta {budget.delta:.4g}, of which {spent:.4g} is spent.")
+        for event, more in _room(statement):
+            print(f"Room for {more:,} more of {_words(event)}.")
+
+
+def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, Any]:
+    import json as text
+
+    from discreet.accounting.event_json import event_to_json
+
+    known = delta is not None or statement.budget is not None
+    return {
+        "path": str(path),
+        "unit": statement.unit,
+        "adjacency": statement.adjacency.value,
+        "spends": statement.spends,
+        "spent": [{"event": text.loads(event_to_json(event)), "count": count} for event, count in statement.spent],
+        "spent_again": statement.respent,
+        "torn": statement.torn,
+        "unfinished": statement.unfinished,
+        "guarantee": statement.guarantee(delta).as_dict() if known else None,
+        "budget": None if statement.budget is None else vars(statement.budget),
+        "remaining": [{"event": text.loads(event_to_json(event)), "spends": more} for event, more in _room(statement)],
+    }
+
+
+def _room(statement: Statement) -> list[tuple[Any, int]]:
+    if statement.budget is None or len(statement.spent) > _MOST_KINDS:
+        return []
+    return [(event, statement.remaining(event)) for event, _ in statement.spent]
+
+
+def _remarks(statement: Statement) -> list[str]:
+    lines = []
+    if statement.respent:
+        lines.append(
+            f"{_times(statement.respent)} an id was spent again, with secure randomness that does not repeat itself: "
+            "each counts."
+        )
+    if statement.torn:
+        lines.append(f"{_times(statement.torn)} a crash cut a line short. Each such line counts as spent.")
+    if statement.unfinished:
+        lines.append("The last line is not whole: it is being written at this moment, or a crash cut it short.")
+    return lines
+
+
+def _times(count: int) -> str:
+    return "Once" if count == 1 else f"{count:,} times"
+
+
+def _words(event: Any) -> str:
+    return repr(event).replace("DpEvent(", "(")
