@@ -99,9 +99,17 @@ def log_mean_exp(kappa: float, dimension: int) -> float:
         return _log_series(kappa * kappa / 4, order + 1)
     if order >= _LARGE_ORDER:
         return _log_debye(kappa, order)
-    from scipy.special import ive
+    return kappa + _log_scaled_bessel(order, kappa) + math.lgamma(order + 1) + order * math.log(2 / kappa)
 
-    return kappa + math.log(float(ive(order, kappa))) + math.lgamma(order + 1) + order * math.log(2 / kappa)
+
+def _log_scaled_bessel(order: float, kappa: float) -> float:
+    """Return log(I_v(kappa) exp(-kappa)) for a small order v, by three terms of its tail where scipy's range ends."""
+    if kappa < 1e8:
+        from scipy.special import ive
+
+        return math.log(float(ive(order, kappa)))
+    m, x = 4 * order * order, 8 * kappa
+    return math.log1p(-(m - 1) / x + (m - 1) * (m - 9) / (2 * x * x)) - 0.5 * math.log(2 * math.pi * kappa)
 
 
 def _log_series(x: float, a: float) -> float:
@@ -142,11 +150,11 @@ def log_sphere_area(dimension: int) -> float:
 
 
 def log_cosine_density(t: npt.ArrayLike, kappa: float, dimension: int) -> npt.NDArray[Any]:
-    """Return the log-density of the cosine at t in (-1, 1)."""
-    cosine = np.asarray(t, dtype=np.float64)
-    from scipy.special import betaln
+    """Return the log-density of the cosine at t in [-1, 1]; at the ends it may be infinite."""
+    from scipy.special import betaln, xlog1py
 
-    uniform = (dimension - 3) / 2 * np.log1p(-cosine * cosine) - float(betaln(0.5, (dimension - 1) / 2))
+    cosine = np.asarray(t, dtype=np.float64)
+    uniform = xlog1py((dimension - 3) / 2, -cosine * cosine) - float(betaln(0.5, (dimension - 1) / 2))
     return np.asarray(uniform + kappa * cosine - log_mean_exp(kappa, dimension))
 
 

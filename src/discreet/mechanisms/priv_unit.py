@@ -150,7 +150,7 @@ def log_cap_mass(height: float, dimension: int) -> float:
     half = (dimension - 1) / 2
     square = height * height
     x = 1 - square
-    if square * half < 40:
+    if -half * math.log1p(-square) < 40:
         return math.log(float(betainc(half, 0.5, x)) / 2)
     front = half * math.log1p(-square) + math.log(height) - math.log(2 * half) - float(betaln(half, 0.5))
     return front + math.log(_beta_fraction(half, 0.5, x))
