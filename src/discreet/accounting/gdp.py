@@ -70,7 +70,10 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) <= delta:
         high *= 2
-    return 1 / bisect_up(lambda s: gaussian_delta(1 / s, epsilon) <= delta, 1 / high, 1e9)
+    most = 1.0
+    while gaussian_delta(1 / most, epsilon) > delta:
+        most *= 2
+    return 1 / bisect_up(lambda s: gaussian_delta(1 / s, epsilon) <= delta, 1 / high, most)
 
 
 def gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
