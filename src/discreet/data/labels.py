@@ -22,6 +22,9 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
+Answers = Sequence[tuple[str, Sequence[Any]]]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a label column came to: labels with the names of their classes, or scores."""
@@ -31,9 +34,7 @@ class Outcome:
     scores: tuple[float, ...] | None = None
 
 
-def outcome(
-    columns: Sequence[tuple[str, Sequence[Any]]], task: Task | None = None, label_names: Sequence[str] | None = None
-) -> Outcome:
+def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[str] | None = None) -> Outcome:
     """Return the labels or scores of the columns, which are (where, values) and count as one column.
 
     With `label_names` the classes are given, such as those a model was trained on, and any other label is refused.
@@ -51,15 +52,16 @@ def outcome(
         if label_names is None and "decimal" in found and "word" in found:
             where, row = _first(columns, kinds, "word")
             raise DataError(
-                f"Expected classes or scores, but the labels mix numbers with a decimal point and words; the first word "
-                f"is in row {row} of {where!r}. Mend the column, or say which with task='classification'."
+                "Expected classes or scores, but the labels mix numbers with a decimal point and words; the first "
+                f"word is in row {row} of {where!r}. Mend the column, or say which with task='classification'."
             )
         task = "regression" if "decimal" in found and label_names is None else "classification"
     if task == "regression":
         if "word" in found:
             where, row = _first(columns, kinds, "word")
             raise DataError(
-                f"Expected a number as score in row {row} of {where!r}, found a word. Mend the row, or name another column."
+                f"Expected a number as score in row {row} of {where!r}, found a word. "
+                "Mend the row, or name another column."
             )
         return Outcome(scores=tuple(float(value) for _, values in columns for value in values))
     names = sorted({_class_name(value) for _, value in kinds})
@@ -135,9 +137,7 @@ def _unknown(where: str, row: int, value: Any) -> DataError:
     )
 
 
-def _first(
-    columns: Sequence[tuple[str, Sequence[Any]]], kinds: dict[tuple[type, Any], str], kind: str
-) -> tuple[str, int]:
+def _first(columns: Answers, kinds: dict[tuple[type, Any], str], kind: str) -> tuple[str, int]:
     return next(
         (where, row)
         for where, values in columns
@@ -146,7 +146,7 @@ def _first(
     )
 
 
-def _where_is(columns: Sequence[tuple[str, Sequence[Any]]], name: str) -> tuple[str, int]:
+def _where_is(columns: Answers, name: str) -> tuple[str, int]:
     return next(
         (where, row)
         for where, values in columns

@@ -106,7 +106,8 @@ def dirichlet_clients(
     A small concentration gives clients with few classes; a large one makes them alike. Rows are moved from the largest
     clients to those with fewer than `least`, so that none is empty.
 
-    Paper: Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification.
+    Paper: Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification.
     Differs: each class is spread over the clients by its own Dirichlet draw, so every row is used exactly once.
     """
     if corpus.labels is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from discreet.accounting.events import DpEvent
 
 Indices = npt.NDArray[np.int64]
+Visible = Literal["sum", "each"]
 
 
 @runtime_checkable
@@ -40,8 +41,8 @@ class Sampler(Protocol):
         """Return after how many steps each unit has been drawn once, on average or exactly."""
         ...
 
-    def amplify(self, event: DpEvent, n: int) -> DpEvent:
-        """Return the event of one step whose noisy clipped sum is `event`, given how the batch was drawn."""
+    def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
+        """Return the event of one step, given how the batch was drawn and whether its sum or each vector is seen."""
         ...
 
 
@@ -97,10 +98,15 @@ class Poisson:
         """Return after how many steps each unit has been drawn once on average."""
         return math.ceil(round(1 / self.rate, 9))
 
-    def amplify(self, event: DpEvent, n: int) -> DpEvent:
-        """Return `event` under Poisson sampling."""
+    def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
+        """Return `event` under Poisson sampling, of a sum; where each vector is seen, there is no proven figure."""
         from discreet.accounting.events import PoissonSampledDpEvent
 
+        if visible == "each":
+            raise UnsupportedError(
+                f"Expected sampler={self!r} to be FixedSize where each vector is seen. The size of a Poisson batch, "
+                "and a vector that is absent, would show; draw a fixed number."
+            )
         return PoissonSampledDpEvent(self.rate, event)
 
 
@@ -144,11 +150,13 @@ class FixedSize:
         self._check(n)
         return math.ceil(n / self.size)
 
-    def amplify(self, event: DpEvent, n: int) -> DpEvent:
-        """Return `event` under sampling without replacement."""
-        from discreet.accounting.events import SampledWithoutReplacementDpEvent
+    def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
+        """Return `event` under sampling without replacement, for a sum or for vectors that are seen one by one."""
+        from discreet.accounting.events import SampledWithoutReplacementDpEvent, VisibleVectorsDpEvent
 
         self._check(n)
+        if visible == "each":
+            return VisibleVectorsDpEvent(event, self.size, n)
         return SampledWithoutReplacementDpEvent(n, self.size, event)
 
     def _check(self, n: int) -> None:
@@ -192,7 +200,7 @@ class Shuffled:
         whole("n", n)
         return math.ceil(n / self.size)
 
-    def amplify(self, event: DpEvent, n: int) -> DpEvent:
+    def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
         """Refuse: shuffled batches have no proven amplification for a step."""
         raise UnsupportedError(
             f"Expected sampler={self!r} to be Poisson or FixedSize. Shuffled batches have no amplification: each epoch "

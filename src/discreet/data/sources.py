@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def load(
 ) -> Corpus:
     """Return a corpus from a built-in name, a file, a folder of splits or the hub.
 
-    - "notes", "notes-pairs", "notes-pairs-scores", "reviews": built in; `seed` and `rows` shape the notes.
+    - "notes", "notes-pairs", "notes-pairs-scores", "reviews" (and its part "reviews-imdb"): built in; `seed` and
+      `rows` shape the notes.
     - a .csv, .tsv, .jsonl or .parquet file, or a folder that holds train.* and perhaps validation.* (dev.*) and test.*
     - "hub:NAME" or "hub:NAME:CONFIG": a Hugging Face data set, through the `hub` extra.
 
@@ -63,12 +65,14 @@ def load(
         whole("rows", rows, remedy="It is the number of rows to keep.")
     name = str(source)
     if name in BUILT_IN:
-        corpus = BUILT_IN[name](seed, rows)
+        if columns != Columns():
+            raise DataError(f"Expected no column names for {name!r}. It is built in and has its own; leave them out.")
+        corpus = _with_label_names(BUILT_IN[name](seed, rows), label_names)
         if isinstance(validation, int | float) and not isinstance(validation, bool):
             corpus = _split_again(corpus, validation)
         elif validation is not None:
             raise DataError(
-                f"Expected validation={str(validation)!r} to be a number for {name!r}, which has its own rows."
+                f"Expected validation={str(validation)!r} to be a fraction for {name!r}. Its rows are built in."
             )
         return corpus
     tables = _tables(name)
@@ -87,6 +91,14 @@ def load(
     return corpus if rows is None else _fewer(corpus, rows, seed)
 
 
+def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corpus:
+    if label_names is None or corpus.labels is None or tuple(label_names) == corpus.label_names:
+        return corpus
+    names = [corpus.label_names[label] for label in corpus.labels]
+    found = outcome([(corpus.name, names)], "classification", label_names)
+    return dataclasses.replace(corpus, labels=found.labels, label_names=found.label_names)
+
+
 def _tables(name: str) -> dict[str, Table]:
     if name.startswith("hub:"):
         from discreet.data.hub import read_hub
@@ -98,7 +110,8 @@ def _tables(name: str) -> dict[str, Table]:
     if not path.exists() and path.suffix.lower() not in READERS:
         guess = did_you_mean(name, list(BUILT_IN)) or "For a Hugging Face data set write hub:NAME."
         raise DataError(
-            f"Expected data={name!r} to be a file, a folder or one of {', '.join(BUILT_IN)}. There is no such file. {guess}"
+            f"Expected data={name!r} to be a file, a folder or one of {', '.join(BUILT_IN)}. "
+            f"There is no such file. {guess}"
         )
     return {"train": read_table(path)}
 
@@ -247,11 +260,19 @@ def _pair_scores(seed: int, rows: int | None) -> Corpus:
     return note_pairs(rows or PAIRS, seed, scores=True)
 
 
-def _reviews(seed: int, rows: int | None) -> Corpus:
+def _reviews(seed: int, rows: int | None, part: Literal["imdb", "rotten_tomatoes"] | None = None) -> Corpus:
     from discreet.data.reviews import reviews
 
-    corpus = reviews()
+    corpus = reviews(part)
     return corpus if rows is None else _fewer(corpus, rows, seed)
+
+
+def _imdb(seed: int, rows: int | None) -> Corpus:
+    return _reviews(seed, rows, "imdb")
+
+
+def _rotten_tomatoes(seed: int, rows: int | None) -> Corpus:
+    return _reviews(seed, rows, "rotten_tomatoes")
 
 
 BUILT_IN: dict[str, Callable[[int, int | None], Corpus]] = {
@@ -259,4 +280,6 @@ BUILT_IN: dict[str, Callable[[int, int | None], Corpus]] = {
     "notes-pairs": _pairs,
     "notes-pairs-scores": _pair_scores,
     "reviews": _reviews,
+    "reviews-imdb": _imdb,
+    "reviews-rotten-tomatoes": _rotten_tomatoes,
 }

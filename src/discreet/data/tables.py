@@ -43,9 +43,10 @@ class Table:
         guess = f"Did you mean {lower[name.casefold()]!r}?" if name.casefold() in lower else ""
         guess = guess or did_you_mean(name, self.names) or f"Name it with --{role}."
         if len(self.names) == 1 and (mark := re.search(r"[;|\t]", self.names[0])):
-            guess = f"The columns seem to be separated by {mark.group()!r}; save the file with commas, or as .tsv with tabs."
+            guess = f"They seem to be separated by {mark.group()!r}; save the file with commas, or as .tsv with tabs."
         raise DataError(
-            f"Expected column {name!r} for {role} in {self.where!r}, which has {', '.join(map(repr, self.names))}. {guess}"
+            f"Expected column {name!r} for {role} in {self.where!r}, "
+            f"which has {', '.join(map(repr, self.names))}. {guess}"
         )
 
 
