@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -169,15 +170,20 @@ def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
         return best
 
     high = xi + rho + 2 * math.sqrt(58 * rho)  # where the best bound is e^-58
-    return Curve(convex(mirrored(half)), high)
+    return Curve(convex(mirrored(half), high), high)
 
 
-def convex(deltas: Deltas) -> Deltas:
-    """Return the greatest curve below this one that is convex in e^epsilon; the true one is, so this stays above it."""
+def convex(deltas: Deltas, high: float) -> Deltas:
+    """Return a curve below this one that is nearly convex in e^epsilon; the true one is convex, so this stays above it.
 
-    def hull(eps: Array) -> Array:
-        points, where = np.unique(eps, return_inverse=True)
-        grown, raw = np.exp(np.minimum(points, 700.0)), deltas(points)
+    It is the lesser of the curve and of its convex hull on some thousand points between -high and high.
+    """
+
+    @lru_cache(maxsize=1)
+    def hull() -> tuple[Array, Array]:
+        spread = math.asinh(min(high, 700.0) * 1e4)
+        points = np.sinh(np.linspace(-spread, spread, 8001)) / 1e4  # dense around 0, where the curve bends
+        grown, raw = np.exp(points), deltas(points)
         a, d = grown.tolist(), raw.tolist()
         keep: list[int] = []
         for i in range(len(a)):
@@ -187,9 +193,14 @@ def convex(deltas: Deltas) -> Deltas:
                     break
                 keep.pop()
             keep.append(i)
-        return np.interp(grown, grown[keep], raw[keep])[where]
+        return grown[keep], raw[keep]
 
-    return hull
+    def lower(eps: Array) -> Array:
+        a, d = hull()
+        chord = np.interp(np.exp(np.minimum(eps, 700.0)), a, d)
+        return np.minimum(deltas(eps), np.where(np.abs(eps) <= min(high, 700.0), chord, 1.0))
+
+    return lower
 
 
 def poisson(curve: Curve, rate: float) -> Curve:
@@ -264,26 +275,22 @@ def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
     def backward(eps: Array) -> Array:
         return rate * absent(_inner(eps, rate))
 
-    return Curve(
-        convex(dual(forward, backward)),
-        _sampled_high(max(replaced.high, zeroed.high), rate),
-        convex(dual(backward, forward)),
-        _sampled_high(high_absent, rate),
-    )
+    high, low = _sampled_high(max(replaced.high, zeroed.high), rate), _sampled_high(high_absent, rate)
+    reach = max(high, low)
+    return Curve(convex(dual(forward, backward), reach), high, convex(dual(backward, forward), reach), low)
 
 
 def bernoulli_visible(replaced: Curve, rate: float, population: int) -> Curve:
     """Return the curve when each of `population` vectors is sent with probability `rate` and all are seen, shuffled.
 
     How many were sent is seen too and tells nothing about anyone; given the number it is a draw of fixed size. Numbers
-    are rounded up into at most 200 groups, which can only add to the cost.
+    are rounded up into at most 400 groups, which can only add to the cost.
     """
     from scipy.stats import binom
 
-    low, top = int(binom.ppf(1e-20, population, rate)), int(binom.isf(1e-20, population, rate))
-    edges = np.unique(np.linspace(max(low, 0), min(top + 1, population), 201).astype(int))
-    edges = edges[edges > 0]
-    below = np.concatenate(([0.0], binom.cdf(edges, population, rate)))
+    middle, reach = population * rate, 10.5 * math.sqrt(population * rate * (1 - rate)) + 60
+    edges = np.unique(np.linspace(max(1, middle - reach), min(middle + reach, population), 401).astype(int))
+    below = np.concatenate(([binom.pmf(0, population, rate)], binom.cdf(edges, population, rate)))
     weights, beyond = np.diff(below), float(binom.sf(edges[-1], population, rate))
     parts = [fixed_size(replaced, float(k) / population) for k in edges]
 

@@ -1,10 +1,13 @@
 """The cross-check: Renyi divergences of every use, added up and turned into epsilon.
 
-dp_accounting computes those of Gaussian, Laplace and sampled Gaussian noise, from events into which the sensitivity of
-the adjacency has been written first; ours are von Mises–Fisher directions and anything known only by its epsilon.
+dp_accounting computes those of Laplace noise, randomized response and draws of fixed size, from events into which the
+sensitivity of the adjacency has been written first. Ours are von Mises–Fisher directions, anything known only by its
+epsilon, and Poisson-sampled Gaussian noise, where dp_accounting is loose at fractional orders and gives up the smallest
+ones when there is little noise (they are the best ones for epsilon near 100).
 
-Paper: Mironov 2017, Renyi Differential Privacy; Wang, Balle and Kasiviswanathan 2019, Subsampled Renyi Differential
-Privacy; Canonne, Kamath and Steinke 2020, The Discrete Gaussian (the conversion).
+Paper: Mironov 2017, Renyi Differential Privacy; Mironov, Talwar and Zhang 2019, Renyi Differential Privacy of the
+Sampled Gaussian Mechanism; Wang, Balle and Kasiviswanathan 2019, Subsampled Renyi Differential Privacy; Canonne, Kamath
+and Steinke 2020, The Discrete Gaussian (the conversion).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import (
     compute_delta,
     compute_epsilon,
 )
+from scipy.special import gammaln, logsumexp
 
 from discreet.accounting import von_mises_fisher as vmf
 from discreet.accounting.curve import Array
@@ -96,7 +100,7 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Array:
     if isinstance(use, VonMisesFisherDpEvent) and adjacency is not Adjacency.ADD_REMOVE:
         return _directions(use, adjacency)
     if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:
-        return _library(PoissonSampledDpEvent(use.sampling_probability, _gaussian(use, adjacency)), adjacency)
+        return sampled_gaussian(float(use.sampling_probability), _gaussian(use, adjacency).noise_multiplier)
     if isinstance(use, SampledWithoutReplacementDpEvent) and adjacency is Adjacency.REPLACE_ONE:
         size, drawn = use.source_dataset_size, use.sample_size
         return _library(SampledWithoutReplacementDpEvent(size, drawn, _gaussian(use, adjacency)), adjacency)
@@ -104,6 +108,41 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Array:
         inside = _gaussian(use, adjacency)
         return _library(SampledWithoutReplacementDpEvent(use.population, use.drawn, inside), adjacency)
     raise refuse_pair(use, adjacency, "rdp", "Use the pld accountant.")
+
+
+def sampled_gaussian(rate: float, noise: float) -> Array:
+    """Return the divergences of a Poisson-sampled sum with noise of this multiple of one record's norm.
+
+    At order a it is ln E[(1 - q + q e^z)^a] / (a - 1), z = (2x - 1)/(2 noise²), x normal of width noise: a sum for
+    whole orders, an integral for the others; both are as exact as floating point.
+    """
+    found = np.empty_like(ORDERS)
+    for i, a in enumerate(ORDERS.tolist()):
+        log = _whole_order(rate, noise, int(a)) if a == int(a) else _broken_order(rate, noise, a)
+        found[i] = max(log, 0.0) / (a - 1)
+    return found
+
+
+def _whole_order(rate: float, noise: float, a: int) -> float:
+    k = np.arange(a + 1)
+    choose = gammaln(a + 1) - gammaln(k + 1) - gammaln(a - k + 1)
+    return float(
+        logsumexp(choose + k * math.log(rate) + (a - k) * math.log1p(-rate) + k * (k - 1) / (2 * noise * noise))
+    )
+
+
+def _broken_order(rate: float, noise: float, a: float) -> float:
+    # the integrand is analytic within pi noise² of the real line: this step leaves an error below 1e-20
+    gap = min(noise / 6, noise * noise / 2.5)
+    x = np.arange(-13 * noise, a + 13 * noise, gap)
+    z = (2 * x - 1) / (2 * noise * noise)
+    log_ratio = np.where(
+        z < 1, np.log1p(rate * np.expm1(np.minimum(z, 1.0))), np.logaddexp(math.log1p(-rate), math.log(rate) + z)
+    )
+    log_weight = -(x * x) / (2 * noise * noise) + math.log(gap / (noise * math.sqrt(2 * math.pi)))
+    if a * float(log_ratio.max()) < 20:  # small divergences keep their digits
+        return math.log1p(max(float(np.dot(np.exp(log_weight), np.expm1(a * log_ratio))), 0.0))
+    return float(logsumexp(log_weight + a * log_ratio))
 
 
 def _library(use: DpEvent, adjacency: Adjacency) -> Array:

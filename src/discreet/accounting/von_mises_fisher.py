@@ -47,11 +47,16 @@ def _peak(kappa: float, dimension: int) -> float:
 @lru_cache(maxsize=1024)
 def _support(kappa: float, dimension: int) -> tuple[float, float]:
     """Return where phi is found, but for a share of about e^-75."""
+
+    def log_shape(phi: float) -> float:
+        t = math.sin(phi)
+        return kappa * t + (dimension - 2) * (0.5 * math.log1p(-t * t) if abs(t) < 0.9 else math.log(math.cos(phi)))
+
     top = _peak(kappa, dimension)
-    best = float(_log_shape(kappa, dimension, np.array([top]))[0])
+    best = log_shape(top)
 
     def inside(phi: float) -> bool:
-        return float(_log_shape(kappa, dimension, np.array([phi]))[0]) > best - _DROP
+        return log_shape(phi) > best - _DROP
 
     edges = []
     for end in (-math.pi / 2, math.pi / 2):
@@ -92,7 +97,7 @@ def log_mean(kappa: float, dimension: int) -> float:
     return _log_total(kappa, dimension) - _log_total(0.0, dimension) if kappa else 0.0
 
 
-def _tail_delta(kappa: float, dimension: int, slope: float, shift: float, epsilon: float) -> float:
+def _tail_delta(kappa: float, dimension: int, slope: float, shift: float, epsilon: float, pieces: int = 256) -> float:
     """Return the mean of (1 - exp(epsilon - loss))+ for t of concentration kappa and loss = slope t - shift."""
     if slope == 0:
         return max(0.0, -math.expm1(epsilon))
@@ -104,7 +109,7 @@ def _tail_delta(kappa: float, dimension: int, slope: float, shift: float, epsilo
     # where the cut lies past the bulk, what is left is still wanted in full
     if low >= high:
         low, high = math.asin(max(cut, -1.0)), math.pi / 2
-    phi, weight = _nodes(low, high)
+    phi, weight = _nodes(low, high, pieces)
     density = np.exp(_log_shape(kappa, dimension, phi) - _log_total(kappa, dimension))
     over = slope * np.sin(phi) - shift - epsilon
     return float(np.dot(density * np.where(over > 0, -np.expm1(-np.maximum(over, 0.0)), 0.0), weight))
@@ -158,7 +163,7 @@ def angle_delta(kappa: float, dimension: int, angle: float, epsilon: float) -> f
     """
     dimension = whole("dimension", dimension, 3, "The sphere across the bisector needs two dimensions.")
     across, along = kappa * math.sin(angle / 2), kappa * math.cos(angle / 2)
-    s_phi, s_weight = _nodes(_support(0.0, dimension)[0], _support(kappa, dimension)[1], pieces=24)
+    s_phi, s_weight = _nodes(_support(0.0, dimension)[0], _support(kappa, dimension)[1], pieces=6)
     total, mass = 0.0, 0.0
     reference = _log_total(kappa, dimension)
     for phi, weight in zip(s_phi, s_weight, strict=True):
@@ -167,7 +172,7 @@ def angle_delta(kappa: float, dimension: int, angle: float, epsilon: float) -> f
         log_w = float(_log_shape(along, dimension, np.array([phi]))[0]) + _log_total(inner, dimension - 1)
         share = weight * math.exp(log_w - reference)
         mass += share
-        total += share * _tail_delta(inner, dimension - 1, 2 * inner, 0.0, epsilon)
+        total += share * _tail_delta(inner, dimension - 1, 2 * inner, 0.0, epsilon, pieces=24)
     return total / mass if mass > 0 else 0.0
 
 
