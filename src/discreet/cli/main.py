@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.ledger import ledger
 from discreet.cli.predict import predict
@@ -44,6 +45,7 @@ def _root(
     pass
 
 
+app.command("data")(data)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)

@@ -1,0 +1,174 @@
+"""`discreet data`: what is in a corpus, before anything is done with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from discreet.cli.options import Data, Json, Label, Seed, Text, TextPair, Unit
+from discreet.cli.output import as_json
+
+if TYPE_CHECKING:
+    from discreet.data.corpus import Corpus
+
+_SHOWN_CLASSES = 12
+
+
+def data(
+    data: Data,
+    text: Text = "text",
+    text_pair: TextPair = None,
+    label: Label = "label",
+    unit: Unit = None,
+    rows: Annotated[int | None, typer.Option(help="Keep this many training rows, or make this many notes.")] = None,
+    examples: Annotated[int, typer.Option(min=0, help="How many rows to show; they are shown as they are.")] = 3,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Print the sizes, classes, lengths and splits of DATA, and three examples.
+
+    The examples are private text: use --examples 0 where others can read along.
+    """
+    from discreet.data.sources import Columns, load
+
+    corpus = load(data, Columns(text, text_pair, label, unit), seed=seed, rows=rows)
+    if json:
+        as_json(summary(corpus, examples))
+    else:
+        _draw(corpus, summary(corpus, examples))
+
+
+def summary(corpus: Corpus, examples: int) -> dict[str, Any]:
+    """Return what there is to know about a corpus as plain values."""
+    import numpy as np
+
+    words = np.array([len(text.split()) for text in corpus.texts])
+    if corpus.second is not None:
+        words = words + np.array([len(text.split()) for text in corpus.second])
+    count = len(corpus)
+    shown = [round(i * (count - 1) / max(examples - 1, 1)) for i in range(min(examples, count))]
+    return {
+        "name": corpus.name,
+        "rows": count,
+        "task": corpus.task,
+        "pairs": corpus.is_pairs,
+        "unit": corpus.unit_name,
+        "units": corpus.unit_count,
+        "classes": _by_class(corpus),
+        "scores": _score_range(corpus),
+        "splits": {name: _split_row(corpus, name) for name in corpus.split_names},
+        "words": {
+            "shortest": int(words.min()),
+            "median": float(np.median(words)),
+            "mean": round(float(words.mean()), 1),
+            "longest": int(words.max()),
+        },
+        "repeated_texts": count - len(set(zip(corpus.texts, corpus.second or corpus.texts, strict=True))),
+        "remarks": list(corpus.remarks),
+        "examples": [_example(corpus, row) for row in shown],
+    }
+
+
+def _by_class(corpus: Corpus) -> dict[str, int] | None:
+    if corpus.labels is None:
+        return None
+    counts = [0] * corpus.classes
+    for label in corpus.labels:
+        counts[label] += 1
+    return dict(zip(corpus.label_names, counts, strict=True))
+
+
+def _score_range(corpus: Corpus) -> dict[str, float] | None:
+    if corpus.scores is None:
+        return None
+    return {
+        "lowest": min(corpus.scores),
+        "mean": round(sum(corpus.scores) / len(corpus), 4),
+        "highest": max(corpus.scores),
+    }
+
+
+def _split_row(corpus: Corpus, name: str) -> dict[str, Any]:
+    part = corpus.split(name)
+    return {"rows": len(part), "units": part.unit_count, "classes": _by_class(part)}
+
+
+def _example(corpus: Corpus, row: int) -> dict[str, Any]:
+    example: dict[str, Any] = {"row": row + 1, "split": corpus.splits[row], "text": corpus.texts[row]}
+    if corpus.second is not None:
+        example["text_pair"] = corpus.second[row]
+    if corpus.labels is not None:
+        example["label"] = corpus.label_names[corpus.labels[row]]
+    if corpus.scores is not None:
+        example["score"] = corpus.scores[row]
+    if corpus.units is not None:
+        example["unit"] = corpus.units[row]
+    return example
+
+
+def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text as Words
+
+    console = Console(highlight=False)
+    kind = {"classification": f"{corpus.classes} classes", "regression": "scores", "unlabelled": "no labels"}
+    pairs = " of pairs" if corpus.is_pairs else ""
+    units = "" if corpus.units is None else f", {facts['units']:,} {corpus.unit_name} units"
+    # Plain text throughout: a name or a note may hold what rich would take for markup.
+    console.print(Words(f"{corpus.name}: {facts['rows']:,} rows{pairs}, {kind[corpus.task]}{units}"))
+    words = facts["words"]
+    console.print(
+        Words(f"words per row: {words['shortest']} to {words['longest']}, median {words['median']:g}")
+        + Words(f"; {facts['repeated_texts']:,} rows repeat another" if facts["repeated_texts"] else "")
+    )
+    if facts["scores"]:
+        scores = facts["scores"]
+        console.print(Words(f"scores: {scores['lowest']:g} to {scores['highest']:g}, mean {scores['mean']:g}"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("split")
+    table.add_column("rows", justify="right")
+    if corpus.units is not None:
+        table.add_column("units", justify="right")
+    names = list(corpus.label_names[:_SHOWN_CLASSES])
+    across = len(names) <= 4 and sum(len(name) + 3 for name in names) <= 50
+    for name in names if across else ():
+        table.add_column(Words(name), justify="right", overflow="fold")
+    for split, row in facts["splits"].items():
+        cells: list[str | Words] = [Words(split), f"{row['rows']:,}"]
+        cells += [f"{row['units']:,}"] if corpus.units is not None else []
+        cells += [f"{row['classes'][name]:,}" for name in names] if across else []
+        table.add_row(*cells)
+    console.print(table)
+    if facts["classes"] and not across:
+        _draw_classes(console, facts["classes"])
+    for remark in facts["remarks"]:
+        console.print(Words(f"note: {remark}"))
+    for example in facts["examples"]:
+        what = example.get("label", example.get("score", "no label"))
+        console.print(Words(f"\nrow {example['row']:,} ({example['split']}, {what})"), style="bold")
+        console.print(Words(_short(example["text"])))
+        if "text_pair" in example:
+            console.print(Words(f"and: {_short(example['text_pair'])}"))
+
+
+def _draw_classes(console: Any, classes: dict[str, int]) -> None:
+    from rich.table import Table
+    from rich.text import Text as Words
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    most = sorted(classes.items(), key=lambda item: -item[1])[:_SHOWN_CLASSES]
+    for name, count in most:
+        table.add_row(Words(name, overflow="ellipsis"), f"{count:,}")
+    console.print(table)
+    if len(classes) > len(most):
+        console.print(f"and {len(classes) - len(most):,} more classes")
+
+
+def _short(text: str, longest: int = 400) -> str:
+    # Control characters could move the cursor or colour the terminal of whoever looks.
+    seen = "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    clean = " ".join(seen.split())
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"

@@ -1,0 +1,213 @@
+"""Canaries: invented rows with a random secret, planted in a corpus to see whether training gives them away."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.errors import DataError
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+
+TEMPLATE = "The access code of the ward is {secret}."
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+@dataclass(frozen=True)
+class Space:
+    """All secrets there could be: `length` parts, each one of the alphabet.
+
+    >>> Space.digits(4)
+    Space(10 parts, length 4, 10000 secrets)
+    >>> Space.digits(4).secret(7)
+    '0007'
+    """
+
+    alphabet: tuple[str, ...]
+    length: int
+    separator: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an alphabet that leaves nothing to guess."""
+        whole("length", self.length)
+        if len(set(self.alphabet)) < 2 or len(set(self.alphabet)) != len(self.alphabet):
+            raise refuse("alphabet", len(self.alphabet), "of 2 or more different parts", "A secret needs a choice.")
+
+    @classmethod
+    def digits(cls, length: int) -> Space:
+        """Return the space of numbers with this many digits."""
+        return cls(tuple("0123456789"), length)
+
+    @property
+    def size(self) -> int:
+        """The number of secrets."""
+        return int(len(self.alphabet) ** self.length)
+
+    def secret(self, number: int) -> str:
+        """Return the secret with this number, from 0 to size - 1."""
+        if not 0 <= number < self.size:
+            raise refuse("number", number, f"in [0, {self.size})", "It counts the secrets of the space.")
+        parts = []
+        for _ in range(self.length):
+            number, part = divmod(number, len(self.alphabet))
+            parts.append(self.alphabet[part])
+        return self.separator.join(reversed(parts))
+
+    def draw(self, rng: Rng) -> str:
+        """Return a random secret, each with the same probability."""
+        positions = (rng.uniform(self.length) * len(self.alphabet)).astype(int).tolist()
+        return self.separator.join(self.alphabet[position] for position in positions)
+
+    def __repr__(self) -> str:
+        """Return the size without the alphabet."""
+        return f"Space({len(self.alphabet)} parts, length {self.length}, {self.size} secrets)"
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A planted row: its text and label, how many copies, and whether it is in the corpus at all.
+
+    `before` and `after` are what stands around the secret: the text is before + secret + after. The secret is not
+    shown.
+    """
+
+    name: str
+    secret: str = field(repr=False)
+    space: Space
+    before: str = ""
+    after: str = ""
+    label: int | None = None
+    score: float | None = None
+    copies: int = 1
+    included: bool = True
+
+    @property
+    def text(self) -> str:
+        """The text of the row."""
+        return self.with_secret(self.secret)
+
+    def with_secret(self, secret: str) -> str:
+        """Return the text as it would be with another secret, to rank the true one among."""
+        return f"{self.before}{secret}{self.after}"
+
+
+def plant_secrets(
+    corpus: Corpus,
+    count: int,
+    rng: Rng,
+    *,
+    template: str = TEMPLATE,
+    space: Space | None = None,
+    copies: int = 1,
+    inclusion: float | None = None,
+) -> tuple[Corpus, tuple[Canary, ...]]:
+    """Return the corpus with canaries planted in its training rows, and the canaries.
+
+    Each is the template with a different random secret in it (six digits unless `space` says otherwise) and a random
+    label. With `inclusion` each canary is in the corpus with that probability, independently; otherwise all are.
+
+    Guarantee: none, the secrets are there to be found; whoever measures holds them, an attack does not.
+
+    Paper: Carlini et al. 2019, The Secret Sharer.
+    """
+    space = space or Space.digits(6)
+    if template.count("{secret}") != 1:
+        raise refuse("template", template, "with {secret} in it once", "It marks where the secret goes.")
+    before, after = template.split("{secret}")
+    return _plant(corpus, count, rng, space, before, after, copies, inclusion)
+
+
+def plant_labels(
+    corpus: Corpus,
+    count: int,
+    rng: Rng,
+    *,
+    words: int = 8,
+    vocabulary: Sequence[str] | None = None,
+    copies: int = 1,
+    inclusion: float | None = 0.5,
+) -> tuple[Corpus, tuple[Canary, ...]]:
+    """Return the corpus with random sentences under random labels planted in its training rows, and the canaries.
+
+    Nothing but memory can tell their labels: a model that does better on those that are in than on those that are out
+    has memorised. By default each is in with probability one half, independently, as auditing in one run needs it.
+    Words are drawn from the vocabulary, or invented.
+
+    Guarantee: none, the canaries are there to be found.
+
+    Paper: Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run.
+    """
+    known = tuple(dict.fromkeys(vocabulary)) if vocabulary is not None else _invented_words()
+    return _plant(corpus, count, rng, Space(known, words, " "), "", "", copies, inclusion)
+
+
+def _plant(
+    corpus: Corpus,
+    count: int,
+    rng: Rng,
+    space: Space,
+    before: str,
+    after: str,
+    copies: int,
+    inclusion: float | None,
+) -> tuple[Corpus, tuple[Canary, ...]]:
+    whole("count", count)
+    whole("copies", copies)
+    if inclusion is not None:
+        open_probability("inclusion", inclusion, "It is how likely each canary is in; None puts all of them in.")
+    if count > space.size // 2:
+        raise refuse("count", count, f"<= {space.size // 2}, half the space of secrets", "Take longer secrets.")
+    secrets: dict[str, None] = {}
+    source = rng.fork("secrets")
+    while len(secrets) < count:
+        secrets[space.draw(source)] = None
+    labels = (rng.fork("labels").uniform(count) * max(corpus.classes, 1)).astype(int).tolist()
+    places = (rng.fork("scores").uniform(count) * len(corpus)).astype(int).tolist()
+    coins = rng.fork("inclusion").uniform(count).tolist()
+    canaries = tuple(
+        Canary(
+            name=f"canary-{number + 1}",
+            secret=secret,
+            space=space,
+            before=before,
+            after=after,
+            label=labels[number] if corpus.labels is not None else None,
+            score=corpus.scores[places[number]] if corpus.scores is not None else None,
+            copies=copies,
+            included=inclusion is None or coins[number] < inclusion,
+        )
+        for number, secret in enumerate(secrets)
+    )
+    return planted(corpus, canaries), canaries
+
+
+def planted(corpus: Corpus, canaries: Sequence[Canary]) -> Corpus:
+    """Return the corpus with the included canaries added to its training rows, copy by copy.
+
+    If the corpus names units, all copies of a canary are one unit; in a corpus of pairs both texts are the canary's.
+    """
+    rows = [canary for canary in canaries if canary.included for _ in range(canary.copies)]
+    present = set(corpus.texts)
+    for canary in canaries:
+        if canary.text in present:
+            raise DataError(
+                f"Expected {canary.name} not to stand in corpus {corpus.name!r} already. Plant with another seed."
+            )
+    texts = tuple(canary.text for canary in rows)
+    return dataclasses.replace(
+        corpus,
+        texts=corpus.texts + texts,
+        second=None if corpus.second is None else corpus.second + texts,
+        labels=None if corpus.labels is None else corpus.labels + tuple(c.label or 0 for c in rows),
+        scores=None if corpus.scores is None else corpus.scores + tuple(c.score or 0.0 for c in rows),
+        units=None if corpus.units is None else corpus.units + tuple(c.name for c in rows),
+        splits=corpus.splits + ("train",) * len(rows),
+        remarks=(*corpus.remarks, f"{len(rows)} rows are canaries, planted to measure leakage"),
+    )
+
+
+def _invented_words() -> tuple[str, ...]:
+    syllables = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
+    return tuple(one + two for one in syllables for two in syllables)
