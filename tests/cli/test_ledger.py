@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from discreet.accounting import ledger_file
 from discreet.accounting.event_json import event_from_json
 from discreet.accounting.events import GaussianDpEvent, NoGuaranteeDpEvent, PoissonSampledDpEvent
 from discreet.accounting.ledger import Budget, Ledger
@@ -14,8 +15,9 @@ STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "ledger"
+    monkeypatch.setattr(ledger_file, "_sync", lambda descriptor: None)  # a thousand syncs can take seconds
     with Ledger.open(path, unit="author", adjacency="add/remove", budget=Budget(3.0, 1e-5)) as ledger:
         for number in range(1000):
             ledger.spend(STEP, f"step {number}")

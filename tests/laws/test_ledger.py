@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,6 +38,12 @@ def counts(statement: Statement) -> Counter[str]:
 
 def read(data: bytes) -> Counter[str]:
     return counts(ledger_lines.read(data, "here").statement())
+
+
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the syncs, which cost a slow disk milliseconds and change nothing that these tests look at."""
+    monkeypatch.setattr(ledger_file, "_sync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +78,7 @@ def test_cut_at_every_byte_it_counts_every_spend_that_was_begun(book: tuple[byte
         assert read(data[:cut]) == begun(starts, cut), cut
 
 
+@pytest.mark.usefixtures("unsynced")
 def test_cut_at_every_byte_it_can_be_used_again(book: tuple[bytes, list[tuple[int, str]]], tmp_path: Path) -> None:
     data, starts = book
     path = tmp_path / "ledger"
@@ -157,6 +165,7 @@ def test_what_was_taken_back_to_a_line_s_end_is_not_noticed(book: tuple[bytes, l
     assert read(data[: starts[-1][0]]) == begun(starts, starts[-1][0])
 
 
+@pytest.mark.usefixtures("unsynced")
 def test_a_seeded_step_is_counted_once_after_a_cut_that_leaves_its_id(
     book: tuple[bytes, list[tuple[int, str]]], tmp_path: Path
 ) -> None:
@@ -272,6 +281,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
+        self.unsynced = mock.patch.object(ledger_file, "_sync", lambda descriptor: None)
+        self.unsynced.start()
         self.folder = Path(tempfile.mkdtemp())
         self.path = self.folder / "ledger"
         self.spent: Counter[str] = Counter()
@@ -321,6 +332,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "ledger"):
             self.ledger.close()
+            self.unsynced.stop()
             shutil.rmtree(self.folder)
 
 

@@ -69,6 +69,13 @@ def seal(chain: bytes, body: bytes, close: bytes) -> bytes:
     return b"".join((body, b'"', _hash(chain, body), b'"', close, b"\n"))
 
 
+def _spent(body: bytes) -> tuple[str, bool]:
+    if b"\\" not in body:  # nothing is escaped: a third of the time of JSON, and most ledgers are nothing else
+        return body[2:-4].decode("ascii"), body[-2:] == b"1,"
+    name, secure = json.loads(body[:-1] + b"]")
+    return name, bool(secure)
+
+
 def _dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
@@ -114,14 +121,14 @@ class Tally:
 
     def take(self, line: bytes) -> bool:
         """Add one line, without its newline, and return True; or return False when it is not whole."""
-        check = line[1 - _TAIL : -2]
-        if len(line) <= _TAIL or check != _hash(self.chain, line[:-_TAIL]):
+        check, body, marked = line[1 - _TAIL : -2], line[:-_TAIL], b"\t" in line
+        spend = line[:1] == b"[" and not marked
+        if line[-_TAIL:] != b"".join((b'"', _hash(self.chain, body), b'"]' if spend else b'"}')):
             return False
-        if b"\t" in line:
+        if marked:
             self._take_marked(line)
-        elif line[:1] == b"[":
-            name, secure, _ = json.loads(line)
-            self._count(name, bool(secure))
+        elif spend:
+            self._count(*_spent(body))
         else:
             self._declare(json.loads(line))
         self.chain = check
@@ -159,10 +166,9 @@ class Tally:
         if found is None or not (b'"' + _hash(self.chain, found[1]) + b'"]').startswith(found[2]):
             return None
         try:
-            name, secure = json.loads(found[1][:-1] + b"]")
+            return _spent(found[1])
         except ValueError:
             return None
-        return name, bool(secure)
 
     def _count(self, name: str, secure: bool) -> None:
         if self.in_force is None or not isinstance(name, str):
