@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
+from discreet.clipping import kernels
 from discreet.clipping.layers import Kind, Layer
 from discreet.clipping.precision import accumulator
 from discreet.clipping.slots import Lookup, Pair, Slot, Vectors, instantiate
@@ -137,6 +138,12 @@ class Collector:
     def _layer_norm(self, layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
         wide = accumulator(grad.dtype)
         names, shape = layer.parameters, grad.shape[grad.dim() - layer.module.weight.dim() :]  # type: ignore[operator]
+        if len(names) == 2 and kept is not None and len(shape) == 1 and kernels.usable(kept, grad):
+            flat = (self._rows, -1, shape[0])
+            weight, bias = kernels.norm_sums(kept.reshape(flat), grad.reshape(flat), layer.module.eps)  # type: ignore[arg-type]
+            self._vector(names["weight"], weight)
+            self._vector(names["bias"], bias)
+            return
         if "weight" in names:
             assert kept is not None
             normal = F.layer_norm(kept.to(wide), tuple(shape), None, None, layer.module.eps)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from discreet.clipping.precision import batched
 
 _CHUNK_BYTES = 2**26
 # Squares of numbers below 1e-19 vanish in float32. What they may have hidden is at most this, times the other factor.
-_FLOOR = 1e-30
+FLOOR = 1e-30
 
 Figures = tuple[Tensor, Tensor, Tensor]
 
@@ -46,7 +46,7 @@ def pair_sizes(scaled: Tensor, other: Tensor) -> Figures:
     units, length = scaled.shape[:2]
     if length == 1:
         first, second = _row_squares(scaled[:, 0]), _row_squares(other[:, 0])
-        return first * second, first * second, _FLOOR * (first + second)
+        return first * second, first * second, FLOOR * (first + second)
     step = max(1, _CHUNK_BYTES // (8 * length * length))
     if units <= step:
         return from_grams(gram(scaled), gram(other))
@@ -75,7 +75,7 @@ def shared_sizes(
 def from_grams(scaled: Tensor, other: Tensor) -> Figures:
     """Return the figures of `pair_sizes` from the two Gram matrices."""
     first, second = _trace(scaled), _trace(other)
-    return (scaled * other).sum((1, 2)), first * _widest(other), _FLOOR * (first + second)
+    return (scaled * other).sum((1, 2)), first * _widest(other), FLOOR * (first + second)
 
 
 def id_sizes(ids: Tensor, grads: Tensor, ignored: int | None) -> Figures:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLOAT32_UNIT = 2.0**-24
+_FLOAT32_PRODUCT = {"tf32": 2.0**-9, "bf16": 2.0**-7}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -71,13 +72,14 @@ def scaling_roundoff(dtype: torch.dtype, device: torch.device) -> float:
         return 2.0**-10
     if dtype == torch.float64:
         return 2.0**-52
-    if device.type == "cuda" and _tf32():
-        return 2.0**-9
-    return 2.0**-22
+    return _FLOAT32_PRODUCT.get(product_precision(device), 2.0**-22)
 
 
-def _tf32() -> bool:
-    return torch.backends.cuda.matmul.fp32_precision == "tf32" or torch.get_float32_matmul_precision() != "highest"
+def product_precision(device: torch.device) -> str:
+    """Return the precision in which a device multiplies float32 matrices: "ieee" or "none" in full, else its name."""
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    chosen = str(backend.matmul.fp32_precision)
+    return str(getattr(torch.backends, "fp32_precision", chosen)) if chosen == "none" else chosen
 
 
 def gram_error(dtype: torch.dtype, width: int, length: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from discreet.clipping.fused import fused_sizes
 from discreet.clipping.slots import Shared, Sizes, Slot, Vectors, vector_sizes
 from discreet.clipping.units import Units
 from discreet.core.checks import refuse
@@ -162,6 +163,7 @@ class Record:
             small = [slot.values for slot in slots if isinstance(slot, Vectors) and _is_small(slot)]
             if small:
                 found.append(vector_sizes(torch.cat(small, 1)))
+            self._sizes |= fused_sizes([slot for slot in slots if slot.name not in self._sizes])
             for slot in slots:
                 if isinstance(slot, Vectors) and _is_small(slot):
                     continue

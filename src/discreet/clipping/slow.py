@@ -13,7 +13,7 @@ def gradients(model: nn.Module, losses: Tensor, units: Tensor | None = None) -> 
 
     Guarantee: none, these are the raw gradients.
     """
-    index = torch.arange(losses.shape[0]) if units is None else units
+    index = torch.arange(losses.shape[0], device=losses.device) if units is None else units
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = []
     for unit in range(int(index.max()) + 1 if index.numel() else 0):
