@@ -81,9 +81,9 @@ def _remarks(statement: Statement) -> list[str]:
             "each counts."
         )
     if statement.torn:
-        lines.append(f"{_times(statement.torn)} a crash cut a line short. Each such line counts as spent.")
+        lines.append(f"{_times(statement.torn)} a line was cut short, as by a crash. Each such line counts as spent.")
     if statement.unfinished:
-        lines.append("The last line is not whole: it is being written at this moment, or a crash cut it short.")
+        lines.append("The last line is not whole now: a crash cut it short, or it is being written at this moment.")
     return lines
 
 
