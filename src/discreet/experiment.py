@@ -13,7 +13,8 @@ from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import evaluate, matched
-from discreet.training.loop import Report, train
+from discreet.training.loop import train
+from discreet.training.meter import Report
 from discreet.training.precision import find_device
 from discreet.training.run_folder import DataSettings, RunSettings, begin, finish, workspace_of
 from discreet.training.settings import TrainSettings

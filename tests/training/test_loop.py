@@ -11,7 +11,8 @@ from discreet.data.samplers import Poisson
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import Report, Trained, train
+from discreet.training.loop import Trained, train
+from discreet.training.meter import Report
 from discreet.training.settings import TrainSettings
 
 

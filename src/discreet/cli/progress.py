@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from discreet.cli.output import note, stderr
 
 if TYPE_CHECKING:
-    from discreet.training.loop import Report
+    from discreet.training.meter import Report
 
 
 @contextmanager
@@ -53,4 +53,5 @@ def _lines(hidden: bool) -> Callable[[Report], None]:
 def facts(report: Report) -> str:
     """Return loss, speed and, for private training, the budget spent so far."""
     spent = "" if report.epsilon is None else f"  epsilon {report.epsilon:.3f}"
-    return f"loss {report.loss:.3f}  {report.rows_per_second:,.0f} rows/s{spent}"
+    loss = "" if report.loss is None else f"loss {report.loss:.3f}  "
+    return f"{loss}{report.rows_per_second:,.0f} rows/s{spent}"

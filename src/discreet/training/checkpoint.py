@@ -6,6 +6,7 @@ the next step are all there is to keep. A checkpoint is one safetensors file, re
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from discreet.core.errors import ModelError, OutputError
+from discreet.core.randomness import Rng
+from discreet.data.batches import Tokens, Vectors
+from discreet.models.classifier import Classifier
+from discreet.training.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"
 
@@ -102,6 +107,17 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
         tuple(about["history"]),
         best,
     )
+
+
+def identity(model: Classifier, rows: Tokens | Vectors, settings: TrainSettings, step: object, rng: Rng) -> str:
+    """Return a fingerprint of all that decides where a training ends, so that only the same one is resumed."""
+    text = hashlib.sha256()
+    key = rng.fork("identity").words(2).tolist()
+    text.update(repr((settings, step, model.settings, model.label_names, model.fingerprint, key)).encode())
+    tensors = rows.columns.values() if isinstance(rows, Tokens) else [rows.vectors]
+    for tensor in (*tensors, rows.targets):
+        text.update(tensor.cpu().numpy().tobytes())
+    return text.hexdigest()
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from discreet.core.errors import DataError
+from discreet.core.errors import BudgetError, DataError
+from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
@@ -20,36 +20,34 @@ from discreet.data.samplers import Sampler, Shuffled
 from discreet.metrics.utility import MAIN
 from discreet.models.classifier import Classifier
 from discreet.training import checkpoint
-from discreet.training.checkpoint import Progress, copy_weights, restore_weights, trained
+from discreet.training.checkpoint import Progress, copy_weights, identity, restore_weights
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
+from discreet.training.meter import Meter, Report
+from discreet.training.optimizer import optimizer_for, set_rate
 from discreet.training.settings import TrainSettings, default_rate
-from discreet.training.steps import GraphedStep, PlainStep
+from discreet.training.steps import OpenStep, Step
 
-_REPORT_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the loop tells whoever watches it."""
-
-    step: int
-    steps: int
-    loss: float
-    rows_per_second: float
-    seconds_left: float
-    epsilon: float | None = None
+if TYPE_CHECKING:
+    from discreet.accounting.ledger import Ledger
+    from discreet.protections.gradient import GradientProtection
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training ended; `finished` is false if it was asked to stop before its last step."""
+    """How a training ended.
+
+    `finished` is false if it was asked to stop before its last step; `out_of_budget` is true if its ledger allowed no
+    further one, which is an end like any other.
+    """
 
     finished: bool
     steps: int
     seconds: float
     truncated: int
     history: tuple[dict[str, Any], ...]
+    guarantee: Guarantee | None = None
+    out_of_budget: bool = False
 
 
 def train(
@@ -58,6 +56,10 @@ def train(
     settings: TrainSettings | None = None,
     *,
     rng: Rng,
+    protect: GradientProtection | None = None,
+    ledger: Ledger | None = None,
+    delta: float | None = None,
+    secret: Rng | None = None,
     sampler: Sampler | None = None,
     workspace: Path | None = None,
     cache: Path | None = None,
@@ -67,25 +69,42 @@ def train(
 ) -> Trained:
     """Train a classifier on the train split of a corpus and say how it went; the model is changed in place.
 
+    With `protect`, every step's gradient passes through it and is counted in the ledger (one in memory if none is
+    given) before its noise is drawn; batches and noise come from `secret`, or from a fork of `rng`.
+
     With a `workspace` folder, what is needed to go on is written there every `checkpoint_seconds` and at a stop; called
     again with the same arguments, training goes on from it and ends with the same weights as an undisturbed one.
 
-    Guarantee: none, ordinary training memorises its data.
+    Guarantee: that of the protection over all steps, for the train split's units, in the result; none without one.
     """
     settings = settings or TrainSettings()
-    rows = ready(model, matched_split(corpus, model, "train"), cache, settings.precision)
-    sampler = sampler or Shuffled(min(settings.batch_size, len(rows)))
+    split = matched_split(corpus, model, "train")
+    rows = ready(model, split, cache, settings.precision)
     validation = None
     if settings.patience is not None:
         validation = ready(model, matched_split(corpus, model, "validation"), cache, settings.precision)
-    steps = max(1, round(settings.epochs * sampler.steps_per_epoch(len(rows))))
-    run = _Run(model, rows, validation, settings, sampler, rng, steps, workspace)
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+    optimizer = optimizer_for(model, settings)
+    step: Step
+    opened: AbstractContextManager[Any] = nullcontext()
+    if protect is None:
+        sampler = sampler or Shuffled(min(settings.batch_size, len(rows)))
+        step = OpenStep(model, optimizer, rows, sampler, rng, settings)
+    else:
+        from discreet.training.private import PrivateStep, ledger_for
+
+        if ledger is None:
+            ledger = opened = ledger_for(protect, split)
+        step = PrivateStep.of(
+            model, optimizer, protect, rows, split, sampler, settings, ledger, secret or rng.fork("secret"), delta
+        )
+    with opened, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        name = identity(model, rows, settings, step.describe(), rng)
+        run = _Run(model, optimizer, step, validation, settings, workspace, name)
         return run.go(checkpoint_seconds, watch, should_stop)
 
 
 def matched_split(corpus: Corpus, model: Classifier, name: str) -> Corpus:
-    """Return one split of a corpus, refused if it is not there or empty."""
+    """Return one split of a corpus, refused if it is not there or is for another task."""
     if corpus.task != model.task:
         raise DataError(f"Expected data for {model.task}, found {corpus.task}. Name the label column.")
     if name not in corpus.split_names:
@@ -100,30 +119,16 @@ class _Run:
     """The moving parts of one training, so that the loop below reads as a story."""
 
     model: Classifier
-    rows: Tokens | Vectors
+    optimizer: torch.optim.Optimizer
+    step: Step
     validation: Tokens | Vectors | None
     settings: TrainSettings
-    sampler: Sampler
-    rng: Rng
-    steps: int
     workspace: Path | None
+    identity: str
 
     def __post_init__(self) -> None:
-        device = self.model.device
         self.peak = self.settings.learning_rate or default_rate(self.model.settings.train, self.model.width)
-        on_gpu = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            groups(self.model, self.settings.weight_decay),
-            lr=torch.tensor(self.peak, device=device) if on_gpu else self.peak,
-            fused=True,
-            capturable=on_gpu,
-        )
-        step = PlainStep(
-            self.model, self.optimizer, self.settings.gradient_norm, self.settings.accumulate, self.settings.precision
-        )
-        self.take: PlainStep | GraphedStep = GraphedStep(step) if on_gpu else step
-        self.per_epoch = self.sampler.steps_per_epoch(len(self.rows))
-        self.identity = identity(self.model, self.rows, self.settings, self.sampler, self.steps, self.rng)
+        self.steps = max(1, round(self.settings.epochs * self.step.per_epoch))
 
     def go(
         self, checkpoint_seconds: float, watch: Callable[[Report], None], should_stop: Callable[[], bool]
@@ -131,42 +136,42 @@ class _Run:
         at = Progress()
         if self.workspace is not None:
             at = checkpoint.load(self.workspace, self.identity, self.model, self.optimizer)
-        begun, first, saved = time.monotonic() - at.seconds, at.step, time.monotonic()
-        meter = _Meter(self.steps, first, watch)
+        begun, saved = time.monotonic() - at.seconds, time.monotonic()
+        meter = Meter(self.steps, at.step, watch, self.step.epsilon)
         self.model.train()
-        step, stopped_early = at.step, at.step >= self.steps
-        while step < self.steps and not stopped_early:
-            drawn = self.sampler.draw(step, len(self.rows), self.rng.fork("sampler"))
-            if len(drawn):
-                torch.manual_seed(self.rng.fork("dropout", step).seed())
-                self.set_rate(self.settings.rate_at(step, self.steps, self.peak))
-                loss = self.take(self.rows.batch(drawn))
-                meter.add(step + 1, loss, len(drawn))
+        step, over, poor = at.step, at.stale >= (self.settings.patience or self.steps), False
+        while step < self.steps and not over:
+            set_rate(self.optimizer, self.settings.rate_at(step, self.steps, self.peak))
+            try:
+                loss, count = self.step(step)
+            except BudgetError:
+                poor = True
+                break
             step += 1
-            if step % self.per_epoch == 0 or step == self.steps:
+            meter.add(step, loss, count)
+            if step % self.step.per_epoch == 0 or step == self.steps:
                 at = self.end_of_epoch(replace(at, step=step, epoch=at.epoch + 1), meter)
-                stopped_early = self.settings.patience is not None and at.stale >= self.settings.patience
-            stop = should_stop() and step < self.steps and not stopped_early
+                over = self.settings.patience is not None and at.stale >= self.settings.patience
+            stop = should_stop() and step < self.steps and not over
             if self.workspace is not None and (stop or time.monotonic() - saved > checkpoint_seconds):
                 at = replace(at, step=step, seconds=time.monotonic() - begun)
                 checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)
                 saved = time.monotonic()
             if stop:
-                return Trained(False, step, time.monotonic() - begun, self.rows.truncated, at.history)
+                return self.result(at, False, step, time.monotonic() - begun)
         if at.best_weights:
             restore_weights(self.model, at.best_weights)
         self.model.eval()
-        return Trained(True, step, time.monotonic() - begun, self.rows.truncated, at.history)
+        return self.result(at, True, step, time.monotonic() - begun, poor)
 
-    def set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+    def result(self, at: Progress, finished: bool, steps: int, seconds: float, poor: bool = False) -> Trained:
+        return Trained(finished, steps, seconds, self.step.rows.truncated, at.history, self.step.guarantee(), poor)
 
-    def end_of_epoch(self, at: Progress, meter: _Meter) -> Progress:
-        entry: dict[str, Any] = {"epoch": at.epoch, "step": at.step, "loss": meter.mean()}
+    def end_of_epoch(self, at: Progress, meter: Meter) -> Progress:
+        entry: dict[str, Any] = {"epoch": at.epoch, "step": at.step}
+        loss = meter.mean()
+        if not self.step.private:
+            entry["loss"] = loss  # the loss on private rows is itself private: a protected run keeps none of it
         if self.validation is None:
             return replace(at, history=(*at.history, entry))
         scores = evaluate(self.model, self.validation, self.settings.precision)
@@ -177,54 +182,3 @@ class _Run:
         if at.best is None or score > at.best:
             return replace(at, best=score, stale=0, best_weights=copy_weights(self.model))
         return replace(at, stale=at.stale + 1)
-
-
-class _Meter:
-    """Counts rows and losses, and reports a few times a second without making the device wait at every step."""
-
-    def __init__(self, steps: int, first: int, watch: Callable[[Report], None]) -> None:
-        self.steps, self.first, self.watch = steps, first, watch
-        self.begun = self.reported = time.monotonic()
-        self.rows = 0
-        self.step = first
-        self.losses: list[torch.Tensor] = []
-
-    def add(self, step: int, loss: torch.Tensor, rows: int) -> None:
-        self.step = step
-        self.rows += rows
-        self.losses.append(loss)
-        now = time.monotonic()
-        if now - self.reported > _REPORT_SECONDS or step == self.steps:
-            self.reported = now
-            spent = max(now - self.begun, 1e-9)
-            left = spent / max(1, step - self.first) * (self.steps - step)
-            recent = torch.stack(self.losses[-20:]).mean().item()
-            self.watch(Report(step, self.steps, recent, self.rows / spent, left))
-
-    def mean(self) -> float | None:
-        """Return the mean loss since the last call, or None if every batch was empty."""
-        losses, self.losses = self.losses, []
-        return torch.stack(losses).mean().item() if losses else None
-
-
-def groups(model: Classifier, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the trained weights in two groups: matrices decay, biases and norms do not."""
-    parameters = trained(model).values()
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
-def identity(
-    model: Classifier, rows: Tokens | Vectors, settings: TrainSettings, sampler: Sampler, steps: int, rng: Rng
-) -> str:
-    """Return a fingerprint of all that decides where a training ends, so that only the same one is resumed."""
-    text = hashlib.sha256()
-    key = rng.fork("identity").words(2).tolist()
-    said = (settings, sampler, steps, model.settings, model.label_names, model.fingerprint, key)
-    text.update(repr(said).encode())
-    tensors = rows.columns.values() if isinstance(rows, Tokens) else [rows.vectors]
-    for tensor in (*tensors, rows.targets):
-        text.update(np.ascontiguousarray(tensor.cpu().numpy()).tobytes())
-    return text.hexdigest()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
 
 PRECISIONS = ("auto", "float32", "bf16")
+OPTIMIZERS = ("adamw", "sgd")
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class TrainSettings:
     learning_rate: float | None = None
     warmup: float = 0.06
     weight_decay: float = 0.01
+    optimizer: str = "adamw"
+    momentum: float = 0.9
     gradient_norm: float = 1.0
     accumulate: int = 1
     patience: int | None = None
@@ -37,6 +40,8 @@ class TrainSettings:
         positive("gradient_norm", self.gradient_norm, "Gradients longer than this are shortened.")
         if self.patience is not None:
             whole("patience", self.patience, 1, "It counts the epochs without improvement before an early stop.")
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        probability("momentum", self.momentum, "It is the share of the past in the direction of a step.")
         one_of("precision", self.precision, PRECISIONS)
 
     def rate_at(self, step: int, total: int, peak: float) -> float:

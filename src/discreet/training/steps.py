@@ -1,4 +1,4 @@
-"""One step of ordinary training: eager anywhere, and replayed as a CUDA graph where the device allows it.
+"""Steps: what the loop asks of one, and the ordinary one, eager anywhere and replayed as a CUDA graph on a GPU.
 
 Small encoders spend most of a GPU step launching kernels. A graph of the whole step (forward, backward, optimizer) is
 captured once per batch shape and replayed: docs/decisions/0004 has the measurement.
@@ -7,14 +7,100 @@ captured once per batch shape and replayed: docs/decisions/0004 has the measurem
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from discreet.data.batches import Batch
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
+from discreet.data.batches import Batch, Tokens, Vectors
+from discreet.data.samplers import Sampler
 from discreet.models.classifier import Classifier
 from discreet.training.precision import autocast
+from discreet.training.settings import TrainSettings
+
+
+class Step(Protocol):
+    """One step of training, private or not."""
+
+    @property
+    def rows(self) -> Tokens | Vectors:
+        """The rows it draws from."""
+        ...
+
+    @property
+    def private(self) -> bool:
+        """Whether the rows are protected, so that nothing else computed from them may be kept."""
+        ...
+
+    @property
+    def per_epoch(self) -> int:
+        """How many steps read the corpus once."""
+        ...
+
+    def __call__(self, step: int) -> tuple[Tensor | None, int]:
+        """Take a step and return its mean loss, still on the device (None for an empty batch), and its rows."""
+        ...
+
+    def describe(self) -> object:
+        """Return what decides the outcome of the step, for the identity of a training."""
+        ...
+
+    def epsilon(self) -> float | None:
+        """Return a bound on what was spent so far, or None if nothing is guaranteed."""
+        ...
+
+    def guarantee(self) -> Guarantee | None:
+        """Return what all steps so far guarantee, or None if nothing is."""
+        ...
+
+
+@dataclass
+class OpenStep:
+    """A step without protection.
+
+    Guarantee: none, ordinary training memorises its data.
+    """
+
+    model: Classifier
+    optimizer: torch.optim.Optimizer
+    rows: Tokens | Vectors
+    sampler: Sampler
+    rng: Rng
+    settings: TrainSettings
+    private: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Choose between eager and captured steps."""
+        asked = self.settings
+        plain = PlainStep(self.model, self.optimizer, asked.gradient_norm, asked.accumulate, asked.precision)
+        self.take: PlainStep | GraphedStep = GraphedStep(plain) if self.model.device.type == "cuda" else plain
+
+    @property
+    def per_epoch(self) -> int:
+        """How many steps read the corpus once."""
+        return self.sampler.steps_per_epoch(len(self.rows))
+
+    def __call__(self, step: int) -> tuple[Tensor | None, int]:
+        """Draw a batch and learn from it; an empty one teaches nothing."""
+        drawn = self.sampler.draw(step, len(self.rows), self.rng.fork("sampler"))
+        if not len(drawn):
+            return None, 0
+        torch.manual_seed(self.rng.fork("dropout", step).seed())
+        return self.take(self.rows.batch(drawn)), len(drawn)
+
+    def describe(self) -> object:
+        """Return the sampler."""
+        return self.sampler
+
+    def epsilon(self) -> None:
+        """Return nothing: nothing is guaranteed."""
+        return
+
+    def guarantee(self) -> None:
+        """Return nothing: nothing is guaranteed."""
+        return
 
 
 @dataclass

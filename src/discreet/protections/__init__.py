@@ -1,0 +1,1 @@
+"""Protections: each alters a private thing before it leaves, at one place, and says what that costs."""

@@ -1,0 +1,54 @@
+"""What the loop tells whoever watches it, a few times a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+_REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a training stands; `epsilon` bounds what private training has spent so far."""
+
+    step: int
+    steps: int
+    loss: float | None
+    rows_per_second: float
+    seconds_left: float
+    epsilon: float | None = None
+
+
+class Meter:
+    """Counts rows and losses, and reports a few times a second without making the device wait at every step."""
+
+    def __init__(
+        self, steps: int, first: int, watch: Callable[[Report], None], epsilon: Callable[[], float | None]
+    ) -> None:
+        """Begin to count at step `first` of `steps`."""
+        self.steps, self.first, self.watch, self.epsilon = steps, first, watch, epsilon
+        self.begun = self.reported = time.monotonic()
+        self.rows = 0
+        self.losses: list[torch.Tensor] = []
+
+    def add(self, step: int, loss: torch.Tensor | None, rows: int) -> None:
+        """Count a step; an empty batch has no loss."""
+        self.rows += rows
+        if loss is not None:
+            self.losses.append(loss)
+        now = time.monotonic()
+        if now - self.reported > _REPORT_SECONDS or step == self.steps:
+            self.reported = now
+            spent = max(now - self.begun, 1e-9)
+            left = spent / max(1, step - self.first) * (self.steps - step)
+            recent = torch.stack(self.losses[-20:]).mean().item() if self.losses else None
+            self.watch(Report(step, self.steps, recent, self.rows / spent, left, self.epsilon()))
+
+    def mean(self) -> float | None:
+        """Return the mean loss since the last call, or None if every batch was empty."""
+        losses, self.losses = self.losses, []
+        return torch.stack(losses).mean().item() if losses else None

@@ -1,0 +1,225 @@
+"""One step of private training: draw units, count the step, gather protected gradients, let the sum go, move on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from discreet.accounting.events import DpEvent
+from discreet.accounting.ledger import Ledger
+from discreet.clipping.tape import Tape
+from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.randomness import Rng
+from discreet.data.batches import Batch, Tokens, Vectors
+from discreet.data.corpus import Corpus
+from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
+from discreet.models.classifier import Classifier
+from discreet.protections.gradient import GradientProtection
+from discreet.training.precision import autocast
+from discreet.training.settings import TrainSettings
+
+Rows = npt.NDArray[np.int64]
+
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 17}
+
+
+ASSUMPTIONS = (
+    "batches, dropout and noise come from a secret seed",
+    "the number of units, the names of the labels, the settings and the encoder's first weights are public",
+    "held-out rows are not protected: utility figures are computed on them",
+)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The rows of a corpus by unit of privacy: unit u owns `rows[starts[u] : starts[u + 1]]`."""
+
+    rows: Rows
+    starts: Rows
+
+    @classmethod
+    def of(cls, unit_index: Rows) -> Grouped:
+        """Return the rows grouped by the number of their unit."""
+        count = int(unit_index.max(initial=-1)) + 1
+        sizes = np.bincount(unit_index, minlength=count)
+        return cls(np.argsort(unit_index, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        return len(self.starts) - 1
+
+    def parts(self, units: Rows, lengths: Rows, tokens_at_once: int) -> Iterator[tuple[Rows, Rows]]:
+        """Yield rows and the number of each row's unit within the part, a unit never cut, similar lengths together."""
+        sizes = self.starts[units + 1] - self.starts[units]
+        first = np.concatenate([[0], np.cumsum(sizes)])
+        rows = self.rows[np.repeat(self.starts[units] - first[:-1], sizes) + np.arange(first[-1])]
+        longest = np.maximum.reduceat(lengths[rows], first[:-1])
+        order = np.argsort(-longest, kind="stable")
+        part: list[int] = []
+        held, widest = 0, 0
+        for place in order.tolist():
+            grown = held + int(sizes[place])
+            widest_now = max(widest, int(longest[place]))
+            if part and grown * widest_now > tokens_at_once:
+                yield self._part(part, rows, first, sizes)
+                part, grown, widest_now = [], int(sizes[place]), int(longest[place])
+            part.append(place)
+            held, widest = grown, widest_now
+        if part:
+            yield self._part(part, rows, first, sizes)
+
+    @staticmethod
+    def _part(part: list[int], rows: Rows, first: Rows, sizes: Rows) -> tuple[Rows, Rows]:
+        counts = sizes[part]
+        begun = np.concatenate([[0], np.cumsum(counts)])
+        where = np.repeat(first[part] - begun[:-1], counts) + np.arange(begun[-1])
+        return rows[where], np.repeat(np.arange(len(part), dtype=np.int64), counts)
+
+
+@dataclass
+class PrivateStep:
+    """A step whose gradient passes through a protection before anything is done with it.
+
+    Guarantee: that of the ledger, which holds every step before its noise is drawn. Batches, dropout and noise come
+        from `secret`, which nobody else may know.
+    """
+
+    model: Classifier
+    optimizer: torch.optim.Optimizer
+    protect: GradientProtection
+    rows: Tokens | Vectors
+    units: Grouped
+    sampler: Sampler
+    ledger: Ledger
+    secret: Rng
+    precision: str
+    delta: float
+    private: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Find the layers to clip, or refuse the model by name."""
+        self.tape = Tape(self.model)
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @classmethod
+    def of(
+        cls,
+        model: Classifier,
+        optimizer: torch.optim.Optimizer,
+        protect: GradientProtection,
+        rows: Tokens | Vectors,
+        corpus: Corpus,
+        sampler: Sampler | None,
+        settings: TrainSettings,
+        ledger: Ledger,
+        secret: Rng,
+        delta: float | None,
+    ) -> PrivateStep:
+        """Return the step for a corpus: its units are drawn, and delta is a tenth of one over their number."""
+        units = Grouped.of(corpus.unit_index)
+        sampler = sampler or sampler_for(protect, settings.batch_size, len(units))
+        refuse_pair(sampler, ledger)
+        at = delta_for(len(units)) if delta is None else open_probability("delta", delta)
+        return cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many steps draw every unit once, on average or exactly."""
+        return self.sampler.steps_per_epoch(len(self.units))
+
+    def describe(self) -> object:
+        """Return the sampler, the protection and a fingerprint of the secret."""
+        return self.sampler, self.protect, self.secret.fork("identity").words(2).tolist()
+
+    def epsilon(self) -> float:
+        """Return a bound on what was spent so far."""
+        return self.ledger.epsilon(self.delta)
+
+    def guarantee(self) -> Guarantee:
+        """Return what all steps so far guarantee."""
+        return self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS)
+
+    def __call__(self, step: int) -> tuple[Tensor | None, int]:
+        """Take one step and return its mean loss, still on the device, and the number of its rows."""
+        drawn = self.sampler.draw(step, len(self.units), self.secret.fork("sampler"))
+        event, name = step_cost(self.protect, self.sampler, step, len(self.units))
+        self.ledger.spend(event, name)
+        sums, loss, count = self.gather(drawn, step)
+        released = self.protect.release(sums, self.secret.fork("noise", step))
+        divisor = self.sampler.expected_size(len(self.units))
+        for parameter_name, parameter in self.parameters.items():
+            parameter.grad = (released[parameter_name] / divisor).to(parameter.dtype)
+        self.optimizer.step()
+        return loss, count
+
+    def gather(self, drawn: Rows, step: int) -> tuple[dict[str, Tensor], Tensor | None, int]:
+        """Return the protected sum over the drawn units before its release, the mean loss and the number of rows."""
+        sums: dict[str, Tensor] = {}
+        total, count = torch.zeros((), device=self.model.device), 0
+        torch.manual_seed(self.secret.fork("dropout", step).seed())
+        for number, (batch, owners) in enumerate(self.batches(drawn)):
+            with self.tape, autocast(self.model.device, self.precision):
+                losses = self.model.losses(batch.inputs, batch.targets)
+            record = self.tape.backward(losses, owners)
+            self.protect.gather(record, sums, self.secret.fork("directions", step, number))
+            total += losses.detach().sum()
+            count += len(batch)
+        if not count:
+            self.protect.gather(self.tape.empty(), sums, self.secret.fork("directions", step))
+        return sums, (total / count if count else None), count
+
+    def batches(self, drawn: Rows) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Yield the drawn units in parts that fit the device, with the owner of every row."""
+        if not len(drawn):
+            return
+        if isinstance(self.rows, Tokens):
+            lengths, limit = self.rows.lengths, _TOKENS_AT_ONCE[self.model.device.type]
+        else:
+            lengths, limit = np.ones(len(self.rows), dtype=np.int64), 1 << 16
+        for rows, owners in self.units.parts(drawn, lengths, limit):
+            alone = len(rows) == int(owners[-1]) + 1
+            yield self.rows.batch(rows), None if alone else torch.from_numpy(owners).to(self.model.device)
+
+
+def delta_for(units: int) -> float:
+    """Return the usual delta, a tenth of one over the number of units.
+
+    >>> delta_for(2000)
+    5e-05
+    """
+    return 1 / (10 * whole("units", units))
+
+
+def sampler_for(protect: GradientProtection, batch_size: int, n: int) -> Sampler:
+    """Return the sampler a protection is accounted for with: Poisson for sums, a fixed size for visible vectors."""
+    size = min(batch_size, n)
+    return FixedSize(size) if protect.visible == "each" else Poisson.expecting(size, n)
+
+
+def ledger_for(protect: GradientProtection, corpus: Corpus) -> Ledger:
+    """Return a ledger in memory for the units of a corpus under a protection's adjacency."""
+    return Ledger.open(None, unit=corpus.unit_name, adjacency=protect.adjacency)
+
+
+def refuse_pair(sampler: Sampler, ledger: Ledger) -> None:
+    """Refuse a sampler whose batches would show that a unit is absent, where absence is what must be hidden."""
+    if isinstance(sampler, Shuffled) and ledger.statement.adjacency is Adjacency.ADD_REMOVE:
+        remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
+        raise refuse("sampler", sampler, "Poisson under add/remove", remedy)
+
+
+def step_cost(protect: GradientProtection, sampler: Sampler, step: int, n: int) -> tuple[DpEvent, str]:
+    """Return what a step costs and the name it is counted by.
+
+    The disjoint batches of a shuffled epoch share one name: together they use every unit once, and are counted once.
+    """
+    if isinstance(sampler, Shuffled):
+        return sampler.per_epoch(protect.event), f"epoch {step // sampler.steps_per_epoch(n)}"
+    return sampler.amplify(protect.event, n, protect.visible), f"step {step}"
