@@ -77,6 +77,14 @@ def test_far_values_are_clamped_and_nan_is_refused() -> None:
         noise(np.array([np.nan, 0.0]), Rng(1))
 
 
+def test_whole_numbers_at_the_ends_of_their_range_are_clamped() -> None:
+    noise = DiscreteLaplace(2.0**20, 1.0, grid=2.0**16, dimension=2, on_grid=True)
+    y = noise(np.array([2**63 - 1, -(2**63)]), Rng(1))
+    assert y.dtype == np.int64
+    assert np.abs(y - np.array([2**53, -(2**53)])).max() < 2**26
+    assert DiscreteGaussian(1.0, 1.0, on_grid=True)(np.array([2**64 - 1], dtype=np.uint64), Rng(1)) > 2**51
+
+
 def test_values_off_the_grid_are_refused_where_they_were_promised_on_it() -> None:
     with pytest.raises(DataError, match="on the grid"):
         DiscreteLaplace(1.0, 1.0, on_grid=True)(np.array([0.5]), Rng(1))

@@ -13,7 +13,7 @@ def slowly(x: torch.Tensor, cosine: np.ndarray, sine: np.ndarray, rng: Rng) -> t
     noise = rng.torch()
     rows = []
     for row, c, s in zip(x, cosine, sine, strict=True):
-        xi = torch.empty(len(row), dtype=torch.float32 if len(row) >= 1024 else torch.float64)
+        xi = torch.empty(len(row), dtype=torch.float32 if len(row) >= 128 else torch.float64)
         xi = xi.normal_(generator=noise).double()
         u = row.double() / torch.linalg.vector_norm(row.double())
         across = xi - (xi @ u) * u

@@ -180,10 +180,14 @@ def _to_grid(x: Any, grid: float, dimension: int, on_grid: bool) -> tuple[Intege
             f"Expected vectors of dimension {dimension} on the last axis, found shape {tuple(values.shape)}."
         )
     exact = values.detach().cpu().numpy() if values.dtype.itemsize > 2 else values.detach().cpu().double().numpy()
+    if exact.dtype in (np.int64, np.uint64):
+        # Larger ones have no float64 of their own; clamping moves no two neighbours farther apart.
+        exact = exact.clip(max(-(2**53), np.iinfo(exact.dtype).min), 2**53)
     scaled = np.asarray(exact, dtype=np.float64).reshape(-1) / grid
     if np.isnan(scaled).any():
         raise DataError("Expected numbers, found NaN. Clean the values first: noise does not hide it.")
-    steps = np.rint(np.clip(scaled, -_FARTHEST, _FARTHEST))
+    scaled = np.clip(scaled, -_FARTHEST, _FARTHEST)
+    steps = np.rint(scaled)
     if on_grid and not np.array_equal(steps, scaled):
         raise DataError(f"Expected values on the grid of {grid:g}, found others. Leave on_grid out: they are rounded.")
     return steps.astype(np.int64), values
@@ -197,4 +201,5 @@ def _from_grid(steps: Integers, noise: Integers, grid: float, like: torch.Tensor
         return (total.double() * grid).to(like.dtype).to(like.device)
     if grid < 1:
         return (total.double() * grid).to(like.device)
-    return (total * int(grid)).to(like.device)
+    most = 2**62 // int(grid)  # past it the product would not be an int64; clamping a release is post-processing
+    return (total.clamp(-most, most) * int(grid)).to(like.device)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 # From this dimension on, no normal vector comes near enough to a fixed direction to lose digits in float32.
-_SINGLE = 1024
+_SINGLE = 128
 # A block of rows is drawn, projected and scaled while it is still in the processor's cache.
 _BLOCK = 1 << 17
 _SUM = 1 << 14
@@ -47,7 +47,7 @@ def directions_around(
 def _turn(noise: torch.Tensor, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
     import torch
 
-    square = _inner(x, x)
+    square = _square(x)
     unusual = ~((square > _SMALL) & (square < _LARGE))
     if bool(unusual.any()):
         x, square = _rescaled(x, square, unusual)
@@ -58,10 +58,18 @@ def _turn(noise: torch.Tensor, x: torch.Tensor, cosine: torch.Tensor, sine: torc
         # In few dimensions the noise may be nearly parallel to x: subtract first, then take the length.
         noise.addcmul_(x, torch.where(empty, 0.0, -along / length)[:, None])
         along = torch.zeros_like(along)
-    across = (_inner(noise, noise) - along * along).sqrt()
+    across = (_square(noise) - along * along).sqrt()
     scale = torch.where(empty, 1.0, sine) / across
     shift = torch.where(empty, 0.0, (cosine - scale * along) / length)
     noise.mul_(scale.to(noise.dtype)[:, None]).addcmul_(x, shift.to(noise.dtype)[:, None])
+
+
+def _square(a: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if a.device.type == "cpu":
+        return _inner(a, a)
+    return torch.linalg.vector_norm(a, dim=-1).double().square()  # one pass, where a product would be written out first
 
 
 def _inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

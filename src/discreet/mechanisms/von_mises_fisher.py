@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from discreet.core.checks import non_negative, whole
 from discreet.core.errors import DataError
 from discreet.mechanisms import cosines
-from discreet.mechanisms.arrays import Array, in_kind, tensor_of, vectors_of
+from discreet.mechanisms.arrays import Array, in_kind, vectors_of
 from discreet.mechanisms.sphere import directions_around
 
 if TYPE_CHECKING:
@@ -89,9 +88,8 @@ class VonMisesFisher:
         if not bool(torch.isfinite(length).all()):
             raise DataError("Expected finite vectors, found NaN or infinity. Clip or clean them first.")
         cosine = (released * given).sum(-1) / torch.where(length > 0, length, 1.0)
-        constant = cosines.log_mean_exp(self.kappa, self.dimension)
-        above = torch.where(length > 0, self.kappa * cosine - constant, 0.0)
-        return in_kind(tensor_of(above - cosines.log_sphere_area(self.dimension)), y)
+        uniform = -cosines.log_sphere_area(self.dimension)
+        return in_kind(torch.where(length > 0, self.kappa * cosine + self.log_normaliser, uniform), y)
 
     @property
     def pure_epsilon(self) -> float:
@@ -101,5 +99,4 @@ class VonMisesFisher:
     @property
     def log_normaliser(self) -> float:
         """The log of the density's constant, C in C exp(kappa <u, y>)."""
-        constant = cosines.log_mean_exp(self.kappa, self.dimension)
-        return -constant - cosines.log_sphere_area(self.dimension) if math.isfinite(constant) else -math.inf
+        return -cosines.log_mean_exp(self.kappa, self.dimension) - cosines.log_sphere_area(self.dimension)
