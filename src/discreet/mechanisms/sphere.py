@@ -69,7 +69,8 @@ def _square(a: torch.Tensor) -> torch.Tensor:
 
     if a.device.type == "cpu":
         return _inner(a, a)
-    return torch.linalg.vector_norm(a, dim=-1).double().square()  # one pass, where a product would be written out first
+    length: torch.Tensor = torch.linalg.vector_norm(a, dim=-1)  # one pass; a product would be written out first
+    return length.double().square()
 
 
 def _inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
