@@ -161,14 +161,11 @@ def _gaussian(use: DpEvent, adjacency: Adjacency) -> GaussianDpEvent:
 def _pure(epsilon: float) -> Array:
     """Return the largest divergences of anything that is epsilon-private, reached by randomized response.
 
-    ln((sinh(a e) - sinh((a-1) e)) / sinh(e)) / (a-1), written so that nothing overflows.
+    ln((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a-1), written so that nothing overflows.
     """
-    if epsilon == 0:
-        return np.zeros_like(ORDERS)
     a = ORDERS
-    # (e^{ae} - e^{-ae} - e^{(a-1)e} + e^{-(a-1)e}) / (e^e - e^-e), divided by e^{(a-1)e}
-    inside = (-np.expm1(-epsilon) + np.exp(-(2 * a - 1) * epsilon) * np.expm1(epsilon)) / -np.expm1(-2 * epsilon)
-    return np.asarray(np.maximum(epsilon + np.log(inside) / (a - 1), 0.0), dtype=np.float64)
+    bent = np.log1p(np.exp(-(2 * a - 1) * epsilon)) - math.log1p(math.exp(-epsilon))
+    return np.asarray(np.maximum(epsilon + bent / (a - 1), 0.0), dtype=np.float64)
 
 
 def _directions(use: VonMisesFisherDpEvent, adjacency: Adjacency) -> Array:

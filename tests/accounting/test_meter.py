@@ -1,0 +1,52 @@
+import time
+
+import pytest
+
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NoGuaranteeDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from discreet.accounting.interpret import epsilon
+from discreet.accounting.meter import Meter
+from discreet.core.errors import SettingError
+
+SAMPLED = PoissonSampledDpEvent(0.02, ClippedSumDpEvent(0.9))
+
+
+@pytest.mark.parametrize("step", [SAMPLED, GaussianDpEvent(5.0), ComposedDpEvent([SAMPLED, LaplaceDpEvent(50.0)])])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_meter_shows_what_the_accountant_says(step: DpEvent, accountant: str) -> None:
+    meter = Meter(step, 1e-5, accountant=accountant)
+    for steps in (1, 2, 37, 400):
+        whole = epsilon(SelfComposedDpEvent(step, steps), 1e-5, accountant=accountant)
+        assert meter.epsilon(steps) == pytest.approx(whole, rel=2e-4)
+
+
+def test_it_starts_at_nothing_and_only_rises() -> None:
+    meter = Meter(SAMPLED, 1e-5)
+    seen = [meter.epsilon(steps) for steps in range(0, 200, 7)]
+    assert seen[0] == 0.0
+    assert seen == sorted(seen)
+    assert Meter(NoGuaranteeDpEvent("none"), 1e-5).epsilon(3) == float("inf")
+
+
+def test_asking_again_is_cheap() -> None:
+    meter = Meter(SAMPLED, 1e-5)
+    meter.epsilon(2)
+    start = time.perf_counter()
+    for steps in range(1000, 1050):
+        meter.epsilon(steps)
+    assert (time.perf_counter() - start) / 50 < 0.05  # about 3 ms on an idle core
+
+
+def test_bad_questions_are_refused() -> None:
+    with pytest.raises(SettingError, match="steps=-1"):
+        Meter(SAMPLED, 1e-5).epsilon(-1)
+    with pytest.raises(SettingError, match="delta"):
+        Meter(SAMPLED, 0.0)

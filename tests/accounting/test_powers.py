@@ -1,0 +1,60 @@
+import math
+
+import numpy as np
+import pytest
+
+from discreet.accounting import curve as curves
+from discreet.accounting.gdp import gaussian_epsilon
+from discreet.accounting.powers import Losses, Powers
+
+MADE = [
+    (curves.poisson(curves.gaussian(1.0), 0.01), 1000),
+    (curves.poisson(curves.gaussian(2.0), 0.2), 7),
+    (curves.fixed_size(curves.gaussian(1.0), 0.05), 300),
+    (curves.pure(0.1), 100),
+    (curves.laplace(0.5), 2),
+]
+
+
+@pytest.mark.parametrize(("made", "count"), MADE)
+def test_many_uses_are_what_the_library_composes(made: curves.Curve, count: int) -> None:
+    theirs = made.losses().self_compose(count)
+    ours = Powers.of(made.losses())
+    for delta in (0.2, 1e-3, 1e-7):
+        assert ours.epsilon(count, delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-4, abs=1e-9)
+    for epsilon in (0.0, 0.4, 2.0):
+        assert ours.delta(count, epsilon) == pytest.approx(theirs.get_delta_for_epsilon(epsilon), rel=1e-6, abs=2e-12)
+
+
+def test_gaussian_uses_compose_to_their_closed_form_and_never_below_it() -> None:
+    step = Powers.of(curves.gaussian(0.2).losses())
+    for delta in (1e-2, 1e-5, 1e-8, 1e-10):
+        exact = gaussian_epsilon(2.0, delta)
+        assert exact <= step.epsilon(100, delta) <= exact * 1.001
+
+
+def test_two_different_releases_compose() -> None:
+    both = Powers.of(curves.gaussian(1.0).losses()).compose(Powers.of(curves.gaussian(0.5).losses()))
+    exact = gaussian_epsilon(math.sqrt(1.25), 1e-5)
+    assert exact <= both.epsilon(1, 1e-5) <= exact * 1.001
+    uneven = Powers.of(curves.poisson(curves.gaussian(1.0), 0.1).losses()).compose(Powers.of(curves.pure(0.0).losses()))
+    assert uneven.epsilon(1, 1e-5) == pytest.approx(
+        Powers.of(curves.poisson(curves.gaussian(1.0), 0.1).losses()).epsilon(1, 1e-5), abs=1e-6
+    )
+
+
+def test_epsilon_is_exact_between_the_dots_and_at_the_edges() -> None:
+    losses = Losses(np.array([0.25, 0.75]), -1, 1.0, 0.0)  # losses -1 and 0
+    assert losses.epsilon(0.1) == 0.0
+    losses = Losses(np.array([0.5, 0.5]), 0, 1.0, 0.0)  # losses 0 and 1
+    for delta in (0.01, 0.2, 0.31):
+        assert losses.delta(losses.epsilon(delta)) == pytest.approx(delta)
+    assert losses.epsilon(0.9) == 0.0
+    assert Losses(np.array([1.0]), 0, 1.0, 0.1).epsilon(0.05) == math.inf
+    assert Losses(np.array([0.9]), 3, 1.0, 0.1).epsilon(0.1) == pytest.approx(3.0)
+
+
+def test_many_deltas_at_once_are_the_same_as_one_by_one() -> None:
+    losses = Powers.of(curves.poisson(curves.gaussian(1.0), 0.3).losses()).present.power(5)
+    eps = np.array([-9.0, -0.4567, 0.0, 0.0004, 1.0, 3.3333, 80.0])
+    np.testing.assert_allclose(losses.deltas(eps), [losses.delta(float(e)) for e in eps], atol=1e-9)
