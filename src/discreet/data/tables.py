@@ -107,7 +107,9 @@ def _read_tsv(path: Path) -> Table:
     begins = [value for row in plain for value in row if value.startswith('"')]
     whole = [value for value in begins if re.fullmatch(r'"(?:[^"]|"")*"', value)]
     if len(whole) == len(begins):
-        needed = any('""' in value[1:-1] for value in whole) or any(name.startswith('"') for name in plain[0])
+        needed = any('""' in value[1:-1] or "\r" in value for value in whole) or any(
+            name.startswith('"') for name in plain[0]
+        )
         return _from_rows(path, _parsed(path, text, "\t") if needed else plain)
     if len({len(row) for row in plain}) > 1:
         # Broken fields and ragged rows together: a quoted tab or new line was cut, if it parses as quoted.

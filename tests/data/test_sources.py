@@ -1,0 +1,219 @@
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from discreet.core.errors import DataError, SettingError
+from discreet.data.corpus import Corpus
+from discreet.data.sources import Columns, load
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    """Write rows in the format that the suffix names."""
+    names = list(rows[0])
+    if path.suffix in {".csv", ".tsv"}:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter="," if path.suffix == ".csv" else "\t")
+            writer.writerow(names)
+            writer.writerows(row.values() for row in rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        table = pyarrow.table({name: [row[name] for row in rows] for name in names})
+        pyarrow.parquet.write_table(table, path)
+    return path
+
+
+def rows_of(count: int) -> list[dict[str, object]]:
+    return [{"text": f"secret text {i}", "label": ("cat", "dog")[i % 2], "author": f"a{i // 3}"} for i in range(count)]
+
+
+def content(corpus: Corpus) -> tuple[object, ...]:
+    return corpus.texts, corpus.second, corpus.labels, corpus.scores, corpus.label_names, corpus.units, corpus.splits
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1).filter(
+    lambda text: bool(text.strip())
+)
+labels = st.one_of(
+    st.lists(st.integers(-5, 5), min_size=2, max_size=12),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=12),
+    st.lists(st.sampled_from(["yes", "no", "perhaps"]), min_size=2, max_size=12),
+    st.lists(st.booleans(), min_size=2, max_size=12),
+).filter(lambda values: isinstance(values[0], float) or len(set(values)) > 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(labels, st.data())
+def test_every_format_gives_the_same_corpus(
+    tmp_path_factory: pytest.TempPathFactory, values: list[object], data: st.DataObject
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": data.draw(texts), "pair": data.draw(texts), "label": value, "who": data.draw(st.integers(0, 4))}
+        for value in values
+    ]
+    folder = tmp_path_factory.mktemp("formats")
+    columns = Columns("text", "pair", "label", "who")
+    loaded = [
+        content(load(write(folder / f"a{suffix}", rows), columns, validation=0))
+        for suffix in (".csv", ".tsv", ".jsonl", ".parquet")
+    ]
+    assert loaded[0] == loaded[1] == loaded[2] == loaded[3]
+    assert loaded[0][0] == tuple(row["text"] for row in rows)
+
+
+def test_a_file_without_splits_gets_a_stratified_tenth_held_out(tmp_path: Path) -> None:
+    rows = [{"text": f"t{i}", "label": "rare" if i % 10 == 0 else "common"} for i in range(200)]
+    corpus = load(write(tmp_path / "a.csv", rows))
+    held = corpus.split("validation")
+    assert Counter(held.labels or ()) == {0: 18, 1: 2}
+    assert "20 of 200 rows were held out" in corpus.remarks[0]
+
+
+def test_the_hold_out_is_the_same_whatever_the_seed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", rows_of(60))
+    assert load(path, seed=1).splits == load(path, seed=2).splits
+
+
+def test_units_are_held_out_whole(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path / "a.csv", rows_of(90)), Columns(unit="author"))
+    train, held = corpus.split("train"), corpus.split("validation")
+    assert held.unit_count == 3
+    assert not set(train.unit_names) & set(held.unit_names)
+    assert corpus.unit_name == "author"
+
+
+@pytest.mark.parametrize(("column", "word"), [("patient_id", "patient"), ("Author", "author"), ("id", "id")])
+def test_the_unit_column_gives_the_word_for_the_unit(tmp_path: Path, column: str, word: str) -> None:
+    rows = [{"text": f"t{i}", "label": i % 2, column: i} for i in range(20)]
+    assert load(write(tmp_path / "a.jsonl", rows), Columns(unit=column)).unit_name == word
+
+
+def test_a_folder_has_its_own_splits(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", rows_of(10))
+    write(tmp_path / "dev.jsonl", rows_of(4))
+    write(tmp_path / "test.tsv", [{"index": 1, "text": "no answer"}])
+    (tmp_path / "readme.txt").write_text("x")
+    corpus = load(tmp_path)
+    assert {name: len(corpus.split(name)) for name in corpus.split_names} == {"train": 10, "validation": 4}
+    assert "the split test was left out" in corpus.remarks[0]
+
+
+def test_a_folder_without_train_or_with_two_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"such as train\.csv"):
+        load(tmp_path)
+    write(tmp_path / "train.csv", rows_of(4))
+    write(tmp_path / "train.tsv", rows_of(4))
+    with pytest.raises(DataError, match=r"found train\.csv and train\.tsv"):
+        load(tmp_path)
+
+
+def test_validation_may_be_another_file_or_another_fraction_or_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", rows_of(40))
+    other = write(tmp_path / "b.jsonl", rows_of(6))
+    assert len(load(path, validation=other).split("validation")) == 6
+    assert len(load(path, validation=0.25).split("validation")) == 10
+    assert load(path, validation=0).split_names == ("train",)
+    with pytest.raises(SettingError, match="fraction"):
+        load(path, validation=1.5)
+
+
+def test_rows_draws_fewer_training_rows_by_the_seed_and_leaves_validation_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", rows_of(100))
+    one, two, again = load(path, rows=20, seed=1), load(path, rows=20, seed=2), load(path, rows=20, seed=1)
+    assert len(one.split("train")) == 20
+    assert one.texts == again.texts != two.texts
+    assert one.split("validation").texts == load(path).split("validation").texts
+    assert load(path, rows=1000).texts == load(path).texts
+    with pytest.raises(SettingError, match="rows=0"):
+        load(path, rows=0)
+
+
+def test_known_classes_are_kept_and_one_class_is_then_enough(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", [{"text": "x", "label": "dog"}, {"text": "y", "label": "dog"}])
+    corpus = load(path, label_names=("dog", "cat"), validation=0)
+    assert corpus.labels == (0, 0)
+    with pytest.raises(DataError, match="at least 2 classes in column 'label'"):
+        load(path)
+
+
+def test_training_rows_of_one_class_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", [{"text": "x", "label": "a"}, {"text": "y", "label": "a"}])
+    write(tmp_path / "validation.csv", [{"text": "x", "label": "a"}, {"text": "y", "label": "b"}])
+    with pytest.raises(DataError, match="2 classes among the training rows"):
+        load(tmp_path)
+
+
+def test_texts_may_be_read_without_labels(tmp_path: Path) -> None:
+    corpus = load(write(tmp_path / "a.csv", rows_of(20)), Columns(label=None))
+    assert corpus.task == "unlabelled"
+    assert len(corpus.split("validation")) == 2
+
+
+def test_whole_numbers_become_scores_when_the_task_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", [{"text": f"t{i}", "label": i % 5} for i in range(20)])
+    assert load(path).classes == 5
+    assert load(path, task="regression").scores is not None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "says"),
+    [
+        ([{"text": "", "label": "a"}], Columns(), "row 1 of"),
+        ([{"text": "secret", "label": ""}], Columns(), "missing or NaN"),
+        ([{"text": "secret", "label": "nan"}], Columns(), "missing or NaN"),
+        ([{"text": "secret", "label": "a"}], Columns(text="txt"), "column 'txt' for text"),
+        ([{"text": "secret", "label": "a"}], Columns(text_pair="b"), "column 'b' for text-pair"),
+        ([{"text": "secret", "label": "a"}], Columns(unit="who"), "column 'who' for unit"),
+        ([{"text": "secret", "label": "a", "who": ""}], Columns(unit="who"), "Every row must say whose it is"),
+        ([{"text": "secret", "label": "a"}, {"text": "secret", "label": "b"}], Columns(), "to hold out 10%"),
+    ],
+)
+def test_bad_rows_are_refused_without_their_text(
+    tmp_path: Path, rows: list[dict[str, object]], columns: Columns, says: str
+) -> None:
+    with pytest.raises(DataError) as refused:
+        load(write(tmp_path / "a.csv", rows), columns)
+    assert says in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_values_of_the_wrong_type_are_refused(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(DataError, match="text in row 1 of .*is of type int"):
+        load(write(tmp_path / f"a{suffix}", [{"text": 5, "label": 1}]))
+    with pytest.raises(DataError, match="row 1 of .*found list"):
+        load(write(tmp_path / f"b{suffix}", [{"text": "x", "label": [1]}]))
+    with pytest.raises(DataError, match="row 1 of .*found float"):
+        load(write(tmp_path / f"c{suffix}", [{"text": "x", "label": 1, "who": 0.5}]), Columns(unit="who"))
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(DataError, match="Did you mean 'notes'"):
+        load("ntoes")
+    with pytest.raises(DataError, match="write hub:NAME"):
+        load("somebody/something")
+    with pytest.raises(DataError, match="There is none"):
+        load("missing.csv")
+
+
+def test_built_in_corpora_take_rows_a_fraction_and_known_classes() -> None:
+    assert len(load("notes", rows=100)) == 100
+    assert load("notes", rows=100, seed=1).texts != load("notes", rows=100).texts
+    assert load("notes", rows=100, validation=0).split_names == ("train",)
+    assert len(load("notes", rows=100, validation=0.5).split("validation")) > 30
+    assert load("notes-pairs-scores", rows=100).task == "regression"
+    turned = load("notes", rows=100, label_names=("orthopaedics", "neurology", "gastroenterology", "cardiology"))
+    assert [3 - label for label in turned.labels or ()] == list(load("notes", rows=100).labels or ())
+    with pytest.raises(DataError, match="one of the known classes"):
+        load("notes", rows=100, label_names=("a", "b"))
+    with pytest.raises(DataError, match="no column names"):
+        load("notes", Columns(text="x"))
+    with pytest.raises(DataError, match="to be a fraction"):
+        load("notes", validation="x.csv")
