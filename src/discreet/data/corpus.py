@@ -52,7 +52,7 @@ class Corpus:
         for name in (*_PER_ROW, "label_names", "remarks"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, tuple):
-                object.__setattr__(self, name, tuple(value))
+                object.__setattr__(self, name, tuple(value.tolist() if isinstance(value, np.ndarray) else value))
         if not self.splits:
             object.__setattr__(self, "splits", ("train",) * len(self.texts))
         for name in _PER_ROW:
