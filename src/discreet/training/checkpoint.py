@@ -38,6 +38,7 @@ class Progress:
     seconds: float = 0.0
     history: tuple[dict[str, Any], ...] = ()
     best_weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    averaged: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, at: Progress) -> None:
@@ -52,6 +53,7 @@ def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
             else:
                 numbers[f"{key}.{name}"] = value
     tensors |= {f"best.{name}": value for name, value in at.best_weights.items()}
+    tensors |= {f"averaged.{name}": value for name, value in at.averaged.items()}
     tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
     about = {
         "identity": identity,
@@ -97,7 +99,10 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
             state[key.split(".", 1)[0]] = about["numbers"][key]
         if state:
             optimizer.state[parameter] = state
-    best = {n.removeprefix("best."): t.to(_device(model)) for n, t in tensors.items() if n.startswith("best.")}
+    kept = {
+        kind: {n.removeprefix(kind): t.to(_device(model)) for n, t in tensors.items() if n.startswith(kind)}
+        for kind in ("best.", "averaged.")
+    }
     return Progress(
         about["step"],
         about["epoch"],
@@ -105,7 +110,8 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
         about["stale"],
         about["seconds"],
         tuple(about["history"]),
-        best,
+        kept["best."],
+        kept["averaged."],
     )
 
 
@@ -134,6 +140,14 @@ def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Put copies of weights back."""
     for name, parameter in trained(model).items():
         parameter.data.copy_(weights[name])
+
+
+def blend(averaged: dict[str, Tensor], model: nn.Module, step: int, share: float) -> None:
+    """Move averaged weights towards the model's; the share of the past grows from nothing to `share`."""
+    now = trained(model)
+    weight = 1 - min(share, step / (step + 10))
+    with torch.no_grad():
+        torch._foreach_lerp_(list(averaged.values()), [now[name].detach() for name in averaged], weight)
 
 
 def _device(model: nn.Module) -> torch.device:

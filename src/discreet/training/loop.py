@@ -20,7 +20,7 @@ from discreet.data.samplers import Sampler, Shuffled
 from discreet.metrics.utility import MAIN
 from discreet.models.classifier import Classifier
 from discreet.training import checkpoint
-from discreet.training.checkpoint import Progress, copy_weights, identity, restore_weights
+from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.meter import Meter, Report
@@ -138,6 +138,8 @@ class _Run:
             at = checkpoint.load(self.workspace, self.identity, self.model, self.optimizer)
         begun, saved = time.monotonic() - at.seconds, time.monotonic()
         meter = Meter(self.steps, at.step, watch, self.step.epsilon)
+        if self.settings.averaging and not at.averaged:
+            at = replace(at, averaged=copy_weights(self.model))
         self.model.train()
         step, over, poor = at.step, at.stale >= (self.settings.patience or self.steps), False
         while step < self.steps and not over:
@@ -147,6 +149,8 @@ class _Run:
             except BudgetError:
                 poor = True
                 break
+            if self.settings.averaging:
+                blend(at.averaged, self.model, step, self.settings.averaging)
             step += 1
             meter.add(step, loss, count)
             if step % self.step.per_epoch == 0 or step == self.steps:
@@ -159,8 +163,8 @@ class _Run:
                 saved = time.monotonic()
             if stop:
                 return self.result(at, False, step, time.monotonic() - begun)
-        if at.best_weights:
-            restore_weights(self.model, at.best_weights)
+        if at.best_weights or at.averaged:
+            restore_weights(self.model, at.best_weights or at.averaged)
         self.model.eval()
         return self.result(at, True, step, time.monotonic() - begun, poor)
 

@@ -21,10 +21,13 @@ from discreet.models.bilstm import BiLSTM, BiLSTMConfig
 from discreet.models.builtin import sha256
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, assemble, quiet
+from discreet.protections.settings import ProtectSettings
 from discreet.training import checkpoint
 from discreet.training.card import model_card
 from discreet.training.settings import TrainSettings
 
+LEDGER = "ledger.jsonl"
+SECRET = "secret"
 _SUFFIX = ".unfinished"
 _FORMAT = 1
 
@@ -48,6 +51,7 @@ class RunSettings:
     data: DataSettings
     model: ModelSettings
     train: TrainSettings
+    protect: ProtectSettings | None = None
     seed: int = 0
     task: str = "classification"
     label_names: tuple[str, ...] = ()
@@ -88,6 +92,25 @@ def begin(workspace: Path) -> None:
         raise cannot_write(workspace, error) from None
 
 
+def secret_of(workspace: Path) -> Rng:
+    """Return the secret source of a run's batches and noise, from the operating system; kept until the run is finished.
+
+    A resumed run must draw what it drew before, so the seed lies in the workspace, readable by its owner only, and is
+    deleted when the run is finished.
+    """
+    path = workspace / SECRET
+    if not path.exists():
+        try:
+            partial = path.with_suffix(".partial")
+            partial.touch(mode=0o600)
+            partial.write_text(os.urandom(32).hex(), encoding="ascii")
+            partial.replace(path)
+            _sync(workspace)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+    return Rng(int(path.read_text(encoding="ascii"), 16))
+
+
 def finish(
     workspace: Path,
     out: Path,
@@ -106,6 +129,7 @@ def finish(
         (workspace / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
         (workspace / "README.md").write_text(model_card(model, settings, metrics, guarantee), encoding="utf-8")
         (workspace / checkpoint.NAME).unlink(missing_ok=True)
+        (workspace / SECRET).unlink(missing_ok=True)
         _sync(workspace)
         workspace.rename(out)
     except OSError as error:

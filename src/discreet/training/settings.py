@@ -21,6 +21,7 @@ class TrainSettings:
     weight_decay: float = 0.01
     optimizer: str = "adamw"
     momentum: float = 0.9
+    averaging: float = 0.0
     gradient_norm: float = 1.0
     accumulate: int = 1
     patience: int | None = None
@@ -41,6 +42,9 @@ class TrainSettings:
         if self.patience is not None:
             whole("patience", self.patience, 1, "It counts the epochs without improvement before an early stop.")
         one_of("optimizer", self.optimizer, OPTIMIZERS)
+        remedy = "It is the share of the past in the averaged weights; 0 keeps the last ones."
+        if not probability("averaging", self.averaging, remedy) < 1:
+            raise refuse("averaging", self.averaging, "in [0, 1)", remedy)
         probability("momentum", self.momentum, "It is the share of the past in the direction of a step.")
         one_of("precision", self.precision, PRECISIONS)
 

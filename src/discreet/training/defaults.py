@@ -1,0 +1,37 @@
+"""Settings a newcomer gets a good model with, found by measurement (docs/decisions/0005)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What is chosen for the user where nothing was said."""
+
+    epochs: float
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    dropout: float | None
+    embeddings: bool
+
+
+def defaults_for(train: str, protect: str | None, rows: int) -> Defaults:
+    """Return good settings for what is trained, whether and how it is protected, and how much text there is.
+
+    >>> defaults_for("all", None, 2000).batch_size
+    32
+    >>> defaults_for("all", "dp-sgd", 67349).batch_size
+    4096
+    """
+    frozen = train in {"head", "pooler+head"}
+    if protect is None:
+        return Defaults(20.0 if frozen else 3.0, 32, 2e-3 if frozen else 5e-5, 0.01, None, True)
+    # Large batches, so that one noise is shared by many gradients; but not so large that few steps are left.
+    batch = max(64, min(4096 if not frozen else 2048, rows // 8))
+    if protect == "dir-dp-sgd":
+        return Defaults(5.0, min(128, rows), 1e-2 if frozen else 1e-3, 0.0, 0.0, False)
+    if frozen:
+        return Defaults(40.0, batch, 2e-2, 0.0, 0.0, False)
+    return Defaults(30.0, batch, 1e-3, 0.0, 0.0, False)
