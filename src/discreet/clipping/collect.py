@@ -79,31 +79,37 @@ class Collector:
 
     def take(self, layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
         """Take the gradient of what a layer returned, with what it was given."""
-        rows, names = self._rows, layer.parameters
-        if layer.kind in (Kind.RMS_NORM, Kind.SCALE_NORM):
-            self._vector(names["weight"], grad.reshape(rows, -1))
-            return
-        grad = grad.reshape(rows, -1, grad.shape[-1]) if layer.kind is not Kind.LAYER_NORM else grad
-        if layer.kind is Kind.LAYER_NORM:
+        kind, names = layer.kind, layer.parameters
+        if kind is Kind.LAYER_NORM:
             self._layer_norm(layer, kept, grad)
-        elif layer.kind is Kind.EMBEDDING:
+            return
+        if kind is Kind.RMS_NORM or kind is Kind.SCALE_NORM:
+            self._vector(names["weight"], grad.reshape(self._rows, -1))
+            return
+        grad = self._timed(grad)
+        if kind is Kind.EMBEDDING:
             assert kept is not None
-            self._pairs[names["weight"]].append((kept.reshape(rows, -1), grad))
-        else:
-            if "weight" in names:
-                assert kept is not None
-                self._matrix(layer, kept.reshape(rows, -1, kept.shape[-1]), grad)
-            if "bias" in names:
-                self._vector(names["bias"], grad.sum(1, dtype=accumulator(grad.dtype)))
+            self._pairs[names["weight"]].append((kept.reshape(self._rows, -1), grad))
+            return
+        if "weight" in names:
+            assert kept is not None
+            self._matrix(layer, self._timed(kept), grad)
+        if "bias" in names:
+            self._vector(names["bias"], grad.sum(1, dtype=accumulator(grad.dtype)))
+
+    def _timed(self, values: Tensor) -> Tensor:
+        return values if values.dim() == 3 else values.reshape(self._rows, -1, values.shape[-1])
 
     def slots(self) -> list[Slot]:
         """Return the slots of all parameters, or refuse by name a parameter that the loss does not reach."""
         return [self._slot(layer, local, name) for layer in self._layers for local, name in layer.parameters.items()]
 
     def _slot(self, layer: Layer, local: str, name: str) -> Slot:
-        parameter = layer.module.get_parameter(local)
-        if name in self._vectors:
-            return Vectors(name, layer.name, parameter.shape, self._vectors[name])
+        parameter = layer.module._parameters[local]
+        assert parameter is not None
+        values = self._vectors.get(name)
+        if values is not None:
+            return Vectors(name, layer.name, parameter.shape, values)
         pieces = self._pairs.pop(name, None)
         if pieces is None:
             if self._rows:
@@ -152,7 +158,9 @@ class Collector:
             self._vector(names["bias"], grad.reshape(self._rows, -1, shape.numel()).sum(1, dtype=wide))
 
     def _vector(self, name: str, values: Tensor) -> None:
-        values = self._units.total(values.to(accumulator(values.dtype)))
+        if values.dtype.itemsize < 4:
+            values = values.float()
+        values = self._units.total(values)
         self._vectors[name] = self._vectors[name] + values if name in self._vectors else values
 
 

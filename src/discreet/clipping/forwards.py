@@ -43,8 +43,8 @@ def _linear(layer: Layer, tape: Recorder) -> Forward:
     assert isinstance(module, nn.Linear)
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002
-        given = tape.cast(input)
-        out = F.linear(given, module.weight.detach(), None if module.bias is None else module.bias.detach())
+        given, bias = tape.cast(input), module.bias
+        out = F.linear(given, module.weight.detach(), None if bias is None else bias.detach())
         return tape.keep(layer, given if keeps else None, out)
 
     return forward

@@ -1,4 +1,4 @@
-"""The figures of many pairs at once, one kernel launch each, where the kernels can be used."""
+"""The sizes and sums of many slots at once, one kernel launch for each shape, where the kernels can be used."""
 
 from __future__ import annotations
 
@@ -6,39 +6,74 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from discreet.clipping import kernels
 from discreet.clipping.ghost import FLOOR
 from discreet.clipping.precision import alike, gram_error, product_precision, scaling_roundoff
-from discreet.clipping.slots import Pair, Sizes, Slot
+from discreet.clipping.slots import Pair, Sizes, Slot, Vectors
+
+# Sums over kept gradients are formed for this many bytes at a time, and what they were formed from is freed.
+_SUM_BYTES = 2**28
 
 
 def fused_sizes(slots: Sequence[Slot]) -> dict[str, Sizes]:
     """Return the sizes of those slots that the kernels can take, by parameter name."""
-    groups: dict[tuple[torch.Size, torch.dtype], list[Pair]] = defaultdict(list)
+    pairs: dict[tuple[torch.Size, torch.dtype], list[Pair]] = defaultdict(list)
+    kept: dict[tuple[torch.Size, torch.dtype], list[Vectors]] = defaultdict(list)
     for slot in slots:
-        if isinstance(slot, Pair) and slot.units.index is None and slot.inputs.shape[1] > 1 and _usable(slot):
+        if isinstance(slot, Pair) and _takes_pair(slot):
             dtype = torch.promote_types(slot.inputs.dtype, slot.grads.dtype)
-            groups[slot.inputs.shape[:2], dtype].append(slot)
+            pairs[slot.inputs.shape[:2], dtype].append(slot)
+        elif takes_vectors(slot):
+            assert isinstance(slot, Vectors)
+            kept[slot.values.shape, slot.values.dtype].append(slot)
     found: dict[str, Sizes] = {}
-    for (shape, dtype), pairs in groups.items():
-        device = pairs[0].inputs.device
-        buffer = kernels.PairBuffer(len(pairs), shape[0], shape[1], device)
-        for pair in pairs:
-            inputs, grads = alike(pair.inputs, pair.grads)
-            scaled, other = (inputs, grads) if pair.scales_inputs else (grads, inputs)
-            buffer.launch(scaled, other, "tf32")  # half precision ignores the word
-        squares, size, traces = buffer.figures()
-        width = max(max(pair.shape) for pair in pairs)
-        errors = size * gram_error(dtype, width, shape[1]) + FLOOR * traces
-        drifts = size * scaling_roundoff(dtype, device) ** 2
-        columns = zip(pairs, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
-        found |= {pair.name: Sizes(square, error, drift) for pair, square, error, drift in columns}
+    for (shape, dtype), group in pairs.items():
+        found |= _pair_sizes(group, shape[1], dtype)
+    for vectors in kept.values():
+        squares = kernels.row_squares([slot.values for slot in vectors])
+        drifts = squares * scaling_roundoff(torch.float32, squares.device) ** 2
+        none = torch.zeros_like(squares[0])
+        columns = zip(vectors, squares.unbind(), drifts.unbind(), strict=True)
+        found |= {slot.name: Sizes(square, none, drift) for slot, square, drift in columns}
     return found
 
 
-def _usable(slot: Pair) -> bool:
-    if not kernels.usable(slot.inputs, slot.grads):
+def fused_sums(slots: list[Vectors], weights: Tensor) -> dict[str, Tensor]:
+    """Return the weighted sums of kept gradients by parameter name, and empty the list as they are formed."""
+    found: dict[str, Tensor] = {}
+    while slots:
+        shape, dtype = slots[-1].values.shape, slots[-1].values.dtype
+        some: list[Vectors] = []
+        room = max(1, _SUM_BYTES // (shape.numel() * dtype.itemsize))
+        while slots and len(some) < room and slots[-1].values.shape == shape and slots[-1].values.dtype == dtype:
+            some.append(slots.pop())
+        sums = kernels.weighted_rows([slot.values for slot in some], weights)
+        found |= {slot.name: total.view(slot.shape) for slot, total in zip(some, sums.unbind(), strict=True)}
+    return found
+
+
+def takes_vectors(slot: Slot) -> bool:
+    """Whether the kernels take a slot: a matrix whose gradients were kept."""
+    return isinstance(slot, Vectors) and len(slot.shape) > 1 and slot.values.numel() > 0 and kernels.usable(slot.values)
+
+
+def _takes_pair(slot: Pair) -> bool:
+    if slot.units.index is not None or slot.inputs.shape[1] == 1 or not kernels.usable(slot.inputs, slot.grads):
         return False
     half = slot.inputs.element_size() == 2 and slot.grads.element_size() == 2
     return half or product_precision(slot.inputs.device) == "tf32"
+
+
+def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> dict[str, Sizes]:
+    factors = []
+    for pair in pairs:
+        inputs, grads = alike(pair.inputs, pair.grads)
+        factors.append((inputs, grads) if pair.scales_inputs else (grads, inputs))
+    order, squares, size, traces = kernels.pair_figures(factors)
+    width = max(max(pair.shape) for pair in pairs)
+    errors = size * gram_error(dtype, width, length) + FLOOR * traces
+    drifts = size * scaling_roundoff(dtype, size.device) ** 2
+    columns = zip(order, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
+    return {pairs[k].name: Sizes(square, error, drift) for k, square, error, drift in columns}

@@ -1,20 +1,28 @@
-"""Fused CUDA kernels for the two places where many small ones cost the most; used where Triton is installed.
+"""Fused CUDA kernels for the places where many small ones cost the most; used where Triton is installed.
 
-Both compute what `ghost.pair_sizes` and the layer norm in `collect` compute with ordinary operations, and are tested
-against them.
+Each computes what ordinary operations compute elsewhere in this package, and is tested against them. Tensors of one
+shape go through one launch: their addresses are sent in a table. While a CUDA graph is recorded there is no table, for
+its memory would have to outlive the recording; then each tensor has a launch of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILE = 64
-_CHUNKS = 512
+_PROGRAMS = 512
+_BLOCK = 1024
+_TURNS = 8
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 @functools.cache
@@ -24,49 +32,96 @@ def installed() -> bool:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels take these tensors: on CUDA, without a graph to differentiate, with dense last dimensions."""
+    """Whether the kernels take these tensors: on CUDA, without a graph to differentiate, last dimension dense."""
     return (
         installed()
-        and all(t.is_cuda and t.stride(-1) == 1 and t.dtype != torch.float64 for t in tensors)
+        and all(t.is_cuda and t.stride(-1) == 1 and t.dtype in _TYPES and t.data_ptr() % 16 == 0 for t in tensors)
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
     )
 
 
-class PairBuffer:
-    """Room for the figures of several pairs of one length, reduced together when all have been launched."""
+def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor]:
+    """Return, for pairs of factors (units, length, width) of one type, units and length, three figures of `ghost`.
 
-    def __init__(self, pairs: int, units: int, length: int, device: torch.device) -> None:
-        """Make room for a number of pairs."""
-        self._tiles = -(-length // _TILE)
-        self._sums = torch.zeros(pairs, units, self._tiles**2, 3, device=device)
-        self._rows = torch.empty(pairs, units, self._tiles, self._tiles, _TILE, device=device)
-        self._used = 0
+    They are the squared norms, the trace of the first Gram matrix times the widest row of the second, and the sum of
+    the two traces, each of shape (pairs, units). They come in another order, which is the first thing returned.
+    """
+    units, length = pairs[0][0].shape[:2]
+    tiles = -(-length // _TILE)
+    device, half = pairs[0][0].device, pairs[0][0].element_size() == 2
+    sums = torch.zeros(len(pairs), units, tiles**2, 3, device=device)
+    rows = torch.empty(len(pairs), units, tiles, tiles, _TILE, device=device)
+    order = sorted(range(len(pairs)), key=lambda k: _layout(pairs[k]))
+    done = 0
+    for layout, alike in itertools.groupby(order, key=lambda k: _layout(pairs[k])):
+        for some in _launches([pairs[k] for k in alike]):
+            _compiled()["pairs"][(tiles**2, units, len(some))](
+                *_addresses(some),
+                sums[done:],
+                rows[done:],
+                length,
+                tiles,
+                *layout,
+                TABLE=len(some) > 1,
+                KIND=_kind(some[0][0]),
+                TILE=_TILE,
+                DEPTH=64 if half else 32,
+                num_warps=4,
+            )
+            done += len(some)
+    squares, first, second = sums.sum(2).unbind(-1)
+    return order, squares, first * rows.sum(3).flatten(2).amax(2), first + second
 
-    def launch(self, scaled: Tensor, other: Tensor, precision: str) -> None:
-        """Compute the figures of one pair, each (units, length, width), into the next place."""
-        units, length, _ = scaled.shape
-        place, self._used = self._used, self._used + 1
-        kernel, _ = _compiled()
-        kernel[(self._tiles, self._tiles, units)](
-            scaled,
-            other,
-            self._sums[place],
-            self._rows[place],
-            length,
-            scaled.shape[2],
-            other.shape[2],
-            *(scaled.stride(0), scaled.stride(1), other.stride(0), other.stride(1)),
-            TILE=_TILE,
-            DEPTH=64 if scaled.element_size() == 2 else 32,
-            PRECISION=precision,
+
+def row_squares(values: Sequence[Tensor]) -> Tensor:
+    """Return the squared norm of each row of matrices of one shape and type, (matrices, rows), in float32."""
+    rows, width = values[0].shape
+    chunks = -(-width // (_BLOCK * _TURNS))
+    parts = torch.empty(len(values), rows, chunks, device=values[0].device)
+    done = 0
+    for some in _launches([(value,) for value in values]):
+        _compiled()["squares"][(chunks, rows, len(some))](
+            *_addresses(some),
+            parts[done:],
+            width,
+            TABLE=len(some) > 1,
+            KIND=_kind(some[0][0]),
+            BLOCK=_BLOCK,
+            TURNS=_TURNS,
             num_warps=4,
         )
+        done += len(some)
+    return parts.sum(2)
 
-    def figures(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return squares, traces of the scaled factor times the widest row of the other, and sums of both traces."""
-        squares, first, second = self._sums.sum(2).unbind(-1)
-        widest = self._rows.sum(3).flatten(2).amax(2)
-        return squares, first * widest, first + second
+
+def weighted_rows(values: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Return the weighted sum of the rows of matrices of one shape and type, (matrices, width), in float32."""
+    rows, width = values[0].shape
+    sums = torch.empty(len(values), width, device=values[0].device)
+    weights = weights.float().contiguous()
+    done = 0
+    for some in _launches([(value,) for value in values]):
+        _compiled()["weighted"][(-(-width // _BLOCK), len(some))](
+            *_addresses(some),
+            weights,
+            sums[done:],
+            rows,
+            width,
+            TABLE=len(some) > 1,
+            KIND=_kind(some[0][0]),
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+        done += len(some)
+    return sums
+
+
+def scaled(values: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous tensor (rows, …) with each row times its weight, in another type."""
+    out = torch.empty(values.shape, dtype=dtype, device=values.device)
+    size = values[0].numel()
+    _compiled()["scaled"][(-(-size // _BLOCK), values.shape[0])](values, weights, out, size, BLOCK=_BLOCK, num_warps=4)
+    return out
 
 
 def norm_sums(given: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -75,89 +130,155 @@ def norm_sums(given: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     `given` and `grad` have the shape (rows, time, width).
     """
     rows, length, width = given.shape
-    chunks = max(1, min(length, _CHUNKS // max(rows, 1)))
+    chunks = max(1, min(length, _PROGRAMS // max(rows, 1)))
     each = -(-length // chunks)
     chunks = -(-length // each)
     parts = torch.empty(2, rows, chunks, width, device=given.device)
-    _, kernel = _compiled()
-    kernel[(rows, chunks)](
+    _compiled()["norms"][(rows, chunks)](
         given,
         grad,
-        parts[0],
-        parts[1],
+        parts,
         length,
         width,
         each,
         eps,
         *(given.stride(0), given.stride(1), grad.stride(0), grad.stride(1)),
-        WIDTH=_power_of_two(width),
-        ROWS=4 if width <= 1024 else 1,
+        WIDTH=1 << (width - 1).bit_length(),
+        STEPS=4 if width <= 1024 else 1,
         num_warps=4 if width <= 2048 else 8,
     )
-    weight, bias = parts[:, :, 0] if chunks == 1 else parts.sum(2)
+    weight, bias = (parts[:, :, 0] if chunks == 1 else parts.sum(2)).unbind()
     return weight, bias
 
 
-def _power_of_two(value: int) -> int:
-    return 1 << max(value - 1, 0).bit_length()
+def _layout(pair: tuple[Tensor, Tensor]) -> tuple[int, ...]:
+    one, two = pair
+    return (one.shape[2], two.shape[2], one.stride(0), one.stride(1), two.stride(0), two.stride(1))
+
+
+def _launches(groups: Sequence[tuple[Tensor, ...]]) -> Iterator[Sequence[tuple[Tensor, ...]]]:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        yield from ([group] for group in groups)
+    else:
+        yield groups
+
+
+def _addresses(groups: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the tensors themselves for one launch of one, or tables of their addresses for one launch of many."""
+    if len(groups) == 1:
+        return groups[0]
+    device = groups[0][0].device
+    numbers = [[tensor.data_ptr() for tensor in column] for column in zip(*groups, strict=True)]
+    table = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    return table.unbind()
+
+
+def _kind(tensor: Tensor) -> Any:
+    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[tensor.dtype]
 
 
 @functools.cache
-def _compiled() -> tuple[Any, Any]:
+def _compiled() -> dict[str, Any]:
     import triton  # type: ignore[import-not-found,unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def pair_kernel(  # type: ignore[no-untyped-def]
-        a, b, sums, rows, length, a_width, b_width, a_unit, a_row, b_unit, b_row,
-        TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def pairs(  # type: ignore[no-untyped-def]
+        a, b, sums, rows, length, tiles, a_width, b_width, a_unit, a_row, b_unit, b_row,
+        TABLE: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
     ):  # fmt: skip
-        # One program for each unit and each tile of the lower triangle of its two Gram matrices.
-        i, j, unit = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        tiles = tl.num_programs(0)
+        # One program for each pair, each unit and each tile of the lower triangle of its two Gram matrices.
+        tile, unit, pair = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        i, j = tile // tiles, tile % tiles
         if j <= i:
+            if TABLE:
+                a = tl.multiple_of(tl.load(a + pair).to(tl.pointer_type(KIND)), 16)
+                b = tl.multiple_of(tl.load(b + pair).to(tl.pointer_type(KIND)), 16)
             at = tl.arange(0, TILE)
             row_i, row_j = i * TILE + at, j * TILE + at
-            depth = tl.arange(0, DEPTH)
             live_i, live_j = row_i[:, None] < length, row_j[:, None] < length
+            depth = tl.arange(0, DEPTH)
             base = a + unit.to(tl.int64) * a_unit
             first = tl.zeros((TILE, TILE), tl.float32)
             for k in range(0, a_width, DEPTH):
-                inside = (k + depth)[None, :] < a_width
-                x = tl.load(base + row_i[:, None] * a_row + (k + depth)[None, :], mask=live_i & inside, other=0.0)
-                y = tl.load(base + row_j[:, None] * a_row + (k + depth)[None, :], mask=live_j & inside, other=0.0)
-                first = tl.dot(x, tl.trans(y), first, input_precision=PRECISION)
+                column = (k + depth)[None, :]
+                x = tl.load(base + row_i[:, None] * a_row + column, mask=live_i & (column < a_width), other=0.0)
+                y = tl.load(base + row_j[:, None] * a_row + column, mask=live_j & (column < a_width), other=0.0)
+                first = tl.dot(x, tl.trans(y), first, input_precision="tf32")
             base = b + unit.to(tl.int64) * b_unit
             second = tl.zeros((TILE, TILE), tl.float32)
             for k in range(0, b_width, DEPTH):
-                inside = (k + depth)[None, :] < b_width
-                x = tl.load(base + row_i[:, None] * b_row + (k + depth)[None, :], mask=live_i & inside, other=0.0)
-                y = tl.load(base + row_j[:, None] * b_row + (k + depth)[None, :], mask=live_j & inside, other=0.0)
-                second = tl.dot(x, tl.trans(y), second, input_precision=PRECISION)
+                column = (k + depth)[None, :]
+                x = tl.load(base + row_i[:, None] * b_row + column, mask=live_i & (column < b_width), other=0.0)
+                y = tl.load(base + row_j[:, None] * b_row + column, mask=live_j & (column < b_width), other=0.0)
+                second = tl.dot(x, tl.trans(y), second, input_precision="tf32")
             twice = tl.where(i == j, 1.0, 2.0)
             diagonal = (at[:, None] == at[None, :]) & (i == j)
-            out = sums + ((unit * tiles + i) * tiles + j) * 3
+            place = (pair.to(tl.int64) * tl.num_programs(1) + unit) * tiles * tiles
+            out = sums + (place + i * tiles + j) * 3
             tl.store(out, twice * tl.sum(first * second))
             tl.store(out + 1, tl.sum(tl.where(diagonal, first, 0.0)))
             tl.store(out + 2, tl.sum(tl.where(diagonal, second, 0.0)))
             size = tl.abs(second)
-            tl.store(rows + ((unit * tiles + i) * tiles + j) * TILE + at, tl.sum(size, 1))
+            tl.store(rows + (place + i * tiles + j) * TILE + at, tl.sum(size, 1))
             if i != j:
-                tl.store(rows + ((unit * tiles + j) * tiles + i) * TILE + at, tl.sum(size, 0))
+                tl.store(rows + (place + j * tiles + i) * TILE + at, tl.sum(size, 0))
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def norm_kernel(  # type: ignore[no-untyped-def]
-        given, grad, weight, bias, length, width, each, eps, x_row, x_time, g_row, g_time,
-        WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def squares(  # type: ignore[no-untyped-def]
+        values, parts, width,
+        TABLE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+    ):  # fmt: skip
+        chunk, row, matrix = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        if TABLE:
+            values = tl.multiple_of(tl.load(values + matrix).to(tl.pointer_type(KIND)), 16)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for turn in range(TURNS):
+            at = (chunk * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(values + row.to(tl.int64) * width + at, mask=at < width, other=0.0).to(tl.float32)
+            total += x * x
+        place = (matrix * tl.num_programs(1) + row) * tl.num_programs(0) + chunk
+        tl.store(parts + place, tl.sum(total))
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def weighted(  # type: ignore[no-untyped-def]
+        values, weights, sums, rows, width,
+        TABLE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        block, matrix = tl.program_id(0), tl.program_id(1)
+        if TABLE:
+            values = tl.multiple_of(tl.load(values + matrix).to(tl.pointer_type(KIND)), 16)
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK,), tl.float32)
+        here = values + at
+        for row in range(rows):
+            total += tl.load(weights + row) * tl.load(here, mask=at < width, other=0.0).to(tl.float32)
+            here += width
+        tl.store(sums + matrix.to(tl.int64) * width + at, total, mask=at < width)
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def scaled(values, weights, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        block, row = tl.program_id(0), tl.program_id(1)
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        start = row.to(tl.int64) * size
+        x = tl.load(values + start + at, mask=at < size, other=0.0).to(tl.float32) * tl.load(weights + row)
+        tl.store(out + start + at, x.to(out.dtype.element_ty), mask=at < size)
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def norms(  # type: ignore[no-untyped-def]
+        given, grad, parts, length, width, each, eps, x_row, x_time, g_row, g_time,
+        WIDTH: tl.constexpr, STEPS: tl.constexpr,
     ):  # fmt: skip
         # One program for each row of the batch and each stretch of its time.
         row, chunk = tl.program_id(0), tl.program_id(1)
-        column, step = tl.arange(0, WIDTH), tl.arange(0, ROWS)
+        column, step = tl.arange(0, WIDTH), tl.arange(0, STEPS)
         inside = column[None, :] < width
         end = tl.minimum((chunk + 1) * each, length)
         by_weight = tl.zeros((WIDTH,), tl.float32)
         by_bias = tl.zeros((WIDTH,), tl.float32)
-        for start in range(chunk * each, end, ROWS):
+        for start in range(chunk * each, end, STEPS):
             time = (start + step)[:, None]
             live = (time < end) & inside
             x = tl.load(given + row.to(tl.int64) * x_row + time * x_time + column[None, :], mask=live, other=0.0)
@@ -167,8 +288,9 @@ def _compiled() -> tuple[Any, Any]:
             scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
             by_weight += tl.sum(g * centred * scale[:, None], 0)
             by_bias += tl.sum(g, 0)
-        out = (row * tl.num_programs(1) + chunk) * width + column
-        tl.store(weight + out, by_weight, mask=column < width)
-        tl.store(bias + out, by_bias, mask=column < width)
+        chunks = tl.num_programs(1)
+        out = parts + (row * chunks + chunk).to(tl.int64) * width + column
+        tl.store(out, by_weight, mask=column < width)
+        tl.store(out + tl.num_programs(0).to(tl.int64) * chunks * width, by_bias, mask=column < width)
 
-    return pair_kernel, norm_kernel
+    return {"pairs": pairs, "squares": squares, "weighted": weighted, "scaled": scaled, "norms": norms}

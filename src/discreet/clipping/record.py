@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from discreet.clipping.fused import fused_sizes
-from discreet.clipping.slots import Shared, Sizes, Slot, Vectors, vector_sizes
+from discreet.clipping.fused import fused_sizes, fused_sums, takes_vectors
+from discreet.clipping.slots import Shared, Sizes, Slot, Vectors, Weights, vector_sizes
 from discreet.clipping.units import Units
 from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
@@ -106,16 +106,23 @@ class Record:
         remaining = list(reversed(slots))
         del slots
         small: list[Vectors] = []
+        large: list[Vectors] = []
         with torch.no_grad(), _quiet(self._like):
+            if isinstance(weights, Tensor):
+                flat = Weights.of(weights, self.units)
+                for kind, chosen in ((_is_small, small), (takes_vectors, large)):
+                    chosen += [slot for slot in remaining if isinstance(slot, Vectors) and kind(slot)]
+                    remaining = [slot for slot in remaining if not kind(slot)]
+                for name, part in fused_sums(large, weights).items():
+                    _add(sums, name, part)
+            else:
+                layered = {layer: Weights.of(one, self.units) for layer, one in weights.items()}
             while remaining:
                 slot = remaining.pop()
-                if isinstance(slot, Vectors) and isinstance(weights, Tensor) and _is_small(slot):
-                    small.append(slot)
-                    continue
-                mine = weights if isinstance(weights, Tensor) else weights[slot.layer]
+                mine = flat if isinstance(weights, Tensor) else layered[slot.layer]
                 _add(sums, slot.name, slot.weighted(mine, shared))
-            if small and isinstance(weights, Tensor):
-                joined = weights.to(small[0].values.dtype) @ torch.cat([slot.values for slot in small], 1)
+            if small:
+                joined = flat.units.to(small[0].values.dtype) @ torch.cat([slot.values for slot in small], 1)
                 for slot, part in zip(small, torch.split(joined, [s.values.shape[1] for s in small]), strict=True):
                     _add(sums, slot.name, part.view(slot.shape))
         return sums
@@ -165,7 +172,7 @@ class Record:
                 found.append(vector_sizes(torch.cat(small, 1)))
             self._sizes |= fused_sizes([slot for slot in slots if slot.name not in self._sizes])
             for slot in slots:
-                if isinstance(slot, Vectors) and _is_small(slot):
+                if _is_small(slot):
                     continue
                 if slot.name not in self._sizes:
                     self._sizes[slot.name] = slot.sizes(shared)
@@ -180,7 +187,7 @@ class Record:
             )
 
 
-def _is_small(slot: Vectors) -> bool:
+def _is_small(slot: Slot) -> bool:
     return len(slot.shape) == 1
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from discreet.clipping import ghost
+from discreet.clipping import ghost, kernels
 from discreet.clipping.precision import (
     accumulator,
     alike,
@@ -25,7 +25,21 @@ from discreet.clipping.precision import (
 from discreet.clipping.units import Units
 
 Key = tuple[int, int, torch.Size, torch.dtype]
+_LARGE = 2**21  # numbers; below it an ordinary operation is launched sooner
 Shared = dict[tuple[object, ...], Tensor]  # what slots with the same input share: attention's query, key and value
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the units of a batch, and the same for each of its rows."""
+
+    units: Tensor
+    rows: Tensor
+
+    @staticmethod
+    def of(weights: Tensor, units: Units) -> Weights:
+        """Return the weights of units and rows."""
+        return Weights(weights, units.rows(weights))
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class Slot(Protocol):
         """Return the inner product of one unit's gradient with a vector, touching that unit's rows alone."""
         ...
 
-    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+    def weighted(self, weights: Weights, shared: Shared) -> Tensor:
         """Return the sum of the units' gradients, each times its weight."""
         ...
 
@@ -97,9 +111,9 @@ class Vectors:
         wide = accumulator(self.values.dtype)
         return self.values[unit].to(wide) @ vector.reshape(-1).to(wide)
 
-    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+    def weighted(self, weights: Weights, shared: Shared) -> Tensor:
         """Return the weighted sum."""
-        return weighted_rows(weights, self.values).view(self.shape)
+        return weighted_rows(weights.units, self.values).view(self.shape)
 
     def gradients(self) -> Tensor:
         """Return the units' gradients."""
@@ -152,20 +166,19 @@ class Pair:
         rows = self.units.rows_of(unit)
         return _pair_inner(self.inputs[rows], self.grads[rows], vector.mT if self.turned else vector).sum()
 
-    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+    def weighted(self, weights: Weights, shared: Shared) -> Tensor:
         """Return the weighted sum as one matrix product."""
         inputs, grads = self.inputs, self.grads
-        per_row = self.units.rows(weights)[:, None, None]
         if self.scales_inputs:
-            key = (*key_of(inputs), weights.data_ptr())
+            key = (*key_of(inputs), id(weights))
             if key not in shared:
                 shared.clear()  # only neighbours share, and a scaled copy is as large as what it was made from
-                shared[key] = _scaled(inputs, per_row, grads.dtype)
+                shared[key] = _scaled(inputs, weights.rows, grads.dtype)
             inputs = shared[key]
         else:
-            grads = _scaled(grads, per_row, inputs.dtype)
+            grads = _scaled(grads, weights.rows, inputs.dtype)
         inputs, grads = alike(inputs.flatten(0, 1), grads.flatten(0, 1))
-        return product(inputs.mT, grads) if self.turned else product(grads.mT, inputs)
+        return product(inputs.t(), grads) if self.turned else product(grads.t(), inputs)
 
     def gradients(self) -> Tensor:
         """Return the units' gradients."""
@@ -210,9 +223,9 @@ class Lookup:
         each = (vector.to(wide)[ids] * grads.to(wide)).sum(-1)
         return (each if self.padding is None else each * (ids != self.padding)).sum(1)
 
-    def weighted(self, weights: Tensor, shared: Shared) -> Tensor:
+    def weighted(self, weights: Weights, shared: Shared) -> Tensor:
         """Return the weighted sum: one scatter into a table of zeros."""
-        grads = _scaled(self.grads, self.units.rows(weights)[:, None, None], accumulator(self.grads.dtype))
+        grads = _scaled(self.grads, weights.rows, accumulator(self.grads.dtype))
         padding = -1 if self.padding is None else self.padding
         return torch.ops.aten.embedding_dense_backward(grads, self.ids, self.shape[0], padding, False)  # type: ignore[no-any-return]
 
@@ -251,8 +264,16 @@ def _pair_inner(inputs: Tensor, grads: Tensor, matrix: Tensor) -> Tensor:
     return ((inputs.to(wide) @ matrix.to(wide).mT) * grads.to(wide)).sum((1, 2))
 
 
-def _scaled(values: Tensor, per_row: Tensor, dtype: torch.dtype) -> Tensor:
+def _scaled(values: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     wide = torch.promote_types(values.dtype, dtype)
+    if (
+        values.numel() > _LARGE
+        and values.is_contiguous()
+        and weights.is_contiguous()
+        and kernels.usable(values, weights)
+    ):
+        return kernels.scaled(values, weights, wide)
+    per_row = weights[:, None, None]
     if values.dtype == torch.float64 or torch.is_grad_enabled():
         return (values * per_row.to(accumulator(values.dtype))).to(wide)
     # One pass from the stored type to the type of the product, through float32 inside the kernel.
