@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from discreet.accounting import von_mises_fisher as vmf
-from discreet.accounting.curve import Curve
+from discreet.accounting.curve import Curve, interval_for
 from discreet.accounting.gdp import gaussian_epsilon
 from discreet.accounting.powers import Powers
 from discreet.core.errors import SettingError
@@ -71,7 +71,7 @@ def test_the_grid_is_pessimistic_and_close(kappa: float, dimension: int) -> None
         (vmf.replaced(kappa, dimension), vmf.replaced_epsilon(kappa, dimension, 1e-5)),
         (vmf.zeroed(kappa, dimension), vmf.zeroed_epsilon(kappa, dimension, 1e-5)),
     ):
-        found = Powers.of(made.losses(made.coarsest())).epsilon(1, 1e-5)
+        found = Powers.of(made.losses(interval_for(made))).epsilon(1, 1e-5)
         assert exact <= found + 1e-9
         assert found <= exact * 1.001 + 1e-3
 

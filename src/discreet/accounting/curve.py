@@ -63,10 +63,16 @@ class Curve:
             return PrivacyLossDistribution(present)
         return PrivacyLossDistribution(present, _dots(self.absent, self.high, low, interval))
 
-    def coarsest(self) -> float:
-        """Return the interval this curve needs: the usual one, or a wider one where the losses are very large."""
-        low = self.high if self.high_absent is None else self.high_absent
-        return INTERVAL * max(1, math.ceil((self.high + low) / INTERVAL / _MOST_POINTS))
+    @property
+    def reach(self) -> float:
+        """How far the losses spread."""
+        return self.high + (self.high if self.high_absent is None else self.high_absent)
+
+
+def interval_for(*made: Curve) -> float:
+    """Return the grid for these curves: 1e-3, finer where all losses are tiny, coarser where they are very large."""
+    widest, narrowest = max(c.reach for c in made), min(c.reach for c in made)
+    return max(min(INTERVAL, max(narrowest / 500, 1e-9)), widest / _MOST_POINTS)
 
 
 def _dots(deltas: Deltas, low: float, high: float, interval: float) -> pld_pmf.PLDPmf:
@@ -260,7 +266,8 @@ def fixed_size(replaced: Curve, rate: float) -> Curve:
 def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
     """Return the curve after a fixed share is drawn without replacement, when a record is exchanged for a null one.
 
-    The draws that miss the record put another real one in its place, so the present side pays replace-one for them.
+    The draws that miss the record put another real one in its place, so the present side pays replace-one for them; or
+    each draw is compared with itself, which hides nothing but the record's absence from the draw. The lesser holds.
     """
     if rate == 1:
         return zeroed
@@ -270,7 +277,8 @@ def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
     def forward(eps: Array) -> Array:
         inner = _inner(eps, rate)
         share = np.exp(eps - inner)
-        return rate * ((1 - share) * replaced.present(inner) + share * zeroed.present(inner))
+        mixed = (1 - share) * replaced.present(inner) + share * zeroed.present(inner)
+        return rate * np.minimum(mixed, zeroed.present(eps))
 
     def backward(eps: Array) -> Array:
         return rate * absent(_inner(eps, rate))

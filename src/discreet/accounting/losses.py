@@ -81,10 +81,10 @@ def powers_of(parts: Parts, adjacency: Adjacency) -> tuple[Powers, int]:
     """Return the losses of one step and how often it is repeated: one use many times, or everything once."""
     found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
     if len(found) == 1 and not parts.mu_squared:
-        return Powers.of(found[0][0].losses(found[0][0].coarsest())), found[0][1]
+        return Powers.of(found[0][0].losses(curves.interval_for(found[0][0]))), found[0][1]
     if parts.mu_squared:
         found.append((curves.gaussian(parts.mu), 1))
-    step = max(one.coarsest() for one, _ in found)
+    step = curves.interval_for(*(one for one, _ in found))
     each = [Powers.of(one.losses(step)).power(count) for one, count in found]
     return reduce(Powers.compose, each), 1
 

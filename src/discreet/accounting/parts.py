@@ -48,7 +48,7 @@ class Parts:
 
 def take_apart(event: DpEvent, adjacency: Adjacency) -> Parts:
     """Return the single uses of an event under an adjacency, checked and counted."""
-    mu_squared, reasons = 0.0, []
+    mu_squared, rho, xi, reasons = 0.0, 0.0, 0.0, []
     counts: dict[Any, int] = {}
     odd: list[tuple[DpEvent, int]] = []
     for use, count in _walk(event, 1):
@@ -60,10 +60,15 @@ def take_apart(event: DpEvent, adjacency: Adjacency) -> Parts:
         if mu is not None:
             mu_squared += count * mu * mu
             continue
+        if isinstance(use, ZCDpEvent):
+            rho, xi = rho + count * use.rho, xi + count * use.xi
+            continue
         try:
             counts[use] = counts.get(use, 0) + count
         except TypeError:  # an event that holds a list has no hash
             odd.append((use, count))
+    if rho or xi:
+        odd.append((ZCDpEvent(rho, xi), 1))
     return Parts((*counts.items(), *odd), mu_squared, tuple(dict.fromkeys(reasons)))
 
 
@@ -102,7 +107,7 @@ def _check(event: DpEvent) -> None:
     if isinstance(event, GaussianDpEvent | LaplaceDpEvent):
         non_negative("noise_multiplier", event.noise_multiplier, "It is the noise over the sensitivity.")
     elif isinstance(event, DiscreteLaplaceDpEvent):
-        non_negative("noise_parameter", event.noise_parameter)
+        positive("noise_parameter", event.noise_parameter, "It is epsilon for a sensitivity of one grid step.")
         whole("sensitivity", event.sensitivity)
     elif isinstance(event, RandomizedResponseDpEvent):
         probability("noise_parameter", event.noise_parameter, "It is how often the answer is drawn at random.")

@@ -104,17 +104,18 @@ class Losses:
         orders = np.geomspace(min(0.4 * normal, 5 / len(index)), 2 * normal, 12)
         low, high = 0, (len(self.masses) - 1) * count
         room = math.log(2 / _CUT)
+        with np.errstate(divide="ignore"):
+            log_masses = np.log(self.masses)
         for order in orders.tolist():
-            high = min(high, math.ceil((count * _log_mean_exp(index, order, self.masses) + room) / order))
-            low = max(low, math.floor(-(count * _log_mean_exp(index, -order, self.masses) + room) / order))
+            high = min(high, math.ceil((count * _log_mean_exp(index, order, log_masses) + room) / order))
+            low = max(low, math.floor(-(count * _log_mean_exp(index, -order, log_masses) + room) / order))
         return low, max(high, low + 1)
 
 
-def _log_mean_exp(index: Array, order: float, masses: Array) -> float:
-    power = index * order
-    top = float(power[-1] if order > 0 else power[0])
-    value = float(np.dot(np.exp(power - top), masses))
-    return top + math.log(value) if value > 0 else math.inf
+def _log_mean_exp(index: Array, order: float, log_masses: Array) -> float:
+    power = index * order + log_masses
+    top = float(power.max())
+    return top + math.log(float(np.exp(power - top).sum()))
 
 
 @dataclass(frozen=True)
