@@ -170,6 +170,16 @@ def test_positions_broadcast_over_the_batch_need_the_batch_size() -> None:
     assert torch.allclose(tape.backward(losses).norms(), norms, rtol=CLOSE)
 
 
+def test_parts_of_a_model_may_be_called_one_by_one(bert_case) -> None:
+    model, ids = bert_case.model, torch.randint(2, 50, (4, 7))
+
+    def losses() -> Tensor:
+        return model.classifier(model.bert(ids).pooler_output).square().sum(1)
+
+    norms = torch.tensor([slow.norm(g) for g in slow.gradients(model, losses())])
+    assert torch.allclose(record_of(Tape(model), losses).norms(), norms, rtol=CLOSE)
+
+
 def test_an_empty_batch_gives_zero_sums(case_of) -> None:
     case = case_of("recurrent")
     tape = Tape(case.model)

@@ -72,7 +72,7 @@ class Collector:
             if call.rows != rows:
                 raise UnsupportedError(
                     f"Expected layer {call.layer.name!r} to return {rows} rows, one for each loss, found {call.rows}. "
-                    "Put the batch first; if the model's own forward is not called, say tape.expect(batch_size)."
+                    "Put the batch first; for positions looked up outside their model, say tape.expect(batch_size)."
                 )
             self._times[call.layer.name] += 1
             call.collector = self

@@ -117,6 +117,15 @@ def _refuse_batch_norm(name: str, module: nn.Module) -> None:
         )
 
 
+def around_tables(model: nn.Module, layers: tuple[Layer, ...]) -> list[nn.Module]:
+    """Return the model and the modules around its embeddings, whose arguments tell how many rows a batch has."""
+    named = dict(model.named_modules())
+    paths = [layer.name.split(".")[:-1] for layer in layers if layer.kind is Kind.EMBEDDING and layer.name]
+    outer = {".".join(path[:depth]) for path in paths for depth in range(len(path) + 1)} | {""}
+    own = {id(layer.module) for layer in layers}
+    return [named[name] for name in sorted(outer) if id(named[name]) not in own]
+
+
 def watched(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the modules, by name, whose mode must be looked at before every forward pass."""
     return [

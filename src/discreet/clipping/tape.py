@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from discreet.clipping.collect import Call, Collector
 from discreet.clipping.forwards import Forward, forward_of
-from discreet.clipping.layers import Layer, find_layers, refuse_mode, watched
+from discreet.clipping.layers import Layer, around_tables, find_layers, refuse_mode, watched
 from discreet.clipping.record import Record
 from discreet.clipping.units import Units
 from discreet.core.errors import UnsupportedError
@@ -47,8 +47,8 @@ class Tape:
         }
         self._watched = watched(model)
         self._forwards: list[tuple[nn.Module, Forward]] = [(la.module, forward_of(la, self)) for la in self.layers]
-        if not any(module is model for module, _ in self._forwards):
-            self._forwards.append((model, _sized(model, self)))
+        self._forwards += [(module, _sized(module, self)) for module in around_tables(model, self.layers)]
+        self._expected: int | None = None
         self._before: list[Forward | None] = []
         self._calls: list[Call] = []
         self._anchor: Tensor | None = None
@@ -56,8 +56,8 @@ class Tape:
         self._seen: set[str] = set()
 
     def expect(self, batch_size: int) -> Self:
-        """Say how many rows the next batch has; needed only if the model's own forward is not what is called."""
-        self.batch_size = batch_size
+        """Say how many rows the next batch has; needed only if a table of positions is called outside its model."""
+        self._expected = batch_size
         return self
 
     def __enter__(self) -> Self:
@@ -70,6 +70,7 @@ class Tape:
             if not parameter.requires_grad:
                 raise UnsupportedError(f"Expected parameter {name!r} still trainable. Make a new tape after freezing.")
         self._calls = []
+        self.batch_size, self._expected = self._expected, None
         device = next(iter(self._parameters.values())).device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._before = [module.__dict__.get("forward") for module, _ in self._forwards]
@@ -181,9 +182,9 @@ class _Anchored(torch.autograd.Function):
         return None, None
 
 
-def _sized(model: nn.Module, tape: Tape) -> Forward:
-    """Return the model's forward that first tells the tape how many rows the batch has."""
-    own = model.forward
+def _sized(module: nn.Module, tape: Tape) -> Forward:
+    """Return a module's forward that first tells the tape how many rows the batch has."""
+    own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if tape.batch_size is None:
