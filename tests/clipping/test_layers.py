@@ -103,3 +103,13 @@ def test_a_norm_that_is_none_is_refused() -> None:
     tape = Tape(model := nn.Sequential(nn.Linear(3, 3), Summed()))
     with pytest.raises(UnsupportedError, match=r"'1' \(SummedRMSNorm\) to scale each row"), tape:
         model(torch.randn(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is loaded
+def test_a_compiled_model_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(UnsupportedError, match="not compiled"):
+        find_layers(torch.compile(model))
+    model[0].compile()
+    with pytest.raises(UnsupportedError, match="'0' not compiled"):
+        find_layers(model)

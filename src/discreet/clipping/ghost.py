@@ -47,7 +47,7 @@ def pair_sizes(scaled: Tensor, other: Tensor) -> Figures:
     if length == 1:
         first, second = _row_squares(scaled[:, 0]), _row_squares(other[:, 0])
         return first * second, first * second, FLOOR * (first + second)
-    step = max(1, _CHUNK_BYTES // (8 * length * length))
+    step = _rows_at_once(length)
     if units <= step:
         return from_grams(gram(scaled), gram(other))
     pairs = zip(torch.split(scaled, step), torch.split(other, step), strict=True)
@@ -63,7 +63,7 @@ def shared_sizes(
 ) -> Figures:
     """Return the figures of `pair_sizes`, taking the Gram matrix of the inputs from `shared` if it is there."""
     length = inputs.shape[1]
-    if 8 * inputs.shape[0] * length * length > _CHUNK_BYTES:
+    if inputs.shape[0] > _rows_at_once(length):
         return pair_sizes(inputs, grads) if scales_inputs else pair_sizes(grads, inputs)
     if key not in shared:
         shared.clear()  # only neighbours share: attention's query, key and value
@@ -80,13 +80,17 @@ def from_grams(scaled: Tensor, other: Tensor) -> Figures:
 
 def id_sizes(ids: Tensor, grads: Tensor, ignored: int | None) -> Figures:
     """Return the same figures for an embedding, whose gradient sums the rows that share an id."""
-    step = max(1, _CHUNK_BYTES // (8 * ids.shape[1] ** 2))
+    step = _rows_at_once(ids.shape[1])
     parts = []
     for some_ids, some_grads in zip(torch.split(ids, step), torch.split(grads, step), strict=True):
         inner, equal = gram(some_grads), same(some_ids, ignored)
         size = _trace(inner) * equal.sum(2).amax(1)
         parts.append((torch.where(equal, inner, 0).sum((1, 2)), size, torch.zeros_like(size)))
     return _joined(parts)
+
+
+def _rows_at_once(length: int) -> int:
+    return max(1, _CHUNK_BYTES // max(8 * length * length, 1))
 
 
 def _joined(parts: list[Figures]) -> Figures:
