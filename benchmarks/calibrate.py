@@ -4,7 +4,7 @@ python -m benchmarks.calibrate           a table
 python -m benchmarks.calibrate --json    one JSON object
 
 Each solver is run once to warm up and then in turn, so that all meet the same machine; times are medians. Opacus is
-asked with its defaults (Renyi accountant, epsilon within 0.01) and with its tighter one; ours finds the noise within 1e-4.
+asked with its defaults (Renyi accountant, epsilon within 0.01) and with its tighter one; ours finds noise within 1e-4.
 The question is the same: rate 0.01, 10,000 steps, delta 1e-5, epsilon 3. Less noise is better.
 """
 

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from discreet.accounting.events import (
@@ -25,6 +26,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.gdp import gaussian_epsilon
 from discreet.accounting.interpret import delta, epsilon, guarantee
+from discreet.accounting.powers import Losses
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 
@@ -191,3 +193,21 @@ def test_unknown_names_are_refused() -> None:
         epsilon(GaussianDpEvent(1.0), 1e-5, "replace")
     with pytest.raises(UnsupportedError, match="Expected an event"):
         epsilon(1.0, 1e-5)
+
+
+@pytest.mark.parametrize("adjacency", [ZERO, REPLACE])
+def test_a_real_pair_of_corpora_stays_below_the_bound_after_a_thousand_steps(adjacency: Adjacency) -> None:
+    """One of a hundred vectors a step: all others opposite to the record, its losses rounded down, composed."""
+    x = np.linspace(-9, 9, 40_001)
+    gap = x[1] - x[0]
+
+    def bell(mean: float) -> np.ndarray:
+        return np.exp(-((x - mean) ** 2) / 2) * gap / math.sqrt(2 * math.pi)
+
+    rest = 0.99 * bell(-1.0)
+    here, there = rest + 0.01 * bell(1.0), rest + 0.01 * bell(0.0 if adjacency is ZERO else -1.0)
+    steps = np.floor(np.log(here / there) / 1e-4).astype(int)
+    masses = np.bincount(steps - steps.min(), weights=here)
+    real = Losses(masses / masses.sum(), int(steps.min()), 1e-4, 0.0).power(1000).epsilon(1e-5)
+    bound = epsilon(SelfComposedDpEvent(VisibleVectorsDpEvent(ClippedSumDpEvent(1.0), 1, 100), 1000), 1e-5, adjacency)
+    assert 0.75 * bound < real <= bound
