@@ -60,8 +60,8 @@ examples of a batch, so no example has a gradient of its own; use LayerNorm.
             _refuse_batch_norm(name, module)
         if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
             raise UnsupportedError(
-                f"Expected {name or 'the model'!r} not compiled. What is compiled cannot be recorded layer by layer; give "
-                "the tape the model as it was, and record the whole step as a CUDA graph if it is to run faster."
+                f"Expected {name or 'the model'!r} not compiled. What is compiled cannot be recorded layer by layer; "
+                "give the tape the model as it was, and record the whole step as a CUDA graph if it is to run faster."
             )
         trainable = {k: p for k, p in module.named_parameters(recurse=False) if p.requires_grad}
         if not trainable:
