@@ -192,10 +192,10 @@ def _compiled() -> dict[str, Any]:
         # One program for each pair, each unit and each tile of the lower triangle of its two Gram matrices.
         tile, unit, pair = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         i, j = tile // tiles, tile % tiles
+        if TABLE:
+            a = tl.multiple_of(tl.load(a + pair).to(tl.pointer_type(KIND)), 16)
+            b = tl.multiple_of(tl.load(b + pair).to(tl.pointer_type(KIND)), 16)
         if j <= i:
-            if TABLE:
-                a = tl.multiple_of(tl.load(a + pair).to(tl.pointer_type(KIND)), 16)
-                b = tl.multiple_of(tl.load(b + pair).to(tl.pointer_type(KIND)), 16)
             at = tl.arange(0, TILE)
             row_i, row_j = i * TILE + at, j * TILE + at
             live_i, live_j = row_i[:, None] < length, row_j[:, None] < length
