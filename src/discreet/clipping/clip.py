@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from discreet.clipping.kernels import capturing
 from discreet.clipping.record import Record
 from discreet.core.checks import positive, refuse
 
@@ -161,7 +162,7 @@ def clipped_sum(record: Record, clip: Clip, *, keep: bool = False, into: dict[st
     """
     with torch.no_grad():
         norms = record.norms()
-        if not _capturing(norms):
+        if not capturing(norms):  # whoever replays a recorded graph reads the norms
             broken = ~torch.isfinite(norms)
             if bool(broken.any()):
                 record.blank(broken)
@@ -178,11 +179,6 @@ def _bound(name: str, value: float) -> None:
 
 def _cut(norms: Tensor, bound: float) -> Tensor:
     return (bound * (1 - _MARGIN) / norms).clamp_max(1.0)
-
-
-def _capturing(like: Tensor) -> bool:
-    # While a CUDA graph is recorded nothing may be read back; whoever replays it reads the norms.
-    return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _joined(one: Tensor | dict[str, Tensor], other: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:

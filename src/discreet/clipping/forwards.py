@@ -38,13 +38,19 @@ def forward_of(layer: Layer, tape: Recorder) -> Forward:
     return _FORWARDS[layer.kind](layer, tape)
 
 
+def _hidden(module: nn.Module, name: str) -> Any:
+    # Straight from the module's own table: this runs once for every layer and step.
+    parameter = module._parameters[name]
+    return None if parameter is None else parameter.detach()
+
+
 def _linear(layer: Layer, tape: Recorder) -> Forward:
     module, keeps = layer.module, "weight" in layer.parameters
     assert isinstance(module, nn.Linear)
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002
-        given, bias = tape.cast(input), module.bias
-        out = F.linear(given, module.weight.detach(), None if bias is None else bias.detach())
+        given = tape.cast(input)
+        out = F.linear(given, _hidden(module, "weight"), _hidden(module, "bias"))
         return tape.keep(layer, given if keeps else None, out)
 
     return forward
@@ -83,8 +89,8 @@ def _layer_norm(layer: Layer, tape: Recorder) -> Forward:
     assert isinstance(module, nn.LayerNorm)
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002
-        bias = None if module.bias is None else module.bias.detach()
-        out = F.layer_norm(input, module.normalized_shape, module.weight.detach(), bias, module.eps)
+        weight, bias = _hidden(module, "weight"), _hidden(module, "bias")
+        out = F.layer_norm(input, module.normalized_shape, weight, bias, module.eps)
         return tape.keep(layer, input if keeps else None, out)
 
     return forward

@@ -31,6 +31,11 @@ def installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def capturing(like: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded, so that nothing may be read back from the device."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def usable(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors: on CUDA, without a graph to differentiate, last dimension dense."""
     return (
@@ -157,7 +162,7 @@ def _layout(pair: tuple[Tensor, Tensor]) -> tuple[int, ...]:
 
 
 def _launches(groups: Sequence[tuple[Tensor, ...]]) -> Iterator[Sequence[tuple[Tensor, ...]]]:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if capturing(groups[0][0]):
         yield from ([group] for group in groups)
     else:
         yield groups

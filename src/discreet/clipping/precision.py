@@ -89,4 +89,4 @@ def gram_error(dtype: torch.dtype, width: int, length: int) -> float:
     errors of different entries are independent, so in their sum they shrink with the length.
     """
     unit = 2.0**-53 if dtype == torch.float64 else _FLOAT32_UNIT
-    return unit * (4 + 2 * math.sqrt(width) / max(length, 1))
+    return unit * (1 + 2 * math.sqrt(width) / max(length, 1))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from discreet.clipping import ghost, kernels
+from discreet.clipping.kernels import capturing
 from discreet.clipping.precision import (
     accumulator,
     alike,
@@ -25,7 +26,8 @@ from discreet.clipping.precision import (
 from discreet.clipping.units import Units
 
 Key = tuple[int, int, torch.Size, torch.dtype]
-_LARGE = 2**21  # numbers; below it an ordinary operation is launched sooner
+# Below so many numbers an ordinary operation is launched sooner than it is run; in a recorded graph that is no matter.
+_LARGE, _LARGE_IN_GRAPH = 2**23, 2**18
 Shared = dict[tuple[object, ...], Tensor]  # what slots with the same input share: attention's query, key and value
 
 
@@ -266,11 +268,11 @@ def _pair_inner(inputs: Tensor, grads: Tensor, matrix: Tensor) -> Tensor:
 
 def _scaled(values: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     wide = torch.promote_types(values.dtype, dtype)
+    dense = values.is_contiguous() and weights.is_contiguous()
     if (
-        values.numel() > _LARGE
-        and values.is_contiguous()
-        and weights.is_contiguous()
+        dense
         and kernels.usable(values, weights)
+        and values.numel() > (_LARGE_IN_GRAPH if capturing(values) else _LARGE)
     ):
         return kernels.scaled(values, weights, wide)
     per_row = weights[:, None, None]
