@@ -1,0 +1,199 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from discreet.accounting.ledger import Budget, Ledger
+from discreet.clipping.tape import Tape
+from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.data.samplers import FixedSize, Poisson, Shuffled
+from discreet.data.sources import load
+from discreet.models.classifier import Classifier
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.dp_sgd import DPSGD
+from discreet.training import private
+from discreet.training.encode import ready
+from discreet.training.evaluate import evaluate
+from discreet.training.loop import train
+from discreet.training.optimizer import optimizer_for
+from discreet.training.private import Grouped, PrivateStep, ledger_for
+from discreet.training.settings import TrainSettings
+
+
+@pytest.fixture
+def corpus(toy_csv: Path) -> Corpus:
+    found = load(toy_csv)
+    return replace(found, units=tuple(f"p{i % 40}" for i in range(len(found))), unit_name="person")
+
+
+def build(corpus: Corpus, folder: Path, **changes: object) -> Classifier:
+    return Classifier.build(corpus, rng=Rng(1), encoder=str(folder), dropout=0.0, **changes)
+
+
+def weights(model: Classifier) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 40), st.data())
+def test_parts_hold_whole_units_once_and_fit(owners: list[int], limit: int, data: st.DataObject) -> None:
+    index = np.unique(np.array(owners), return_inverse=True)[1].astype(np.int64)
+    lengths = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(owners), max_size=len(owners))))
+    grouped = Grouped.of(index)
+    drawn = np.array(sorted(data.draw(st.sets(st.integers(0, len(grouped) - 1), min_size=1))), dtype=np.int64)
+    seen: list[int] = []
+    for rows, local in grouped.parts(drawn, lengths, limit):
+        assert sorted(set(local.tolist())) == list(range(local[-1] + 1))
+        for unit in range(local[-1] + 1):
+            mine = rows[local == unit]
+            (owner,) = set(index[mine].tolist())
+            assert sorted(mine.tolist()) == np.flatnonzero(index == owner).tolist()
+            seen.append(owner)
+        assert local[-1] == 0 or len(rows) * lengths[rows].max() <= limit
+    assert sorted(seen) == drawn.tolist()
+
+
+def test_it_learns_and_says_what_it_cost(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    model = build(corpus, tiny_encoder("bert"))
+    settings = TrainSettings(epochs=40, batch_size=20, learning_rate=1e-2)
+    done = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(0.1, clip_norm=1.0))
+    assert evaluate(model, corpus.split("train"))["accuracy"] > 0.9
+    promise = done.guarantee
+    assert promise is not None and promise.certified and promise.unit == "person"
+    assert promise.delta == pytest.approx(1 / 400)
+    assert all("loss" not in entry for entry in done.history)
+
+
+def test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole step against the slow way: one unit at a time, cut once, added up, divided by the expected size."""
+    monkeypatch.setitem(private._TOKENS_AT_ONCE, "cpu", 64)  # several parts a batch
+    model = build(corpus, tiny_encoder("bert"), train="all")
+    split = corpus.split("train")
+    rows = ready(model, split)
+    protect, sampler = DPSGD(0.0, clip_norm=0.05), Poisson(0.3)
+    settings = TrainSettings(optimizer="sgd", momentum=0.0, weight_decay=0.0)
+    optimizer = optimizer_for(model, settings)
+    with ledger_for(protect, split) as ledger:
+        step = PrivateStep.of(model, optimizer, protect, rows, split, sampler, settings, ledger, Rng(3), None)
+        drawn = sampler.draw(0, split.unit_count, Rng(3).fork("sampler"))
+        expected = {n: torch.zeros_like(p) for n, p in step.parameters.items()}
+        for unit in drawn:
+            mine = np.flatnonzero(split.unit_index == unit)
+            batch = rows.batch(mine)
+            gradient = torch.autograd.grad(
+                model.losses(batch.inputs, batch.targets).sum(), list(step.parameters.values())
+            )
+            norm = torch.sqrt(sum(g.square().sum() for g in gradient))
+            for name, g in zip(expected, gradient, strict=True):
+                expected[name] += g * (0.05 / norm).clamp_max(1.0) / (0.3 * split.unit_count)
+        step(0)
+    for name, parameter in step.parameters.items():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-4, atol=1e-7)
+
+
+def test_an_empty_batch_still_adds_noise_and_is_counted(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    before = weights(model)
+    settings = TrainSettings(epochs=3e-6)
+    with Ledger.open(None, unit="person", adjacency="add/remove") as ledger:
+        done = train(model, corpus, settings, rng=Rng(0), sampler=Poisson(1e-6), protect=DPSGD(1.0), ledger=ledger)
+        assert done.steps == ledger.statement.spends == 3
+    assert not torch.equal(before, weights(model))
+
+
+def test_the_ledger_is_spent_before_the_noise_is_drawn(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    with Ledger.open(None, unit="person", adjacency="add/remove") as ledger:
+        counts: list[int] = []
+        release = DPSGD.release
+        monkeypatch.setattr(
+            DPSGD, "release", lambda self, *a: counts.append(ledger.statement.spends) or release(self, *a)
+        )
+        train(model, corpus, TrainSettings(epochs=2, batch_size=20), rng=Rng(0), protect=DPSGD(1.0), ledger=ledger)
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def test_a_budget_stops_training_before_it_is_exceeded(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    budget = Budget(2.0, 1e-3)
+    with Ledger.open(None, unit="person", adjacency="add/remove", budget=budget) as ledger:
+        done = train(
+            model, corpus, TrainSettings(epochs=500, batch_size=10), rng=Rng(0), protect=DPSGD(1.0), ledger=ledger,
+            delta=1e-3,
+        )  # fmt: skip
+    assert done.finished and done.out_of_budget
+    assert 0 < done.steps < 2000
+    assert done.guarantee is not None and 1.8 < done.guarantee.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "directional"])
+def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
+    kind: str, corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    settings = TrainSettings(epochs=3, batch_size=10, averaging=0.5)
+
+    def go(name: str, stop: int | None) -> tuple[torch.Tensor, int]:
+        model = build(corpus, tiny_encoder("bert"), train="pooler+head")
+        gaussian = kind == "gaussian"
+        protect = DPSGD(1.0) if gaussian else DirDPSGD.for_model(model, 50.0)
+        seen = iter(range(10**6))
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        with Ledger.open(folder / "ledger", unit="person", adjacency=protect.adjacency) as ledger:
+            train(
+                model, corpus, settings, rng=Rng(0), protect=protect, ledger=ledger, workspace=folder,
+                should_stop=lambda: stop is not None and next(seen) + 1 >= stop,
+            )  # fmt: skip
+            return weights(model), ledger.statement.spends
+
+    whole, spent = go("whole", None)
+    go("part", 4)
+    part_ledger = (tmp_path / "part" / "ledger").read_bytes()
+    checkpoint = (tmp_path / "part" / "checkpoint.safetensors").read_bytes()
+    go("part", 3)
+    # a crash after three more steps and before the next checkpoint: the ledger holds what was redone
+    (tmp_path / "part" / "checkpoint.safetensors").write_bytes(checkpoint)
+    resumed, counted = go("part", None)
+    assert torch.equal(whole, resumed)
+    assert counted == spent
+    assert len(part_ledger) < len((tmp_path / "part" / "ledger").read_bytes())
+
+
+def test_samplers_are_paired_with_what_they_are_proven_for(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    settings = TrainSettings(epochs=2, batch_size=10)
+    direction = DirDPSGD.for_model(model, 50.0)
+    with pytest.raises(SettingError, match="Poisson under add/remove"):
+        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), sampler=Shuffled(10))
+    with pytest.raises(UnsupportedError, match="FixedSize"):
+        train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=Poisson(0.1))
+    by_epoch = train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=Shuffled(10)).guarantee
+    drawn = train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=FixedSize(10)).guarantee
+    assert by_epoch is not None and drawn is not None
+    assert by_epoch.adjacency is drawn.adjacency is Adjacency.REPLACE_ONE
+    # two epochs of disjoint batches are two uses, whatever the number of steps
+    from discreet.accounting.events import SelfComposedDpEvent
+    from discreet.accounting.interpret import epsilon
+
+    two = epsilon(SelfComposedDpEvent(direction.event, 2), by_epoch.delta, Adjacency.REPLACE_ONE)
+    assert by_epoch.epsilon == pytest.approx(two, rel=1e-6)
+
+
+def test_what_cannot_be_clipped_is_refused_by_name(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    model.head = torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
+    with pytest.raises(UnsupportedError, match="BatchNorm1d"):
+        train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=DPSGD(1.0))
+    assert isinstance(Tape(build(corpus, tiny_encoder("bert"))), Tape)
