@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _HALF = (torch.bfloat16, torch.float16)
+_HALF_ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 _FLOAT32_UNIT = 2.0**-24
 _FLOAT32_PRODUCT = {"tf32": 2.0**-9, "bf16": 2.0**-7}
 
@@ -63,13 +64,12 @@ def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
 def scaling_roundoff(dtype: torch.dtype, device: torch.device) -> float:
     """Return a bound on the relative rounding of one operand when it is scaled and enters a matrix product.
 
-    The operand is rounded once when it is scaled and, with TF32, once more inside the product; each is at most half
-    a unit in the last place, and the figure here is a whole unit.
+    Half precision is rounded once, when it is scaled, by at most half a unit in the last place; one part in a hundred
+    is added. With TF32 the scaled and the unscaled operand are each cut to eleven bits inside their products, by at
+    most a unit. In float32 and float64 the figure is two units.
     """
-    if dtype == torch.bfloat16:
-        return 2.0**-8
-    if dtype == torch.float16:
-        return 2.0**-10
+    if dtype in _HALF_ROUNDING:
+        return 1.01 * _HALF_ROUNDING[dtype]
     if dtype == torch.float64:
         return 2.0**-52
     return _FLOAT32_PRODUCT.get(product_precision(device), 2.0**-22)

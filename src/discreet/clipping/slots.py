@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from discreet.clipping import ghost, kernels
-from discreet.clipping.kernels import capturing
 from discreet.clipping.precision import (
     accumulator,
     alike,
@@ -37,11 +36,13 @@ class Weights:
 
     units: Tensor
     rows: Tensor
+    spread: Tensor  # the rows' weights as (rows, 1, 1)
 
     @staticmethod
     def of(weights: Tensor, units: Units) -> Weights:
         """Return the weights of units and rows."""
-        return Weights(weights, units.rows(weights))
+        rows = units.rows(weights)
+        return Weights(weights, rows, rows.view(-1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,10 @@ class Pair:
             key = (*key_of(inputs), id(weights))
             if key not in shared:
                 shared.clear()  # only neighbours share, and a scaled copy is as large as what it was made from
-                shared[key] = _scaled(inputs, weights.rows, grads.dtype)
+                shared[key] = _scaled(inputs, weights, grads.dtype)
             inputs = shared[key]
         else:
-            grads = _scaled(grads, weights.rows, inputs.dtype)
+            grads = _scaled(grads, weights, inputs.dtype)
         inputs, grads = alike(inputs.flatten(0, 1), grads.flatten(0, 1))
         return product(inputs.t(), grads) if self.turned else product(grads.t(), inputs)
 
@@ -227,7 +228,7 @@ class Lookup:
 
     def weighted(self, weights: Weights, shared: Shared) -> Tensor:
         """Return the weighted sum: one scatter into a table of zeros."""
-        grads = _scaled(self.grads, weights.rows, accumulator(self.grads.dtype))
+        grads = _scaled(self.grads, weights, accumulator(self.grads.dtype))
         padding = -1 if self.padding is None else self.padding
         return torch.ops.aten.embedding_dense_backward(grads, self.ids, self.shape[0], padding, False)  # type: ignore[no-any-return]
 
@@ -266,17 +267,13 @@ def _pair_inner(inputs: Tensor, grads: Tensor, matrix: Tensor) -> Tensor:
     return ((inputs.to(wide) @ matrix.to(wide).mT) * grads.to(wide)).sum((1, 2))
 
 
-def _scaled(values: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    wide = torch.promote_types(values.dtype, dtype)
-    dense = values.is_contiguous() and weights.is_contiguous()
-    if (
-        dense
-        and kernels.usable(values, weights)
-        and values.numel() > (_LARGE_IN_GRAPH if capturing(values) else _LARGE)
-    ):
-        return kernels.scaled(values, weights, wide)
-    per_row = weights[:, None, None]
-    if values.dtype == torch.float64 or torch.is_grad_enabled():
-        return (values * per_row.to(accumulator(values.dtype))).to(wide)
+def _scaled(values: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
+    wide = dtype if values.dtype == dtype else torch.promote_types(values.dtype, dtype)
+    if values.is_cuda and values.numel() > (_LARGE_IN_GRAPH if kernels.capturing(values) else _LARGE):
+        values, rows = values.contiguous(), weights.rows.contiguous()
+        if kernels.usable(values, rows):
+            return kernels.scaled(values, rows, wide)
+    if values.dtype in (torch.float32, torch.float64) or torch.is_grad_enabled():
+        return (values * weights.spread.to(accumulator(values.dtype))).to(wide)
     # One pass from the stored type to the type of the product, through float32 inside the kernel.
-    return torch.mul(values, per_row, out=torch.empty(values.shape, dtype=wide, device=values.device))
+    return torch.mul(values, weights.spread, out=torch.empty_like(values, dtype=wide))
