@@ -321,7 +321,7 @@ def settings_of(asked: argparse.Namespace) -> list[tuple[Setting, list[str], int
                     listed.append((make(shape, batch, length, train, precision, mode), some, asked.steps))
     if asked.sweep:
         grid = [(b, n) for b in (16, 64, 256, 512) for n in (32, 128, 512)]
-        listed += [(make("minilm", b, n, "layers", asked.precisions[0], asked.modes[0]), pair, 7) for b, n in grid]
+        listed += [(make("minilm", b, n, "layers", asked.precisions[0], asked.modes[-1]), pair, 7) for b, n in grid]
     return listed
 
 
@@ -331,7 +331,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--precisions", nargs="+", default=["bf16"], choices=["bf16", "tf32", "float32"])
     parser.add_argument("--modes", nargs="+", default=["eager", "graph"], choices=["eager", "graph"])
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--sweep", action="store_true", help="also cost against batch size and length")
     parser.add_argument("--no-main", action="store_true", help="leave out the main comparison")
     parser.add_argument("--json", type=Path, help="file for all figures")
