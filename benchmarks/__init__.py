@@ -1,0 +1,1 @@
+"""Measurements, all sides in one run; never part of the tests."""

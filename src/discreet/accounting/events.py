@@ -75,9 +75,9 @@ class ClippedSumDpEvent(DpEvent):  # type: ignore[misc]
     """A sum of vectors of norm at most C plus Gaussian noise of noise_multiplier * C; only the noisy sum is visible.
 
     One vector more or less, or one vector set to zero, moves the sum by at most C; one vector exchanged for another
-    moves it by at most 2C. `occurrences` is how many vectors one record can contribute
-    to (1 unless records are mixed); inside a sampling it is the record that is drawn, with all its vectors. Vectors that
-    were mixed first and are then drawn one by one are not this event.
+    moves it by at most 2C. `occurrences` is how many vectors one record can contribute to (1 unless records are mixed);
+    inside a sampling it is the record that is drawn, with all its vectors. Vectors that were mixed first and are then
+    drawn one by one are not this event.
     """
 
     noise_multiplier: float

@@ -1,4 +1,4 @@
-"""Settings a newcomer gets a good model with, found by measurement (docs/decisions/0005)."""
+"""Settings a newcomer gets a good model with, found by measurement (docs/decisions/private_training.md)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def defaults_for(train: str, protect: str | None, rows: int) -> Defaults:
     frozen = train in {"head", "pooler+head"}
     if protect is None:
         return Defaults(20.0 if frozen else 3.0, 32, 2e-3 if frozen else 5e-5, 0.01, None, True)
-    # Large batches, so that one noise is shared by many gradients; but not so large that few steps are left.
-    batch = max(64, min(4096 if not frozen else 2048, rows // 8))
+    # Large batches, so that one noise is shared by many gradients; but never so large that few steps are left.
+    batch = max(64, min(4096, rows // 8))
     if protect == "dir-dp-sgd":
         return Defaults(5.0, min(128, rows), 1e-2 if frozen else 1e-3, 0.0, 0.0, False)
     if frozen:
         return Defaults(40.0, batch, 2e-2, 0.0, 0.0, False)
-    return Defaults(30.0, batch, 1e-3, 0.0, 0.0, False)
+    return Defaults(15.0, batch, 1e-3, 0.0, 0.0, False)

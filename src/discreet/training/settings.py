@@ -61,7 +61,7 @@ class TrainSettings:
 
 
 def default_rate(train: str, width: int = 384) -> float:
-    """Return a learning rate that works for what is trained, found by measurement (docs/decisions/0003)."""
+    """Return a learning rate that works for what is trained, found by measurement (docs/decisions/training.md)."""
     if train in {"head", "pooler+head"}:
         return 2e-3
     return 5e-5 if width <= 512 else 3e-5

@@ -1,7 +1,7 @@
 """Steps: what the loop asks of one, and the ordinary one, eager anywhere and replayed as a CUDA graph on a GPU.
 
 Small encoders spend most of a GPU step launching kernels. A graph of the whole step (forward, backward, optimizer) is
-captured once per batch shape and replayed: docs/decisions/0004 has the measurement.
+captured once per batch shape and replayed: docs/decisions/training.md has the measurement.
 """
 
 from __future__ import annotations
