@@ -173,9 +173,7 @@ def plan_for(
 ) -> Plan:
     """Return the protection with its noise solved, its sampler, and its ledger opened in the workspace."""
     from discreet.accounting.ledger import Budget, Ledger
-    from discreet.data.samplers import FixedSize, Poisson
-    from discreet.protections.settings import adjacency_of
-    from discreet.training.private import delta_for
+    from discreet.training.private import delta_for, sampler_for
 
     asked = request.protect
     assert asked is not None
@@ -188,13 +186,13 @@ def plan_for(
             "guarantee would allow one of them to be published whole. Use --delta auto."
         )
     size = min(request.train.batch_size, units)
-    sampler = FixedSize(size) if asked.name == "dir-dp-sgd" else Poisson.expecting(size, units)
-    steps = max(1, round(request.train.epochs * sampler.steps_per_epoch(units)))
+    steps = max(1, round(request.train.epochs * -(-units // size)))
     protect = asked.build(model, sampling_rate=size / units, steps=steps, delta=delta)
+    sampler = sampler_for(protect, size, units)
     ledger = Ledger.open(
         workspace / LEDGER,
         unit=corpus.unit_name,
-        adjacency=adjacency_of(asked.name),
+        adjacency=protect.adjacency,
         budget=Budget(asked.epsilon, delta) if asked.epsilon is not None else None,
     )
     secret = secret_of(workspace) if request.noise_seed is None else Rng(request.noise_seed).fork("secret")

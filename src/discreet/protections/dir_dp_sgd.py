@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ class DirDPSGD:
 
     kappa: float
     blocks: tuple[Block, ...]
+    name: ClassVar[str] = "dir-dp-sgd"
 
     def __post_init__(self) -> None:
         """Refuse an infinite concentration and a partition of nothing."""

@@ -6,8 +6,9 @@ Differs: clipping in one backward pass; automatic and per-layer clipping; the di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -42,6 +43,7 @@ class DPSGD:
     noise_multiplier: float
     clip_norm: float = 0.1
     clipping: str = "flat"
+    name: ClassVar[str] = "dp-sgd"
 
     def __post_init__(self) -> None:
         """Refuse noise and norms that are none."""
@@ -127,7 +129,7 @@ class DPSGD:
         return {name: noise(value, rng.fork(name)) for name, value in sums.items()}
 
 
-def _training(sampling_rate: float, steps: int):  # type: ignore[no-untyped-def]
+def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:
     """Return the event of a whole training as a function of its noise."""
     from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ Visible = Literal["sum", "each"]
 
 class GradientProtection(Protocol):
     """A protection at the place `gradient`: it adds up what each unit may contribute, then lets the sum go."""
+
+    name: ClassVar[str]
 
     @property
     def event(self) -> DpEvent:

@@ -9,7 +9,6 @@ from torch import nn
 
 from discreet.core.checks import non_negative, one_of, open_probability, positive, refuse
 from discreet.core.errors import SettingError
-from discreet.core.guarantee import Adjacency
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import CLIPPINGS, DPSGD
 from discreet.protections.gradient import GradientProtection
@@ -101,9 +100,4 @@ def _dir_dp_sgd(asked: ProtectSettings, model: nn.Module, rate: float, steps: in
 
 
 Builder = Callable[[ProtectSettings, nn.Module, float, int, float], GradientProtection]
-BUILDERS: dict[str, Builder] = {"dp-sgd": _dp_sgd, "dir-dp-sgd": _dir_dp_sgd}
-
-
-def adjacency_of(name: str) -> Adjacency:
-    """Return the adjacency under which a protection is accounted for by default."""
-    return Adjacency.REPLACE_ONE if name == "dir-dp-sgd" else Adjacency.ADD_REMOVE
+BUILDERS: dict[str, Builder] = {DPSGD.name: _dp_sgd, DirDPSGD.name: _dir_dp_sgd}

@@ -1,4 +1,7 @@
-"""Settings a newcomer gets a good model with, found by measurement (docs/decisions/private_training.md)."""
+"""Settings a newcomer gets a good model with, found by measurement.
+
+docs/decisions/training.md and docs/decisions/private_training.md have the figures.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Defaults:
     embeddings: bool
 
 
-def defaults_for(train: str, protect: str | None, rows: int) -> Defaults:
+def defaults_for(train: str, protect: str | None, units: int, width: int = 384) -> Defaults:
     """Return good settings for what is trained, whether and how it is protected, and how much text there is.
 
     >>> defaults_for("all", None, 2000).batch_size
@@ -27,11 +30,10 @@ def defaults_for(train: str, protect: str | None, rows: int) -> Defaults:
     """
     frozen = train in {"head", "pooler+head"}
     if protect is None:
-        return Defaults(20.0 if frozen else 3.0, 32, 2e-3 if frozen else 5e-5, 0.01, None, True)
-    # Large batches, so that one noise is shared by many gradients; but never so large that few steps are left.
-    batch = max(64, min(4096, rows // 8))
+        fine = 5e-5 if width <= 512 else 3e-5
+        return Defaults(20.0 if frozen else 3.0, 32, 2e-3 if frozen else fine, 0.01, None, True)
     if protect == "dir-dp-sgd":
-        return Defaults(5.0, min(128, rows), 1e-2 if frozen else 1e-3, 0.0, 0.0, False)
-    if frozen:
-        return Defaults(40.0, batch, 2e-2, 0.0, 0.0, False)
-    return Defaults(15.0, batch, 1e-3, 0.0, 0.0, False)
+        return Defaults(5.0, min(128, units), 1e-2 if frozen else 1e-3, 0.0, 0.0, False)
+    # Large batches, so that one noise is shared by many gradients; but never so large that few steps are left.
+    batch = max(64, min(4096, units // 8))
+    return Defaults(40.0 if frozen else 15.0, batch, 2e-2 if frozen else 1e-3, 0.0, 0.0, False)

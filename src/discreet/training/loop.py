@@ -21,11 +21,12 @@ from discreet.metrics.utility import MAIN
 from discreet.models.classifier import Classifier
 from discreet.training import checkpoint
 from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights
+from discreet.training.defaults import defaults_for
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.meter import Meter, Report
 from discreet.training.optimizer import optimizer_for, set_rate
-from discreet.training.settings import TrainSettings, default_rate
+from discreet.training.settings import TrainSettings
 from discreet.training.steps import OpenStep, Step
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def train(
 ) -> Trained:
     """Train a classifier on the train split of a corpus and say how it went; the model is changed in place.
 
+    Without `settings`, good ones are chosen by what is trained and how it is protected.
+
     With `protect`, every step's gradient passes through it and is counted in the ledger (one in memory if none is
     given) before its noise is drawn; batches and noise come from `secret`, or from a fork of `rng`.
 
@@ -77,8 +80,12 @@ def train(
 
     Guarantee: that of the protection over all steps, for the train split's units, in the result; none without one.
     """
-    settings = settings or TrainSettings()
     split = matched_split(corpus, model, "train")
+    usual = defaults_for(model.settings.train, protect.name if protect else None, split.unit_count, model.width)
+    if settings is None:
+        settings = TrainSettings(epochs=usual.epochs, batch_size=usual.batch_size, weight_decay=usual.weight_decay)
+    if settings.learning_rate is None:
+        settings = replace(settings, learning_rate=usual.learning_rate)
     rows = ready(model, split, cache, settings.precision)
     validation = None
     if settings.patience is not None:
@@ -127,7 +134,8 @@ class _Run:
     identity: str
 
     def __post_init__(self) -> None:
-        self.peak = self.settings.learning_rate or default_rate(self.model.settings.train, self.model.width)
+        assert self.settings.learning_rate is not None
+        self.peak = self.settings.learning_rate
         self.steps = max(1, round(self.settings.epochs * self.step.per_epoch))
 
     def go(
@@ -174,7 +182,7 @@ class _Run:
     def end_of_epoch(self, at: Progress, meter: Meter) -> Progress:
         entry: dict[str, Any] = {"epoch": at.epoch, "step": at.step}
         loss = meter.mean()
-        if not self.step.private:
+        if self.step.protection is None:
             entry["loss"] = loss  # the loss on private rows is itself private: a protected run keeps none of it
         if self.validation is None:
             return replace(at, history=(*at.history, entry))

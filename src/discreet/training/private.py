@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +100,6 @@ class PrivateStep:
     secret: Rng
     precision: str
     delta: float
-    private: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Find the layers to clip, or refuse the model by name."""
@@ -128,6 +126,11 @@ class PrivateStep:
         refuse_pair(sampler, ledger)
         at = delta_for(len(units)) if delta is None else open_probability("delta", delta)
         return cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at)
+
+    @property
+    def protection(self) -> str:
+        """The name of the protection, as it is asked for."""
+        return self.protect.name
 
     @property
     def per_epoch(self) -> int:

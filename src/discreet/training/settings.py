@@ -58,10 +58,3 @@ class TrainSettings:
         if step < rise:
             return peak * (step + 1) / rise
         return peak * (total - step) / max(1, total - rise)
-
-
-def default_rate(train: str, width: int = 384) -> float:
-    """Return a learning rate that works for what is trained, found by measurement (docs/decisions/training.md)."""
-    if train in {"head", "pooler+head"}:
-        return 2e-3
-    return 5e-5 if width <= 512 else 3e-5

@@ -30,8 +30,8 @@ class Step(Protocol):
         ...
 
     @property
-    def private(self) -> bool:
-        """Whether the rows are protected, so that nothing else computed from them may be kept."""
+    def protection(self) -> str | None:
+        """The name of the protection, or None; under one, nothing else computed from the rows may be kept."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class OpenStep:
     sampler: Sampler
     rng: Rng
     settings: TrainSettings
-    private: ClassVar[bool] = False
+    protection: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         """Choose between eager and captured steps."""
