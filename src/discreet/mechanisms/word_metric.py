@@ -19,10 +19,39 @@ if TYPE_CHECKING:
 
 # Distances are taken for as many words at a time as give about this many numbers.
 _BLOCK = 1 << 22
+_PRICE = "It is a price per unit of distance; smaller is more noise."
 
 
 @dataclass(frozen=True, eq=False)
-class WordNoise:
+class _WordMechanism:
+    """What the word mechanisms share: a price per distance, a public table of embeddings, and its diameter."""
+
+    epsilon: float
+    embeddings: Any = field(repr=False)
+    diameter: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a negative price and a table that is no matrix."""
+        non_negative("epsilon", self.epsilon, _PRICE)
+        _check_table(self.embeddings, self.diameter)
+
+    @property
+    def event(self) -> DpEvent:
+        """The cost of one word; the diameter is measured at first use if it was not given."""
+        from discreet.accounting.events import MetricDpEvent
+
+        return MetricDpEvent(self.epsilon, "euclidean", self.worst_distance)
+
+    @functools.cached_property
+    def worst_distance(self) -> float:
+        """The largest distance of two words of the table, as given or measured."""
+        if self.diameter is not None:
+            return self.diameter
+        return table_diameter(self.embeddings) * (1 + 2.0**-40)  # past what the sums may have rounded off
+
+
+@dataclass(frozen=True, eq=False)
+class WordNoise(_WordMechanism):
     """Replace each word by the one nearest to its embedding plus noise of density proportional to exp(-epsilon |z|).
 
     Words are row numbers of `embeddings` (V, d), which is public. Every word is a release of its own.
@@ -35,26 +64,10 @@ class WordNoise:
     Differs: neighbours are exact; the worst case over the table is stated beside the metric figure.
     """
 
-    epsilon: float
-    embeddings: Any = field(repr=False)
-    diameter: float | None = None
-
     def __post_init__(self) -> None:
         """Refuse no noise and a table that is no matrix."""
-        positive("epsilon", self.epsilon, "It is a price per unit of distance; smaller is more noise.")
-        _check_table(self.embeddings, self.diameter)
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of one word; the diameter is measured at first use if it was not given."""
-        return _metric_event(self.epsilon, self.worst_distance)
-
-    @functools.cached_property
-    def worst_distance(self) -> float:
-        """The largest distance of two words of the table, as given or measured."""
-        if self.diameter is not None:
-            return self.diameter
-        return table_diameter(self.embeddings) * (1 + 2.0**-40)  # past what the sums may have rounded off
+        positive("epsilon", self.epsilon, _PRICE)
+        super().__post_init__()
 
     def __call__(self, x: Array, rng: Rng) -> Array:
         """Return the released words, in kind."""
@@ -74,7 +87,7 @@ class WordNoise:
 
 
 @dataclass(frozen=True, eq=False)
-class WordChoice:
+class WordChoice(_WordMechanism):
     """Replace each word by any word of the table, chosen with probability proportional to exp(-epsilon distance / 2).
 
     Words are row numbers of `embeddings` (V, d), which is public. Every word of the table can come out: to choose among
@@ -92,27 +105,6 @@ class WordChoice:
     >>> WordChoice(epsilon=200.0, embeddings=table)(np.array([0, 1, 2, 2]), Rng(1)).tolist()
     [0, 1, 2, 2]
     """
-
-    epsilon: float
-    embeddings: Any = field(repr=False)
-    diameter: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a negative price and a table that is no matrix."""
-        non_negative("epsilon", self.epsilon, "It is a price per unit of distance; smaller is more noise.")
-        _check_table(self.embeddings, self.diameter)
-
-    @property
-    def event(self) -> DpEvent:
-        """The cost of one word; the diameter is measured at first use if it was not given."""
-        return _metric_event(self.epsilon, self.worst_distance)
-
-    @functools.cached_property
-    def worst_distance(self) -> float:
-        """The largest distance of two words of the table, as given or measured."""
-        if self.diameter is not None:
-            return self.diameter
-        return table_diameter(self.embeddings) * (1 + 2.0**-40)  # past what the sums may have rounded off
 
     def __call__(self, x: Array, rng: Rng) -> Array:
         """Return the released words, in kind."""
@@ -144,12 +136,6 @@ def table_diameter(embeddings: Any) -> float:
         # Each pair once: a block against the rows from its start on.
         largest = max(largest, float(_distances(table[part], table[part.start :]).max()))
     return largest
-
-
-def _metric_event(epsilon: float, diameter: float) -> DpEvent:
-    from discreet.accounting.events import MetricDpEvent
-
-    return MetricDpEvent(epsilon, "euclidean", diameter)
 
 
 def _distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

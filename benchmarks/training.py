@@ -1,8 +1,11 @@
-"""Private fine-tuning over a grid of settings: utility beside its certified epsilon, and seconds.
+"""Training over a grid of settings, private or not: utility beside its certified epsilon, and seconds.
 
-    python -m benchmarks.private_training DATA --epsilons 3 8 --batch-size 4096 --epochs 30 --rates 1e-3
+    python -m benchmarks.training DATA --open --epochs 3 --batch-size 32 --rates 5e-5          # no protection
+    python -m benchmarks.training DATA --epsilons 3 8                                          # DP-SGD, delta = 1/n
+    python -m benchmarks.training DATA --epsilons 0                                            # clipping without noise
+    python -m benchmarks.training DATA --train pooler+head --kappas 1e2 1e4 --batch-size 128   # directional
 
-An epsilon of 0 means clipping without noise, and --open means neither: they tell what each costs.
+What is not said is what `discreet train` would choose.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.gradient import GradientProtection
+from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
@@ -31,20 +35,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("data")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--train", default="all")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0])
-    parser.add_argument("--kappas", type=float, nargs="+", help="directional instead of Gaussian")
-    parser.add_argument("--open", action="store_true", help="neither clip nor noise")
-    parser.add_argument("--epochs", type=float, nargs="+", default=[30])
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[4096])
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3])
+    strength = parser.add_mutually_exclusive_group(required=True)
+    strength.add_argument("--open", action="store_true", help="no protection")
+    strength.add_argument("--epsilons", type=float, nargs="+", help="DP-SGD; 0 clips without noise")
+    strength.add_argument("--kappas", type=float, nargs="+", help="directional DP-SGD")
+    parser.add_argument("--epochs", type=float, nargs="+")
+    parser.add_argument("--batch-size", type=int, nargs="+")
+    parser.add_argument("--rates", type=float, nargs="+")
     parser.add_argument("--clip-norms", type=float, nargs="+", default=[0.1])
     parser.add_argument("--clipping", default="flat")
     parser.add_argument("--pooling", default="mean")
     parser.add_argument("--pooler", action="store_true")
-    parser.add_argument("--embeddings", action="store_true")
+    parser.add_argument("--head", default="linear")
+    parser.add_argument("--embeddings", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--dropout", type=float)
     parser.add_argument("--averaging", type=float, nargs="+", default=[0.0])
     parser.add_argument("--warmup", type=float, default=0.06)
-    parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--weight-decay", type=float)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="auto")
@@ -54,7 +61,9 @@ def arguments() -> argparse.Namespace:
 
 def protection(
     asked: argparse.Namespace, model: Classifier, strength: float, clip_norm: float, rate: float, steps: int, n: int
-) -> GradientProtection:
+) -> GradientProtection | None:
+    if asked.open:
+        return None
     if asked.kappas:
         return DirDPSGD.for_model(model, strength)
     if strength == 0:
@@ -69,34 +78,40 @@ def main() -> None:
     device = find_device(asked.device)
     corpus = load(asked.data)
     n = corpus.split("train").unit_count
-    strengths = asked.kappas or asked.epsilons
+    kind = None if asked.open else DirDPSGD.name if asked.kappas else DPSGD.name
+    usual = defaults_for(asked.train, kind, n)
     grid = itertools.product(
-        strengths, asked.epochs, asked.batch_size, asked.rates, asked.clip_norms, asked.averaging, asked.seeds
+        asked.kappas or asked.epsilons or [0.0],
+        asked.epochs or [usual.epochs],
+        asked.batch_size or [usual.batch_size],
+        asked.rates or [usual.learning_rate],
+        asked.clip_norms,
+        asked.averaging,
+        asked.seeds,
+    )
+    chosen = ModelSettings(
+        encoder=asked.model,
+        train=asked.train,
+        pooling=asked.pooling,
+        pooler=True if asked.pooler else None,
+        head=asked.head,
+        embeddings=usual.embeddings if asked.embeddings is None else asked.embeddings,
+        dropout=usual.dropout if asked.dropout is None else asked.dropout,
     )
     for strength, epochs, batch_size, learning_rate, clip_norm, averaging, seed in grid:
         rng = Rng(seed)
-        chosen = ModelSettings(
-            encoder=asked.model,
-            train=asked.train,
-            pooling=asked.pooling,
-            pooler=True if asked.pooler else None,
-            embeddings=asked.embeddings,
-            dropout=0.0,
-        )
         model = Classifier.build(corpus, chosen, rng=rng.fork("model")).to(device)
         settings = TrainSettings(
             epochs=epochs,
             batch_size=batch_size,
             learning_rate=learning_rate,
             warmup=asked.warmup,
-            weight_decay=asked.weight_decay,
+            weight_decay=usual.weight_decay if asked.weight_decay is None else asked.weight_decay,
             averaging=averaging,
             precision=asked.precision,
         )
-        steps = max(1, round(epochs * -(-n // min(batch_size, n))))
-        protect = None
-        if not asked.open:
-            protect = protection(asked, model, strength, clip_norm, min(1.0, batch_size / n), steps, n)
+        size = min(batch_size, n)
+        protect = protection(asked, model, strength, clip_norm, size / n, max(1, round(epochs * -(-n // size))), n)
         began = time.monotonic()
         done = train(model, corpus, settings, rng=rng.fork("train"), protect=protect, delta=1 / n, cache=cache_folder())
         seconds = time.monotonic() - began
@@ -105,8 +120,8 @@ def main() -> None:
         row = {
             "data": Path(asked.data).name,
             "train": asked.train,
-            "open": asked.open,
-            "kappa" if asked.kappas else "asked": strength,
+            "protect": kind,
+            "asked": strength,
             "epsilon": round(promise.epsilon, 3) if promise is not None and promise.exists else None,
             "adjacency": None if promise is None else promise.adjacency.value,
             "noise": getattr(protect, "noise_multiplier", None),
@@ -116,11 +131,13 @@ def main() -> None:
             "clip": clip_norm,
             "clipping": asked.clipping,
             "pooling": asked.pooling + ("+pooler" if asked.pooler else ""),
-            "embeddings": asked.embeddings,
+            "embeddings": chosen.embeddings,
+            "dropout": chosen.dropout,
             "averaging": averaging,
             "seed": seed,
             **{name: round(value, 4) for name, value in scores.items()},
             "seconds": round(seconds, 1),
+            "seconds_an_epoch": round(done.seconds / epochs, 2),
         }
         print(json.dumps(row), flush=True)
         if asked.out:
