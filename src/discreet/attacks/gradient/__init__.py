@@ -1,0 +1,1 @@
+"""Attacks that read text out of the gradient that a client shares."""
