@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.clipping.tape import Tape
-from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.errors import ModelError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -169,6 +169,34 @@ def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
     assert torch.equal(whole, resumed)
     assert counted == spent
     assert len(part_ledger) < len((tmp_path / "part" / "ledger").read_bytes())
+
+
+def test_another_secret_or_corpus_is_another_spend(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The same step number with other noise, or on other rows, is never taken for a repetition."""
+    settings = TrainSettings(epochs=1, batch_size=20)
+    with Ledger.open(None, unit="person", adjacency="add/remove") as ledger:
+        counts = []
+        for rows, secret in ((corpus, 1), (corpus, 1), (corpus, 2), (corpus.take(range(1, len(corpus))), 2)):
+            model = build(rows, tiny_encoder("bert"), train="head")
+            train(model, rows, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger, secret=Rng(secret))
+            counts.append(ledger.statement.spends)
+    assert counts[0] == counts[1] < counts[2] < counts[3]
+
+
+def test_a_private_run_is_not_resumed_on_other_rows_even_before_its_first_checkpoint(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TrainSettings(epochs=1, batch_size=20)
+    monkeypatch.setattr(PrivateStep, "gather", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        model = build(corpus, tiny_encoder("bert"), train="head")
+        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
+    fewer = corpus.take(range(1, len(corpus)))
+    with pytest.raises(ModelError, match="resume with the same command"):
+        model = build(fewer, tiny_encoder("bert"), train="head")
+        train(model, fewer, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
 
 
 def test_samplers_are_paired_with_what_they_are_proven_for(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:

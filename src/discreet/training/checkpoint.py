@@ -119,7 +119,8 @@ def identity(model: Classifier, rows: Tokens | Vectors, settings: TrainSettings,
     """Return a fingerprint of all that decides where a training ends, so that only the same one is resumed."""
     text = hashlib.sha256()
     key = rng.fork("identity").words(2).tolist()
-    text.update(repr((settings, step, model.settings, model.label_names, model.fingerprint, key)).encode())
+    said = (settings, step, model.settings, model.label_names, model.fingerprint, model.device.type, key)
+    text.update(repr(said).encode())
     tensors = rows.columns.values() if isinstance(rows, Tokens) else [rows.vectors]
     for tensor in (*tensors, rows.targets):
         text.update(tensor.cpu().numpy().tobytes())

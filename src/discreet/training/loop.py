@@ -106,6 +106,7 @@ def train(
         )
     with opened, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         name = identity(model, rows, settings, step.describe(), rng)
+        step.run = name[:16]
         run = _Run(model, optimizer, step, validation, settings, workspace, name)
         return run.go(checkpoint_seconds, watch, should_stop)
 
@@ -144,6 +145,9 @@ class _Run:
         at = Progress()
         if self.workspace is not None:
             at = checkpoint.load(self.workspace, self.identity, self.model, self.optimizer)
+            if at.step == 0 and self.step.protection is not None:
+                # Before anything is spent: whoever resumes must have the same corpus, settings and secret.
+                checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)
         begun, saved = time.monotonic() - at.seconds, time.monotonic()
         meter = Meter(self.steps, at.step, watch, self.step.epsilon)
         if self.settings.averaging and not at.averaged:

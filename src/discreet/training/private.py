@@ -100,6 +100,7 @@ class PrivateStep:
     secret: Rng
     precision: str
     delta: float
+    run: str = ""
 
     def __post_init__(self) -> None:
         """Find the layers to clip, or refuse the model by name."""
@@ -153,7 +154,8 @@ class PrivateStep:
         """Take one step and return its mean loss, still on the device, and the number of its rows."""
         drawn = self.sampler.draw(step, len(self.units), self.secret.fork("sampler"))
         event, name = step_cost(self.protect, self.sampler, step, len(self.units))
-        self.ledger.spend(event, name)
+        # The name holds what decides the draw: with another secret, corpus or setting it is another spend.
+        self.ledger.spend(event, f"{self.run} {name}".strip())
         sums, loss, count = self.gather(drawn, step)
         released = self.protect.release(sums, self.secret.fork("noise", step))
         divisor = self.sampler.expected_size(len(self.units))

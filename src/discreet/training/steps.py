@@ -24,6 +24,8 @@ from discreet.training.settings import TrainSettings
 class Step(Protocol):
     """One step of training, private or not."""
 
+    run: str  # the identity of the training, part of the name under which a private step is counted
+
     @property
     def rows(self) -> Tokens | Vectors:
         """The rows it draws from."""
@@ -69,6 +71,7 @@ class OpenStep:
     sampler: Sampler
     rng: Rng
     settings: TrainSettings
+    run: str = ""
     protection: ClassVar[None] = None
 
     def __post_init__(self) -> None:
