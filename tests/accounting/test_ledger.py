@@ -21,7 +21,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.ledger import Budget, Ledger, Receipt
 from discreet.accounting.ledger_statement import most
-from discreet.core.errors import BudgetError, LedgerError, SettingError, UnsupportedError
+from discreet.core.errors import BudgetError, LedgerError, OutputError, SettingError, UnsupportedError
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
 OTHER = GaussianDpEvent(20.0)
@@ -89,6 +89,60 @@ def test_what_was_spent_is_there_when_opened_again(tmp_path: Path) -> None:
         after = ledger.statement
     assert after.spent == ((STEP, 7), (OTHER, 1))
     assert Ledger.read(path) == after
+
+
+def test_it_says_which_ids_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with open_ledger(path) as ledger:
+        assert not ledger.holds("run step 0")
+        for number in (0, 1, 3):
+            ledger.spend(STEP, f"run step {number}")
+        assert [ledger.holds(f"run step {number}") for number in range(5)] == [True, True, False, True, False]
+    with open_ledger(path) as ledger:
+        assert all(ledger.holds(f"run step {number}") for number in (0, 1, 3))
+        assert not ledger.holds("run step 2") and not ledger.holds("other step 0")
+
+
+def test_a_spend_that_was_refused_or_not_written_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_ledger(tmp_path / "ledger", budget=Budget(0.5, 1e-5)) as ledger:
+        with pytest.raises(BudgetError):
+            ledger.spend(GaussianDpEvent(0.1), "too much")
+        assert not ledger.holds("too much")
+
+        def full(descriptor: int, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(OutputError):
+            ledger.spend(STEP, "step 0")
+        monkeypatch.undo()
+        assert not ledger.holds("step 0")
+        ledger.spend(STEP, "step 0")
+        assert ledger.holds("step 0")
+
+
+def test_a_torn_line_holds_its_id_only_where_it_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with open_ledger(path) as ledger:
+        ledger.spend(STEP, "step 0")
+        ledger.spend(STEP, "step 1")
+    whole = path.read_bytes()
+    for lost, known in ((1, True), (4, True), (len(whole.splitlines()[-1]) - 3, False)):
+        path.write_bytes(whole[:-lost])
+        with open_ledger(path) as ledger:
+            assert ledger.holds("step 0")
+            assert ledger.holds("step 1") is known
+            assert ledger.statement.spends == 2
+
+
+def test_a_hundred_thousand_ids_are_asked_for_in_no_time() -> None:
+    with open_ledger(None) as ledger:
+        for number in range(2000):
+            ledger.spend(STEP, f"step {number}")
+        start = time.perf_counter()
+        found = sum(ledger.holds(f"step {number}") for number in range(100_000))
+        assert found == 2000
+        assert time.perf_counter() - start < 2
 
 
 def test_a_seeded_step_redone_is_counted_once(place: Path | None) -> None:

@@ -137,6 +137,20 @@ class Ledger:
             self._write(tally.spend(id, secure))
             return self._receipt(id, tally.texts[text], spent_again=earlier is not None)
 
+    def holds(self, id: str) -> bool:  # noqa: A002
+        """Return whether an id was spent; one look into a table, so a resumed run can ask for each of its steps.
+
+        True only for what is counted and, in a ledger with a path, on disk. A torn line whose id could not be read is
+        counted, but it holds no id.
+
+        >>> from discreet.accounting.events import GaussianDpEvent
+        >>> with Ledger.open(None, unit="note", adjacency="add/remove") as ledger:
+        ...     receipt = ledger.spend(GaussianDpEvent(2.0), id="seed 7, step 0")
+        ...     ledger.holds("seed 7, step 0"), ledger.holds("seed 7, step 1")
+        (True, False)
+        """
+        return id in self._tally.ids
+
     def remaining(self, event: Any) -> int:
         """Return how many more spends of an event the budget allows, looking no further than ten million."""
         budget = self._tally.budget
