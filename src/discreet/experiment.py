@@ -22,7 +22,6 @@ from discreet.training.loop import Trained, train
 from discreet.training.meter import Report
 from discreet.training.precision import find_device
 from discreet.training.run_folder import (
-    LEDGER,
     DataSettings,
     RunSettings,
     begin,
@@ -138,8 +137,10 @@ def run_training(
             return {"out": str(out), "finished": False, "steps": trained.steps}
         if trained.out_of_budget:
             say(f"The budget allows no further step: training ended after step {trained.steps}.")
-        split = "validation" if "validation" in corpus.split_names else "train"
-        utility = evaluate(model, ready(model, matched(corpus.split(split), model), kept, request.train.precision))
+        split = "validation" if "validation" in corpus.split_names else None if plan else "train"
+        utility = {}
+        if split is not None:  # a protected run says nothing about its training rows
+            utility = evaluate(model, ready(model, matched(corpus.split(split), model), kept, request.train.precision))
         result: dict[str, Any] = {
             "out": str(out),
             "finished": True,
@@ -149,8 +150,7 @@ def run_training(
             "seconds": time.monotonic() - began,
             "train_seconds": trained.seconds,
             "steps": trained.steps,
-            "rows": len(corpus.split("train")),
-            "truncated": trained.truncated,
+            **({} if plan else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),
             "device": str(where),
             "seed": request.seed,
         }
@@ -173,6 +173,7 @@ def plan_for(
 ) -> Plan:
     """Return the protection with its noise solved, its sampler, and its ledger opened in the workspace."""
     from discreet.accounting.ledger import Budget, Ledger
+    from discreet.training.checkpoint import LEDGER
     from discreet.training.private import delta_for, sampler_for
 
     asked = request.protect
@@ -189,13 +190,13 @@ def plan_for(
     steps = max(1, round(request.train.epochs * -(-units // size)))
     protect = asked.build(model, sampling_rate=size / units, steps=steps, delta=delta)
     sampler = sampler_for(protect, size, units)
+    secret = secret_of(workspace) if request.noise_seed is None else Rng(request.noise_seed).fork("secret")
     ledger = Ledger.open(
         workspace / LEDGER,
         unit=corpus.unit_name,
         adjacency=protect.adjacency,
         budget=Budget(asked.epsilon, delta) if asked.epsilon is not None else None,
     )
-    secret = secret_of(workspace) if request.noise_seed is None else Rng(request.noise_seed).fork("secret")
     return Plan(protect, sampler, ledger, secret, delta, units)
 
 

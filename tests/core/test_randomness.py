@@ -54,3 +54,31 @@ def test_nothing_of_the_key_is_shown() -> None:
 def test_a_seed_is_a_whole_number(seed: object) -> None:
     with pytest.raises(SettingError, match="a whole number"):
         Rng(seed)
+
+
+def test_cpu_streams_use_the_whole_key_and_not_32_bits_of_it() -> None:
+    """Two streams whose seeds agree in their low 32 bits, which are all that torch's own seeding reads, differ."""
+    same = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5 + (7 << 32))
+    assert torch.equal(*(torch.randn(4, generator=g) for g in same))  # the fault that is worked around
+    streams = {tuple(torch.randint(0, 1 << 62, (2,), generator=Rng(0).fork(i).torch()).tolist()) for i in range(3000)}
+    assert len(streams) == 3000
+    first, second = Rng(0).fork("a").torch().get_state(), Rng(0).fork("b").torch().get_state()
+    words = [state[24 : 24 + 8 * 624].numpy().view(np.uint64) for state in (first, second)]
+    assert (words[0] != words[1]).mean() > 0.99
+    assert max(int(w.max()) for w in words) < 1 << 32
+
+
+def test_cpu_streams_are_normal_and_independent() -> None:
+    draws = torch.stack([torch.randn(20_000, generator=Rng(1).fork(i).torch()) for i in range(4)])
+    for row in draws.numpy():
+        assert stats.kstest(row, "norm").pvalue > 1e-5
+    off = torch.corrcoef(draws) - torch.eye(4)
+    assert float(off.abs().max()) < 0.04
+
+
+def test_a_secret_source_repeats_for_its_key_alone_and_says_so() -> None:
+    key = bytes(range(32))
+    assert Rng.secret(key).fork("x").uniform(1) == Rng.secret(key).fork("x").uniform(1)
+    assert Rng.secret().uniform(1) != Rng.secret().uniform(1)
+    assert Rng.secret().fork("x").is_secret and Rng.secure().is_secret
+    assert not Rng(0).fork("x").is_secret

@@ -43,7 +43,7 @@ def told(capfd: pytest.CaptureFixture[str], *words: object, status: int = 0) -> 
 def test_a_budget_is_kept_and_carried_everywhere(
     command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    out, _ = told(capfd, *command, "--epsilon", 3, "--epochs", 4, "--out", tmp_path / "a", "--json")
+    out, err = told(capfd, *command, "--epsilon", 3, "--epochs", 4, "--out", tmp_path / "a", "--json")
     done = json.loads(out)
     promise = done["guarantee"]
     assert promise["certified"] and 2.9 < promise["epsilon"] <= 3.0
@@ -54,8 +54,10 @@ def test_a_budget_is_kept_and_carried_everywhere(
     assert columns["replace-one"] > promise["epsilon"]
     folder = tmp_path / "a"
     assert "Certified" in (folder / "README.md").read_text(encoding="utf-8")
-    assert not (folder / "secret").exists()
+    assert not (folder / "secret").exists() and not (folder / "checkpoint.safetensors").exists()
+    assert not {"rows", "truncated"} & set(done)
     assert "loss" not in (folder / "metrics.json").read_text(encoding="utf-8")
+    assert "loss" not in err
     held = Ledger.read(folder / "ledger.jsonl")
     assert held.spends == done["steps"]
     assert held.guarantee(promise["delta"]).epsilon == pytest.approx(promise["epsilon"], rel=1e-6)
@@ -123,6 +125,32 @@ def test_without_a_given_seed_the_noise_is_secret_and_fresh(
         told(capfd, *command, "--noise-multiplier", 1, "--epochs", 1, "--out", tmp_path / name)
     first, second = (load_file(tmp_path / name / "model.safetensors")["head.weight"] for name in ("a", "b"))
     assert not (first == second).all()
+
+
+def test_a_run_that_could_not_be_named_goes_on_with_the_same_noise(
+    command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    words = [*command, "--noise-multiplier", "1", "--epochs", "2", "--out", str(tmp_path / "a")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        told(capfd, *words, status=2)
+    first = load_file(tmp_path / "a.unfinished" / "model.safetensors")
+    spent = Ledger.read(tmp_path / "a.unfinished" / "ledger.jsonl").spends
+    told(capfd, *words, "--resume")
+    second = load_file(tmp_path / "a" / "model.safetensors")
+    assert all((first[name] == second[name]).all() for name in first)
+    assert Ledger.read(tmp_path / "a" / "ledger.jsonl").spends == spent
+
+
+def test_a_given_noise_seed_is_no_certificate(
+    command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = told(capfd, *command, "--epsilon", 3, "--epochs", 2, "--noise-seed", 1, "--out", tmp_path / "a", "--json")
+    assert json.loads(out)["guarantee"]["certified"] is False
+    assert "Estimate, not a bound" in (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.clipping.tape import Tape
-from discreet.core.errors import ModelError, SettingError, UnsupportedError
+from discreet.core.errors import LedgerError, ModelError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -153,7 +153,7 @@ def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
         folder.mkdir(exist_ok=True)
         with Ledger.open(folder / "ledger", unit="person", adjacency=protect.adjacency) as ledger:
             train(
-                model, corpus, settings, rng=Rng(0), protect=protect, ledger=ledger, workspace=folder,
+                model, corpus, settings, rng=Rng(0), protect=protect, ledger=ledger, workspace=folder, secret=Rng(9),
                 should_stop=lambda: stop is not None and next(seen) + 1 >= stop,
             )  # fmt: skip
             return weights(model), ledger.statement.spends
@@ -197,6 +197,62 @@ def test_a_private_run_is_not_resumed_on_other_rows_even_before_its_first_checkp
     with pytest.raises(ModelError, match="resume with the same command"):
         model = build(fewer, tiny_encoder("bert"), train="head")
         train(model, fewer, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
+
+
+def test_a_given_seed_makes_the_figure_an_estimate(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    settings = TrainSettings(epochs=1, batch_size=20)
+    found = {}
+    for name, secret in (("given", Rng(0)), ("drawn", None)):
+        model = build(corpus, tiny_encoder("bert"), train="head")
+        found[name] = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), secret=secret).guarantee
+    assert found["drawn"] is not None and found["drawn"].certified
+    assert found["given"] is not None and not found["given"].certified
+    assert "whoever knows it" in str(found["given"].reason)
+
+
+def test_a_resume_from_python_keeps_its_bill_and_needs_its_ledger(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    settings = TrainSettings(epochs=3, batch_size=20)
+
+    def go(folder: Path, stop: int | None) -> float:
+        folder.mkdir(exist_ok=True)
+        model, seen = build(corpus, tiny_encoder("bert"), train="head"), iter(range(10**6))
+        done = train(
+            model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=folder,
+            should_stop=lambda: stop is not None and next(seen) + 1 >= stop,
+        )  # fmt: skip
+        assert done.guarantee is not None and done.guarantee.certified
+        return done.guarantee.epsilon
+
+    whole = go(tmp_path / "whole", None)
+    go(tmp_path / "part", 5)
+    assert go(tmp_path / "part", None) == pytest.approx(whole)
+    go(tmp_path / "lost", 5)
+    (tmp_path / "lost" / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="Expected step 0 of this training in its ledger"):
+        go(tmp_path / "lost", None)
+    go(tmp_path / "blind", 5)
+    (tmp_path / "blind" / "secret").unlink()
+    with pytest.raises(ModelError, match="delete the folder and begin again"):
+        go(tmp_path / "blind", None)
+
+
+def test_other_owners_or_another_unit_are_refused(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    settings = TrainSettings(epochs=1, batch_size=20)
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path, should_stop=lambda: True)
+    other = replace(corpus, units=tuple(f"p{i // 3}" for i in range(len(corpus))))
+    with pytest.raises(ModelError, match="resume with the same command"):
+        model = build(other, tiny_encoder("bert"), train="head")
+        train(model, other, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
+    with (
+        Ledger.open(None, unit="patient", adjacency="add/remove") as ledger,
+        pytest.raises(SettingError, match="unit='patient' 'person' in the ledger"),
+    ):
+        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger)
 
 
 def test_samplers_are_paired_with_what_they_are_proven_for(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:

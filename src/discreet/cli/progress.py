@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from discreet.cli.output import note, stderr
@@ -45,7 +46,9 @@ def _lines(hidden: bool) -> Callable[[Report], None]:
         tenth = 10 * report.step // report.steps
         if not hidden and tenth not in shown:
             shown.add(tenth)
-            note(f"step {report.step}/{report.steps}  {facts(report)}  {report.seconds_left:.0f} s left")
+            # What is not a terminal may be a file: the loss of a protected run is private and stays out of it.
+            shown_facts = facts(report if report.epsilon is None else replace(report, loss=None))
+            note(f"step {report.step}/{report.steps}  {shown_facts}  {report.seconds_left:.0f} s left")
 
     return show
 

@@ -186,7 +186,10 @@ def train(
     if json:
         as_json(_finite(done))
         return
-    table(done["utility"], title=f"Utility on the {done['evaluated_on']} split")
+    if done["utility"]:
+        table(done["utility"], title=f"Utility on the {done['evaluated_on']} split")
+    else:
+        print("Utility: not measured, as no rows were held out.")
     _say_privacy(done)
     print(f"Written to {out} in {done['seconds']:.1f} s.")
 

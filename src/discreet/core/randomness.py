@@ -13,8 +13,10 @@ from discreet.core.errors import SettingError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Generator, Tensor
 
 _WORD = 8
+_STATE_BYTES = 5056  # of torch's CPU generator
 
 
 class Rng:
@@ -31,7 +33,7 @@ class Rng:
     False
     """
 
-    __slots__ = ("_key", "_numpy", "_torch", "path")
+    __slots__ = ("_key", "_numpy", "_torch", "is_secret", "path")
 
     def __init__(self, seed: int, path: tuple[str, ...] = ()) -> None:
         """Make a reproducible source from a whole number."""
@@ -39,6 +41,7 @@ class Rng:
             raise SettingError(f"Expected seed={seed!r} a whole number. Any will do; the same one repeats the run.")
         self._key: bytes | None = hashlib.sha256(f"discreet:{int(seed)}".encode()).digest()
         self.path = path
+        self.is_secret = False
         self._numpy: np.random.Generator | None = None
         self._torch: dict[str, torch.Generator] = {}
 
@@ -47,6 +50,15 @@ class Rng:
         """Return a source that draws from the operating system and cannot be repeated."""
         rng = cls(0)
         rng._key = None
+        rng.is_secret = True
+        return rng
+
+    @classmethod
+    def secret(cls, key: bytes | None = None) -> Rng:
+        """Return a source that repeats itself only for whoever holds its 32-byte key, from the operating system."""
+        rng = cls(0)
+        rng._key = hashlib.sha256(b"discreet:secret:" + (os.urandom(32) if key is None else key)).digest()
+        rng.is_secret = True
         return rng
 
     @property
@@ -63,6 +75,7 @@ class Rng:
             for name in names:
                 key = hashlib.sha256(key + str(name).encode()).digest()
             child._key = key
+            child.is_secret = self.is_secret
         return child
 
     def numpy(self, user: str = "This") -> np.random.Generator:
@@ -70,8 +83,7 @@ class Rng:
         if self._key is None:
             raise _no_secure(user)
         if self._numpy is None:
-            words = np.frombuffer(hashlib.sha256(self._key + b"numpy").digest()[:16], dtype=np.uint64)
-            self._numpy = np.random.Generator(np.random.Philox(key=words))
+            self._numpy = np.random.Generator(np.random.Philox(key=self._philox_key(b"numpy")))
         return self._numpy
 
     def torch(self, device: torch.device | str = "cpu", user: str = "This") -> torch.Generator:
@@ -82,8 +94,32 @@ class Rng:
 
         name = str(torch.device(device))
         if name not in self._torch:
-            self._torch[name] = torch.Generator(device=device).manual_seed(self.seed(user))
+            generator = torch.Generator(device=device).manual_seed(self.seed(user))
+            if generator.device.type == "cpu":
+                generator.set_state(self._mersenne_state(generator))
+            self._torch[name] = generator
         return self._torch[name]
+
+    def _mersenne_state(self, generator: Generator) -> Tensor:
+        """Return the state of a CPU generator with all 624 words drawn from the key.
+
+        torch seeds its CPU generator with 32 bits, so that among a hundred thousand streams two would be the same. Its
+        state is the seed and three counters, 24 bytes, then the words, eight bytes each.
+        """
+        import torch
+
+        state = generator.get_state()
+        if state.numel() != _STATE_BYTES:
+            raise SettingError(f"Expected a torch generator of {_STATE_BYTES} bytes, found {state.numel()}.")
+        source = np.random.Generator(np.random.Philox(key=self._philox_key(b"mersenne")))
+        words = source.integers(0, 1 << 32, size=624, dtype=np.uint64)
+        words[0] |= np.uint64(1)  # a state of zeros would stay zero
+        state[24 : 24 + 8 * 624] = torch.from_numpy(words.view(np.uint8).copy())
+        return state
+
+    def _philox_key(self, purpose: bytes) -> npt.NDArray[np.uint64]:
+        assert self._key is not None
+        return np.frombuffer(hashlib.sha256(self._key + purpose).digest()[:16], dtype=np.uint64)
 
     def seed(self, user: str = "This") -> int:
         """Return a 63-bit seed for a library that keeps its own generator, such as torch's dropout."""

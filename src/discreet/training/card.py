@@ -17,7 +17,9 @@ def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any]
     chosen = settings.model
     count = sum(p.numel() for p in trained(model).values())
     what = f"{len(model.label_names)} classes" if model.task == "classification" else "a score"
-    scores = "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.get("utility", {}).items())
+    found = metrics.get("utility") or {}
+    rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in found.items())
+    scores = f"| metric | value |\n|---|---|\n{rows}" if rows else "Not measured: no rows were held out."
     promise = (
         guarantee.sentence()
         if guarantee is not None
@@ -36,10 +38,8 @@ It sorts {"pairs of texts" if settings.pairs else "texts"} into {what}.
 | epochs, batch | {settings.train.epochs:g}, {settings.train.batch_size} |
 | seed | {settings.seed} |
 
-## Utility on held-out text
+## Utility on {"held-out text" if metrics.get("evaluated_on") != "train" else "the training text itself"}
 
-| metric | value |
-|---|---|
 {scores}
 
 ## Privacy

@@ -22,9 +22,11 @@ from discreet.core.errors import ModelError, OutputError
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.models.classifier import Classifier
+from discreet.training.precision import autocast
 from discreet.training.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"
+LEDGER = "ledger.jsonl"
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def identity(model: Classifier, rows: Tokens | Vectors, settings: TrainSettings,
     """Return a fingerprint of all that decides where a training ends, so that only the same one is resumed."""
     text = hashlib.sha256()
     key = rng.fork("identity").words(2).tolist()
-    said = (settings, step, model.settings, model.label_names, model.fingerprint, model.device.type, key)
+    with autocast(model.device, settings.precision) as cast:
+        format_used = (model.device.type, cast.fast_dtype if torch.is_autocast_enabled(model.device.type) else None)
+    said = (settings, step, model.settings, model.label_names, model.fingerprint, format_used, key)
     text.update(repr(said).encode())
     tensors = rows.columns.values() if isinstance(rows, Tokens) else [rows.vectors]
     for tensor in (*tensors, rows.targets):

@@ -73,7 +73,8 @@ def train(
     Without `settings`, good ones are chosen by what is trained and how it is protected.
 
     With `protect`, every step's gradient passes through it and is counted in the ledger (one in memory if none is
-    given) before its noise is drawn; batches and noise come from `secret`, or from a fork of `rng`.
+    given, in the workspace if there is one) before its noise is drawn. Batches and noise come from `secret`; without it
+    from a seed of the operating system. With a secret of your own choosing the figure is an estimate: see `Rng.secret`.
 
     With a `workspace` folder, what is needed to go on is written there every `checkpoint_seconds` and at a stop; called
     again with the same arguments, training goes on from it and ends with the same weights as an undisturbed one.
@@ -98,12 +99,13 @@ def train(
         step = OpenStep(model, optimizer, rows, sampler, rng, settings)
     else:
         from discreet.training.private import PrivateStep, ledger_for
+        from discreet.training.run_folder import secret_of
 
         if ledger is None:
-            ledger = opened = ledger_for(protect, split)
-        step = PrivateStep.of(
-            model, optimizer, protect, rows, split, sampler, settings, ledger, secret or rng.fork("secret"), delta
-        )
+            ledger = opened = ledger_for(protect, split, workspace)
+        if secret is None:
+            secret = Rng.secret() if workspace is None else secret_of(workspace)
+        step = PrivateStep.of(model, optimizer, protect, rows, split, sampler, settings, ledger, secret, delta)
     with opened, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         name = identity(model, rows, settings, step.describe(), rng)
         step.run = name[:16]
@@ -145,6 +147,7 @@ class _Run:
         at = Progress()
         if self.workspace is not None:
             at = checkpoint.load(self.workspace, self.identity, self.model, self.optimizer)
+            self.step.check(at.step)
             if at.step == 0 and self.step.protection is not None:
                 # Before anything is spent: whoever resumes must have the same corpus, settings and secret.
                 checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from discreet.accounting.events import DpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.clipping.tape import Tape
 from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.errors import LedgerError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
@@ -21,6 +24,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.classifier import Classifier
 from discreet.protections.gradient import GradientProtection
+from discreet.training.checkpoint import LEDGER
 from discreet.training.precision import autocast
 from discreet.training.settings import TrainSettings
 
@@ -30,10 +34,12 @@ _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 17}
 
 
 ASSUMPTIONS = (
-    "batches, dropout and noise come from a secret seed",
+    "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards",
     "the number of units, the names of the labels, the settings and the encoder's first weights are public",
     "held-out rows are not protected: utility figures are computed on them",
+    "rounding aside, a unit's gradient does not depend on who else is in its batch",
 )
+_GIVEN_SEED = "the noise came from a seed that was given, and whoever knows it can take the noise away"
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,9 @@ class PrivateStep:
         delta: float | None,
     ) -> PrivateStep:
         """Return the step for a corpus: its units are drawn, and delta is a tenth of one over their number."""
+        if ledger.statement.unit != corpus.unit_name:
+            remedy = f"The corpus's unit of privacy is the {corpus.unit_name}; open the ledger for it."
+            raise refuse("unit", ledger.statement.unit, f"{corpus.unit_name!r} in the ledger", remedy)
         units = Grouped.of(corpus.unit_index)
         sampler = sampler or sampler_for(protect, settings.batch_size, len(units))
         refuse_pair(sampler, ledger)
@@ -139,16 +148,30 @@ class PrivateStep:
         return self.sampler.steps_per_epoch(len(self.units))
 
     def describe(self) -> object:
-        """Return the sampler, the protection and a fingerprint of the secret."""
-        return self.sampler, self.protect, self.secret.fork("identity").words(2).tolist()
+        """Return the sampler, the protection, who owns which row, and a fingerprint of the secret."""
+        owners = hashlib.sha256(self.units.rows.tobytes() + self.units.starts.tobytes()).hexdigest()
+        return self.sampler, self.protect, owners, self.secret.fork("identity").words(2).tolist()
+
+    def check(self, steps: int) -> None:
+        """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
+        for step in range(steps):
+            _, name = step_cost(self.protect, self.sampler, step, len(self.units))
+            if not self.ledger.holds(f"{self.run} {name}"):
+                raise LedgerError(
+                    f"Expected step {step} of this training in its ledger, as the checkpoint is at step {steps}. The "
+                    "ledger is another one, or was lost; without it nothing is guaranteed. Begin again."
+                )
 
     def epsilon(self) -> float:
         """Return a bound on what was spent so far."""
         return self.ledger.epsilon(self.delta)
 
     def guarantee(self) -> Guarantee:
-        """Return what all steps so far guarantee."""
-        return self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS)
+        """Return what all steps so far guarantee: a bound only if nobody could know the seed of the noise."""
+        found = self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS)
+        if self.secret.is_secret or not found.exists:
+            return found
+        return replace(found, certified=False, reason=_GIVEN_SEED)
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step and return its mean loss, still on the device, and the number of its rows."""
@@ -208,9 +231,10 @@ def sampler_for(protect: GradientProtection, batch_size: int, n: int) -> Sampler
     return FixedSize(size) if protect.visible == "each" else Poisson.expecting(size, n)
 
 
-def ledger_for(protect: GradientProtection, corpus: Corpus) -> Ledger:
-    """Return a ledger in memory for the units of a corpus under a protection's adjacency."""
-    return Ledger.open(None, unit=corpus.unit_name, adjacency=protect.adjacency)
+def ledger_for(protect: GradientProtection, corpus: Corpus, workspace: Path | None = None) -> Ledger:
+    """Return a ledger for the units of a corpus under a protection's adjacency, in a workspace or in memory."""
+    path = None if workspace is None else workspace / LEDGER
+    return Ledger.open(path, unit=corpus.unit_name, adjacency=protect.adjacency)
 
 
 def refuse_pair(sampler: Sampler, ledger: Ledger) -> None:

@@ -24,9 +24,9 @@ from discreet.models.encoder import BILSTM, assemble, quiet
 from discreet.protections.settings import ProtectSettings
 from discreet.training import checkpoint
 from discreet.training.card import model_card
+from discreet.training.checkpoint import LEDGER
 from discreet.training.settings import TrainSettings
 
-LEDGER = "ledger.jsonl"
 SECRET = "secret"
 _SUFFIX = ".unfinished"
 _FORMAT = 1
@@ -100,6 +100,13 @@ def secret_of(workspace: Path) -> Rng:
     """
     path = workspace / SECRET
     if not path.exists():
+        from discreet.accounting.ledger import Ledger
+
+        if (workspace / LEDGER).exists() and Ledger.read(workspace / LEDGER).spends:
+            raise ModelError(
+                f"Expected the seed of the noise that was spent at {str(path)!r}. It is gone, and no step can be "
+                "repeated; delete the folder and begin again."
+            )
         try:
             partial = path.with_suffix(".partial")
             partial.touch(mode=0o600)
@@ -108,7 +115,13 @@ def secret_of(workspace: Path) -> Rng:
             _sync(workspace)
         except OSError as error:
             raise cannot_write(path, error) from None
-    return Rng(int(path.read_text(encoding="ascii"), 16))
+    return Rng.secret(bytes.fromhex(path.read_text(encoding="ascii")))
+
+
+def forget_secrets(folder: Path) -> None:
+    """Delete what only an unfinished run needs: its checkpoint and the seed of its noise."""
+    for name in (checkpoint.NAME, SECRET):
+        (folder / name).unlink(missing_ok=True)
 
 
 def finish(
@@ -128,10 +141,10 @@ def finish(
         (workspace / "settings.toml").write_text(dump(settings), encoding="utf-8")
         (workspace / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
         (workspace / "README.md").write_text(model_card(model, settings, metrics, guarantee), encoding="utf-8")
-        (workspace / checkpoint.NAME).unlink(missing_ok=True)
-        (workspace / SECRET).unlink(missing_ok=True)
         _sync(workspace)
         workspace.rename(out)
+        # Only now: a run that could not be given its name must still be able to go on with the same noise.
+        forget_secrets(out)
     except OSError as error:
         raise cannot_write(out, error) from None
 
@@ -166,6 +179,7 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
         unfinished = folder.with_name(folder.name + _SUFFIX)
         hint = f"It is unfinished: go on with --resume --out {folder}." if unfinished.exists() else "Check the path."
         raise ModelError(f"Expected a run folder at {str(folder)!r}. {hint}")
+    forget_secrets(folder)  # a crash in the very last moment may have left them
     settings = read(RunSettings, folder / "settings.toml")
     try:
         about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))

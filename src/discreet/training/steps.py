@@ -49,6 +49,10 @@ class Step(Protocol):
         """Return what decides the outcome of the step, for the identity of a training."""
         ...
 
+    def check(self, steps: int) -> None:
+        """Refuse to go on after so many steps if they were not accounted for."""
+        ...
+
     def epsilon(self) -> float | None:
         """Return a bound on what was spent so far, or None if nothing is guaranteed."""
         ...
@@ -96,6 +100,9 @@ class OpenStep:
     def describe(self) -> object:
         """Return the sampler."""
         return self.sampler
+
+    def check(self, steps: int) -> None:
+        """Accept: nothing is accounted for."""
 
     def epsilon(self) -> None:
         """Return nothing: nothing is guaranteed."""
