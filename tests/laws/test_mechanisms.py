@@ -266,7 +266,9 @@ def mechanism_classes() -> set[type]:
     found = set()
     for info in pkgutil.iter_modules(discreet.mechanisms.__path__):
         module = importlib.import_module(f"discreet.mechanisms.{info.name}")
-        for _, kind in inspect.getmembers(module, inspect.isclass):
+        for name, kind in inspect.getmembers(module, inspect.isclass):
+            if name.startswith("_"):
+                continue  # what two mechanisms share is not one itself
             if dataclasses.is_dataclass(kind) and hasattr(kind, "event") and kind.__module__ == module.__name__:
                 found.add(kind)
     return found
