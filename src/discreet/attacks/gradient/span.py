@@ -1,0 +1,109 @@
+"""The span of a layer's inputs as its weight gradients show it, and how far a state lies outside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from discreet.attacks.gradient.layers import Projection
+from discreet.core.errors import UnsupportedError
+from discreet.core.types import GradientRelease
+
+
+@dataclass(frozen=True)
+class Span:
+    """An orthonormal basis, (rank, width), in float64, and the weight of each of its directions in the gradients."""
+
+    basis: Tensor = field(repr=False)
+    weights: Tensor = field(repr=False)
+
+    @property
+    def rank(self) -> int:
+        """The number of independent directions."""
+        return self.basis.shape[0]
+
+    @property
+    def fills_the_width(self) -> bool:
+        """Whether every state lies inside or nearly so, so that nothing can be told apart.
+
+        One direction short of the width is full: behind a LayerNorm with fresh weights no state has more.
+        """
+        return self.basis.shape[0] >= self.basis.shape[1] - 1
+
+    def distance(self, states: Tensor) -> Tensor:
+        """Return the sine of the angle between states and the span: 0 inside, 1 at right angles to it."""
+        unit = torch.nn.functional.normalize(states.to(self.basis.dtype), dim=-1)
+        away: Tensor = unit - (unit @ self.basis.mT) @ self.basis
+        lengths: Tensor = torch.linalg.vector_norm(away, dim=-1)
+        return lengths
+
+
+def shares(span: Span, states: Tensor, rounds: int = 60) -> Tensor:
+    """Return how much of a span each of many states inside it must carry, if as few states as can be carry it all.
+
+    Where a token stands at two positions, other tokens of the one position lie in the span at the other as well: the
+    states are then more than the dimensions, and which of them made the span is not told by lying in it. Among all ways
+    to write the gradients as sums over the states, the one with the least sum of lengths gives most of the aliases a
+    small share (iteratively reweighted least squares; p = 1).
+    """
+    unit = torch.nn.functional.normalize(states.to(span.basis.dtype), dim=-1)
+    parts = (unit @ span.basis.mT).mT  # (rank, states)
+    identity = torch.eye(span.rank, dtype=parts.dtype, device=parts.device)
+    wanted = torch.diag(span.weights)
+    lengths = torch.ones(parts.shape[1], dtype=parts.dtype, device=parts.device)
+    for _ in range(rounds):
+        weighted = parts * lengths
+        normal = weighted @ parts.mT
+        ridge = 1e-14 * normal.diagonal().mean() * identity
+        lengths = (weighted.mT @ torch.linalg.solve(normal + ridge, wanted)).norm(dim=1) + 1e-12
+    return lengths
+
+
+def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: float, attack: str) -> Span:
+    """Return the span of the inputs of projections that share them, from those of their gradients that were released.
+
+    A weight gradient is the sum over tokens of (output gradient) x (input), so its rows are combinations of the inputs.
+    Without noise, singular values below `rounding` times the largest are rounding errors; with it, those below the
+    largest that the noise alone would have.
+    """
+    present = [p for p in projections if p.name in seen.gradients]
+    if not present:
+        raise UnsupportedError(
+            f"Expected gradients of {projections[0].name!r} or its neighbours for {attack}, found none in the release. "
+            "A head alone, or the last blocks alone, do not carry the inputs of the first ones."
+        )
+    rows = [p.rows(seen.gradients[p.name]).detach().double() for p in present]
+    if not all(bool(torch.isfinite(part).all()) for part in rows):
+        raise UnsupportedError(f"Expected finite gradients for {attack}, found others. Nothing can be read from them.")
+    if seen.noise_std > 0:
+        matrix = torch.cat(rows)
+        edge = seen.noise_std * (math.sqrt(matrix.shape[0]) + math.sqrt(matrix.shape[1]))
+    else:  # each part to the same size, as rounding errors go with a part's own
+        matrix = torch.cat([part / part.norm().clamp_min(torch.finfo(part.dtype).tiny) for part in rows])
+        edge = 0.0
+    values, basis = torch.linalg.svd(matrix, full_matrices=False)[1:]
+    least = max(edge, rounding * float(values[0]))
+    rank = int((values > least).sum())
+    return Span(basis[:rank], values[:rank])
+
+
+def require_room(seen: GradientRelease, span: Span, attack: str) -> bool:
+    """Return whether a span tells states apart; refuse one that does not though nothing protects the release."""
+    total, width = sum(seen.lengths or ()), span.basis.shape[1]
+    if total >= width:
+        raise UnsupportedError(
+            f"Expected a batch of fewer than {width} tokens for {attack}, found {total}. Their states fill the model's "
+            "width, so every state lies in their span; attack a smaller batch."
+        )
+    if not span.fills_the_width:
+        return True
+    if seen.noise_std == 0 and seen.guarantee is None:
+        raise UnsupportedError(
+            f"Expected a batch of fewer than {width} tokens for {attack}, found gradients of rank {span.rank}. "
+            "The span of the inputs fills the model's width, so every token lies in it; attack a smaller batch."
+        )
+    return False

@@ -1,0 +1,87 @@
+"""Intervals: how far a measured mean or rate may lie from the true one, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.randomness import Rng
+
+_AT_ONCE = 2**22  # numbers drawn in one go, so that a large sample does not fill the memory
+
+
+def bootstrap(
+    values: Sequence[float] | npt.NDArray[np.float64],
+    *,
+    rng: Rng,
+    confidence: float = 0.95,
+    draws: int = 2000,
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a mean.
+
+    It is approximate, and too narrow for few values; a sample without any spread gives an interval of no width. For a
+    rate of successes use `clopper_pearson`, which holds for every sample size.
+
+    >>> low, high = bootstrap([0.0, 1.0] * 50, rng=Rng(0))
+    >>> 0.38 < low < 0.43 < 0.57 < high < 0.62
+    True
+    """
+    open_probability("confidence", confidence)
+    whole("draws", draws, 100, "Fewer draws do not show the tails.")
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
+        raise refuse("values", sample.shape, "a row of finite numbers, at least one", "There is no mean of none.")
+    size = len(sample)
+    means = np.empty(draws)
+    step = max(1, _AT_ONCE // size)
+    for start in range(0, draws, step):
+        count = min(step, draws - start)
+        chosen = np.minimum((rng.uniform(count * size) * size).astype(np.int64), size - 1)
+        means[start : start + count] = sample[chosen].reshape(count, size).mean(axis=1)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    mean = float(sample.mean())
+    return min(float(low), mean), max(float(high), mean)  # rounding must not put the mean outside
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the exact interval of a rate: it holds the true rate at least as often as it says.
+
+    >>> [round(limit, 4) for limit in clopper_pearson(100, 100)]
+    [0.9638, 1.0]
+    """
+    _check(successes, trials, confidence)
+    from scipy.stats import beta
+
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, successes, trials - successes + 1)) if successes else 0.0
+    high = float(beta.ppf(1 - tail, successes + 1, trials - successes)) if successes < trials else 1.0
+    return low, high
+
+
+def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return Wilson's interval of a rate: close to what it says on average, shorter than the exact one.
+
+    >>> [round(limit, 4) for limit in wilson(100, 100)]
+    [0.963, 1.0]
+    """
+    _check(successes, trials, confidence)
+    from scipy.stats import norm
+
+    z = float(norm.ppf((1 + confidence) / 2))
+    rate = successes / trials
+    centre = (rate + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
+    return min(max(0.0, centre - half), rate), max(min(1.0, centre + half), rate)
+
+
+def _check(successes: int, trials: int, confidence: float) -> None:
+    whole("trials", trials, 1, "There is no rate of none.")
+    whole("successes", successes, 0)
+    if successes > trials:
+        raise refuse("successes", successes, f"at most trials={trials}", "")
+    open_probability("confidence", confidence)

@@ -1,0 +1,196 @@
+"""How much of a text a guess gives away: ROUGE, overlap, token accuracy, exact match, meaning; and who guessed whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.core.checks import one_of, refuse
+from discreet.core.randomness import Rng
+from discreet.core.types import Leakage
+from discreet.metrics.intervals import bootstrap, clopper_pearson
+
+Pair = Callable[[str, str], float]
+Embedder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
+
+_SHIFTS = 16  # permutations of the truths that the chance level is the mean of
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case, split at white space.
+
+    >>> words("It 's GOOD")
+    ['it', "'s", 'good']
+    """
+    return text.lower().split()
+
+
+def rouge(guess: str, truth: str, kind: str = "rougeL") -> float:
+    """Return the ROUGE F-measure of one pair: `rouge1`, `rouge2` or `rougeL`, words without punctuation, no stemming.
+
+    >>> round(rouge("the cat ran", "the cat sat"), 3)
+    0.667
+    """
+    one_of("kind", kind, ("rouge1", "rouge2", "rougeL"))
+    return float(_scorer().score(truth, guess)[kind].fmeasure)
+
+
+def lcs_over_longer(guess: str, truth: str) -> float:
+    """Return the longest common subsequence of words over the longer text's length, the calibration paper's ROUGE-L.
+
+    >>> lcs_over_longer("the cat ran off", "the cat off")
+    0.75
+    """
+    a, b = words(guess), words(truth)
+    return _lcs(a, b) / max(len(a), len(b)) if a and b else float(a == b)
+
+
+def jaccard(guess: str, truth: str) -> float:
+    """Return shared words over all words, each counted once.
+
+    >>> jaccard("the cat sat", "the cat ran")
+    0.5
+    """
+    a, b = set(words(guess)), set(words(truth))
+    return len(a & b) / len(a | b) if a | b else 1.0
+
+
+def token_accuracy(guess: str, truth: str) -> float:
+    """Return the part of the truth's words that the guess has at the same place; a longer guess costs nothing.
+
+    >>> token_accuracy("the cat ran", "the dog ran off")
+    0.5
+    """
+    a, b = words(guess), words(truth)
+    return sum(x == y for x, y in zip(a, b, strict=False)) / len(b) if b else float(a == b)
+
+
+def bag_recall(guess: str, truth: str) -> float:
+    """Return the part of the truth's words that the guess has anywhere, counted as often as they occur.
+
+    >>> bag_recall("off the", "the dog the cat")
+    0.25
+    """
+    a, b = words(guess), words(truth)
+    return sum((Counter(a) & Counter(b)).values()) / len(b) if b else float(a == b)
+
+
+def exact_match(guess: str, truth: str) -> float:
+    """Return 1 if the words are the same in the same order, and 0 otherwise."""
+    return float(words(guess) == words(truth))
+
+
+PAIRS: dict[str, Pair] = {
+    "rouge_1": partial(rouge, kind="rouge1"),
+    "rouge_2": partial(rouge, kind="rouge2"),
+    "rouge_l": partial(rouge, kind="rougeL"),
+    "lcs_over_longer": lcs_over_longer,
+    "jaccard": jaccard,
+    "token_accuracy": token_accuracy,
+    "bag_recall": bag_recall,
+    "exact_match": exact_match,
+}
+
+
+def match(guesses: Sequence[str], truths: Sequence[str], score: Pair = PAIRS["rouge_1"]) -> tuple[str, ...]:
+    """Return for each truth the guess that the best one-to-one matching gives it, or an empty text.
+
+    A batch has no order that an attacker could know. The matching favours the attacker: it is the largest total score.
+
+    >>> match(["the dog", "a cat sat"], ["a cat", "the dog", "rain"])
+    ('a cat sat', 'the dog', '')
+    """
+    if not guesses or not truths:
+        return ("",) * len(truths)
+    from scipy.optimize import linear_sum_assignment
+
+    scores = np.array([[score(guess, truth) for truth in truths] for guess in guesses])
+    rows, columns = linear_sum_assignment(scores, maximize=True)
+    matched = dict(zip(columns.tolist(), rows.tolist(), strict=True))
+    return tuple(guesses[matched[i]] if i in matched else "" for i in range(len(truths)))
+
+
+def text_leakage(
+    metric: str, guesses: Sequence[str], truths: Sequence[str], *, rng: Rng, pair: Pair | None = None
+) -> Leakage:
+    """Return the mean of a metric over guesses and truths in the same order, with its interval and chance level.
+
+    The interval is a 95% bootstrap over the texts, for `exact_match` the exact one of a rate. The chance level is what
+    the same guesses score against truths that belong to other guesses; a single text has none.
+
+    >>> print(text_leakage("jaccard", ["a b", "c d"], ["a b", "c e"], rng=Rng(0)))
+    jaccard 0.667 [0.333, 1.000] (n = 2, chance 0.000)
+    """
+    if pair is None:
+        one_of("metric", metric, list(PAIRS))
+        pair = PAIRS[metric]
+    _same_number(guesses, truths)
+    values = [pair(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
+    shifts = _shifts(len(truths), rng.fork("chance"))
+    by_chance = [pair(guesses[i], truths[j]) for shift in shifts for i, j in enumerate(shift)]
+    return _leakage(metric, values, by_chance, rng)
+
+
+def semantic_cosine(guesses: Sequence[str], truths: Sequence[str], *, embed: Embedder, rng: Rng) -> Leakage:
+    """Return the mean cosine between the vectors of guesses and truths, with its interval and chance level.
+
+    `embed` takes texts and returns a vector for each, (texts, width). A vector of zeros has cosine 0 with any other.
+    """
+    _same_number(guesses, truths)
+    first, second = (_unit(np.asarray(embed(list(texts)), dtype=np.float64)) for texts in (guesses, truths))
+    values = (first * second).sum(axis=1)
+    shifts = _shifts(len(truths), rng.fork("chance"))
+    by_chance = [float(first[i] @ second[j]) for shift in shifts for i, j in enumerate(shift)]
+    return _leakage("semantic_cosine", values.tolist(), by_chance, rng)
+
+
+def _leakage(metric: str, values: Sequence[float], by_chance: Sequence[float], rng: Rng) -> Leakage:
+    mean = float(np.mean(values))
+    if metric == "exact_match":
+        low, high = clopper_pearson(round(sum(values)), len(values))
+    else:
+        low, high = bootstrap(values, rng=rng.fork("interval"))
+    return Leakage(metric, mean, low, high, len(values), float(np.mean(by_chance)) if by_chance else None)
+
+
+def _shifts(count: int, rng: Rng) -> list[list[int]]:
+    """Return orders of the truths in which none keeps its place: rotations of random orders."""
+    if count < 2:
+        return []
+    orders = []
+    for _ in range(_SHIFTS):
+        order = rng.permutation(count).tolist()
+        place = dict(zip(order, order[1:] + order[:1], strict=True))
+        orders.append([place[i] for i in range(count)])
+    return orders
+
+
+def _unit(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0), dtype=np.float64)
+
+
+def _same_number(guesses: Sequence[str], truths: Sequence[str]) -> None:
+    if len(guesses) != len(truths) or not truths:
+        raise refuse("guesses", len(guesses), f"as many as truths, {len(truths)}, and at least one", "Use `match`.")
+
+
+@cache
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
+
+
+def _lcs(a: Sequence[str], b: Sequence[str]) -> int:
+    row = [0] * (len(b) + 1)
+    for x in a:
+        corner = 0
+        for j, y in enumerate(b):
+            corner, row[j + 1] = row[j + 1], corner + 1 if x == y else max(row[j], row[j + 1])
+    return row[-1]
