@@ -37,6 +37,7 @@ EXAMPLES = [
     library.ZCDpEvent(0.5),
     library.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 1.0),
     events.EpsilonDeltaDpEvent(1.0, 1e-6),
+    events.LocalDpEvent(2.0, 1e-7),
     events.ClippedSumDpEvent(1.0, 2),
     events.DiscreteGaussianDpEvent(3.0, 2),
     events.VonMisesFisherDpEvent(300.0, 592_130),

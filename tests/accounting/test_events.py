@@ -24,6 +24,8 @@ def test_every_event_is_a_frozen_value(name: str) -> None:
         (events.EpsilonDeltaDpEvent, (-1.0,)),
         (events.EpsilonDeltaDpEvent, (math.inf,)),
         (events.EpsilonDeltaDpEvent, (1.0, 1.5)),
+        (events.LocalDpEvent, (-1.0,)),
+        (events.LocalDpEvent, (1.0, 1.5)),
         (events.ClippedSumDpEvent, (-0.1,)),
         (events.ClippedSumDpEvent, (1.0, 0)),
         (events.DiscreteGaussianDpEvent, (0.0,)),

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from discreet.accounting.events import (
+    ClippedSumDpEvent,
     DpEvent,
     EpsilonDeltaDpEvent,
     GaussianDpEvent,
@@ -45,6 +46,6 @@ def test_uses_add_up_and_unbounded_losses_are_infinite() -> None:
     for event in (
         GaussianDpEvent(1.0),
         EpsilonDeltaDpEvent(1.0, 1e-9),
-        PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)),
+        PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0)),
     ):
         assert pure_epsilon(take_apart(event, REPLACE), REPLACE) == math.inf

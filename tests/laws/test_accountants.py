@@ -1,6 +1,7 @@
 """One law book for all accountants."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -15,8 +16,10 @@ from discreet.accounting.events import (
     EpsilonDeltaDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
+    LocalDpEvent,
     MetricDpEvent,
     NoGuaranteeDpEvent,
+    NoOpDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
@@ -25,7 +28,9 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.interpret import epsilon
+from discreet.accounting.interpret import delta as delta_of
+from discreet.accounting.interpret import epsilon, guarantee
+from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -40,6 +45,7 @@ singles = st.one_of(
     gaussians,
     st.builds(LaplaceDpEvent, noises),
     st.builds(EpsilonDeltaDpEvent, st.floats(0.01, 3.0)),
+    st.builds(LocalDpEvent, st.floats(0.01, 3.0)),
     st.builds(RandomizedResponseDpEvent, st.floats(0.1, 0.99), st.integers(2, 9)),
     st.builds(DiscreteLaplaceDpEvent, st.floats(0.05, 1.0), st.integers(1, 4)),
     st.builds(DiscreteGaussianDpEvent, st.floats(1.0, 20.0), st.integers(1, 3)),
@@ -144,3 +150,113 @@ def test_no_attack_is_allowed_less_than_chance_or_more_than_epsilon_and_delta(
     spent = cost(event, 1e-5, adjacency)
     most = most_true_positives(event, rate, adjacency)
     assert rate - 1e-9 <= most <= min(1.0, math.exp(min(spent, 700.0)) * rate + 1e-5) * 1.01 + 2e-3
+
+
+LEAVES: list[DpEvent] = [
+    GaussianDpEvent(1.5),
+    ClippedSumDpEvent(1.5),
+    LaplaceDpEvent(2.0),
+    EpsilonDeltaDpEvent(0.5),
+    EpsilonDeltaDpEvent(0.5, 1e-7),
+    LocalDpEvent(0.5),
+    RandomizedResponseDpEvent(0.5, 3),
+    DiscreteLaplaceDpEvent(0.4, 1),
+    DiscreteGaussianDpEvent(2.0, 1),
+    ZCDpEvent(0.1),
+    MetricDpEvent(1.0, "euclidean", 0.5),
+    VonMisesFisherDpEvent(3.0, 20),
+]
+DRAWS: list[Callable[[DpEvent], DpEvent]] = [
+    lambda e: PoissonSampledDpEvent(0.1, e),
+    lambda e: PoissonSampledDpEvent(1.0, e),
+    lambda e: SampledWithoutReplacementDpEvent(10, 1, e),
+    lambda e: SampledWithoutReplacementDpEvent(10, 10, e),
+    lambda e: VisibleVectorsDpEvent(e, 1, 10),
+    lambda e: VisibleVectorsDpEvent(e, 10, 10),
+]
+WRAPS: list[Callable[[DpEvent], DpEvent]] = [
+    lambda e: e,
+    lambda e: SelfComposedDpEvent(e, 1),
+    lambda e: ComposedDpEvent([e]),
+    lambda e: ComposedDpEvent([NoOpDpEvent(), SelfComposedDpEvent(ComposedDpEvent([e]), 1)]),
+]
+PER_RECORD = (VonMisesFisherDpEvent, LocalDpEvent, RandomizedResponseDpEvent, MetricDpEvent, VisibleVectorsDpEvent)
+
+
+def trees() -> list[tuple[DpEvent, list[DpEvent]]]:
+    """Return events of up to two draws over each leaf, each with the same event wrapped in what changes nothing."""
+    found = [(leaf, [wrap(leaf) for wrap in WRAPS[1:]]) for leaf in LEAVES]
+    for leaf in LEAVES:
+        for draw in DRAWS:
+            wrapped = [WRAPS[i](draw(WRAPS[j](leaf))) for i, j in ((0, 1), (0, 2), (0, 3), (1, 0), (2, 3), (3, 1))]
+            found += [(draw(leaf), wrapped)]
+    for leaf in (GaussianDpEvent(1.5), ClippedSumDpEvent(1.5), LocalDpEvent(0.5), VonMisesFisherDpEvent(3.0, 20)):
+        for first in DRAWS:
+            for second in DRAWS:
+                plain = second(first(leaf))
+                found.append((plain, [second(wrap(first(wrap(leaf)))) for wrap in WRAPS[1:]]))
+    return found
+
+
+def figure(event: DpEvent, adjacency: Adjacency, accountant: str) -> float | None:
+    try:
+        return epsilon(event, 1e-4, adjacency, accountant)
+    except UnsupportedError:
+        return None
+
+
+def holds(event: DpEvent, kinds: tuple[type[DpEvent], ...]) -> bool:
+    inner = getattr(event, "event", None)
+    return isinstance(event, kinds) or (inner is not None and holds(inner, kinds))
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_a_wrapping_that_says_nothing_changes_neither_the_cover_nor_the_figure(adjacency: Adjacency) -> None:
+    covered = 0
+    for plain, wrapped in trees():
+        for accountant in ("pld", "rdp", "gdp"):
+            expected = figure(plain, adjacency, accountant)
+            covered += expected is not None
+            for event in wrapped:
+                found = figure(event, adjacency, accountant)
+                assert (found is None) == (expected is None), (event, accountant)
+                assert found is None or found == pytest.approx(expected, rel=1e-9), (event, accountant)
+    assert covered > 50
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_the_other_accountants_cover_no_more_than_the_loss_distribution(adjacency: Adjacency) -> None:
+    for event, _ in trees():
+        if figure(event, adjacency, "pld") is None:
+            assert figure(event, adjacency, "rdp") is None, event
+            assert figure(event, adjacency, "gdp") is None, event
+
+
+def test_what_is_seen_record_by_record_has_no_figure_when_records_may_be_absent() -> None:
+    for event, wrapped in trees():
+        if holds(event, PER_RECORD):
+            for each in (event, *wrapped):
+                for accountant in ("pld", "rdp", "gdp"):
+                    assert figure(each, Adjacency.ADD_REMOVE, accountant) is None, (each, accountant)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_every_question_is_refused_where_one_is(adjacency: Adjacency) -> None:
+    """Epsilon, delta, the guarantee, the meter and the risk ask the same rules."""
+    refused = 0
+    for event, _ in trees():
+        if figure(event, adjacency, "pld") is not None:
+            continue
+        refused += 1
+        for accountant in ("pld", "rdp", "gdp"):
+            for ask in (
+                lambda e, a: epsilon(e, 1.0, adjacency, a),
+                lambda e, a: delta_of(e, 900.0, adjacency, a),
+                lambda e, a: delta_of(e, 0.1, adjacency, a),
+                lambda e, a: guarantee(e, delta=0.0, adjacency=adjacency, accountant=a),
+                lambda e, a: Meter(e, 1e-5, adjacency, a).epsilon(3),
+                lambda e, a: most_true_positives(e, 0.1, adjacency),
+            ):
+                with pytest.raises(UnsupportedError):
+                    ask(event, accountant)
+    assert refused > 30

@@ -155,8 +155,8 @@ def _finite(p: Array, q: Array) -> Deltas:
 
 
 def _largest_loss(p: Array, q: Array) -> float:
-    both = (p > 0) & (q > 0)
-    return max(float(np.max(np.log(p[both]) - np.log(q[both]))), 0.0)
+    both = (p > 0) & (q > 0)  # where nothing is shared every loss is infinite, and the curve is 1 everywhere
+    return float(np.max(np.log(p[both]) - np.log(q[both]), initial=0.0))
 
 
 def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:

@@ -49,6 +49,7 @@ _LIBRARY = (
 )
 _OURS = (
     "EpsilonDeltaDpEvent",
+    "LocalDpEvent",
     "ClippedSumDpEvent",
     "DiscreteGaussianDpEvent",
     "VonMisesFisherDpEvent",

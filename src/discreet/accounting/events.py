@@ -40,6 +40,7 @@ __all__ = [
     "EpsilonDeltaDpEvent",
     "GaussianDpEvent",
     "LaplaceDpEvent",
+    "LocalDpEvent",
     "MetricDpEvent",
     "NoGuaranteeDpEvent",
     "NoOpDpEvent",
@@ -58,7 +59,25 @@ __all__ = [
 class EpsilonDeltaDpEvent(DpEvent):  # type: ignore[misc]
     """A mechanism known only to be (epsilon, delta)-private, under the adjacency it is accounted for.
 
-    PrivUnit, L2-Laplace and the exponential choice are such events with delta 0.
+    Whoever makes one states that adjacency, as with the sensitivity of Gaussian noise: L2-Laplace noise on a sum is an
+    example, with delta 0. What is proven for single records only is a `LocalDpEvent`.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what cannot be a privacy parameter."""
+        non_negative("epsilon", self.epsilon, "Use NoGuaranteeDpEvent(reason) where nothing is guaranteed.")
+        probability("delta", self.delta)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class LocalDpEvent(DpEvent):  # type: ignore[misc]
+    """One record's own release, (epsilon, delta)-private when the record is exchanged for any other or for a null one.
+
+    PrivUnit is such an event. The receiver sees the release itself, so under add/remove, where it would be missed,
+    nothing is proven, and no sampling of a sum hides it: `VisibleVectorsDpEvent` says how it was drawn.
     """
 
     epsilon: float
@@ -160,7 +179,7 @@ class VisibleVectorsDpEvent(DpEvent):  # type: ignore[misc]
     Not the sum: the receiver sees every vector, shuffled, but neither whose it is nor in what order it was drawn.
     `population` counts everything that could have been drawn, decoys included. With drawn = population nothing is
     hidden and the cost is that of `event` itself; inside a `PoissonSampledDpEvent` that says each vector is sent by its
-    own coin, all of them seen.
+    own coin, all of them seen. A missing vector is seen too, so under add/remove nothing is proven.
     """
 
     event: DpEvent

@@ -19,10 +19,12 @@ import math
 from collections.abc import Sequence
 
 from discreet.accounting import von_mises_fisher as vmf
+from discreet.accounting.coverage import refuse_pair
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     DpEvent,
     PoissonSampledDpEvent,
+    RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
@@ -33,7 +35,7 @@ from discreet.accounting.gdp import (
     gaussian_delta,
     gaussian_epsilon,
 )
-from discreet.accounting.losses import powers_of, refuse_pair, use_curve
+from discreet.accounting.losses import powers_of, use_curve
 from discreet.accounting.parts import Parts, take_apart
 from discreet.accounting.pure import pure_epsilon
 from discreet.accounting.renyi import renyi_delta, renyi_epsilon
@@ -62,14 +64,8 @@ def epsilon(
             raise refuse(
                 "delta", delta, "in (0, 1)", "Gaussian and such noise has no largest loss; 1e-5 or below 1/n is usual."
             )
-        _covered(parts, adjacency)
         return best
     return min(best, _epsilon(parts, delta, adjacency, accountant))
-
-
-def _covered(parts: Parts, adjacency: Adjacency) -> None:
-    for use, _ in parts.uses:
-        use_curve(use, adjacency)
 
 
 def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) -> float:
@@ -104,7 +100,6 @@ def delta(
     if not parts.uses and not parts.mu_squared:
         return 0.0
     if pure_epsilon(parts, adjacency) <= epsilon:
-        _covered(parts, adjacency)
         return 0.0
     if accountant == "rdp":
         return min(1.0, renyi_delta(parts, epsilon, adjacency))
@@ -144,7 +139,7 @@ def guarantee(
         reason = f"the {accountant} accountant finds no epsilon at so small a delta"
     else:
         reason = _ESTIMATE if accountant == "gdp" and parts.uses else None
-    stated = tuple(dict.fromkeys((*assumptions, *_assumed(parts))))
+    stated = tuple(dict.fromkeys((*assumptions, *_assumed(parts, adjacency))))
     return Guarantee(found, delta, unit, adjacency, accountant, reason is None, stated, reason)
 
 
@@ -174,7 +169,7 @@ def _one_direction(parts: Parts) -> VonMisesFisherDpEvent | None:
     return None
 
 
-def _assumed(parts: Parts) -> list[str]:
+def _assumed(parts: Parts, adjacency: Adjacency) -> list[str]:
     found = []
     for use, _ in parts.uses:
         if isinstance(use, PoissonSampledDpEvent):
@@ -183,6 +178,8 @@ def _assumed(parts: Parts) -> list[str]:
                 found.append("only the noisy sum is visible")
         elif isinstance(use, SampledWithoutReplacementDpEvent | VisibleVectorsDpEvent):
             found.append("a fixed number of records is drawn at random and nobody learns which or in what order")
+        elif isinstance(use, RandomizedResponseDpEvent) and adjacency is Adjacency.ZERO_OUT:
+            found.append("an empty record answers uniformly at random")
     return found
 
 

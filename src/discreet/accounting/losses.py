@@ -1,7 +1,7 @@
 """From an event to its loss distribution: the default accountant.
 
 Every single use becomes a `Curve` (exact or a proven bound), every curve a pessimistic loss distribution on one grid,
-and these are composed. What no proof covers is refused by name.
+and these are composed. What no proof covers was refused before, by `discreet.accounting.coverage`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import numpy as np
 
 from discreet.accounting import curve as curves
 from discreet.accounting import von_mises_fisher as vmf
+from discreet.accounting.coverage import LARGEST_GRID, refuse_pair
 from discreet.accounting.curve import Array, Curve
 from discreet.accounting.events import (
-    ClippedSumDpEvent,
     DiscreteGaussianDpEvent,
     DiscreteLaplaceDpEvent,
     DpEvent,
     EpsilonDeltaDpEvent,
     LaplaceDpEvent,
+    LocalDpEvent,
     MetricDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
@@ -30,22 +31,12 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import Parts, describe, gaussian_mu_of, take_apart
+from discreet.accounting.parts import Parts, gaussian_mu_of, take_apart
 from discreet.accounting.powers import Losses, Powers
-from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 
-_LARGEST_GRID = 4_000_000
-# noise on a sum, as all Gaussian noise is: a null record adds nothing, exactly like one that was not drawn
-_SUMS = (LaplaceDpEvent, DiscreteLaplaceDpEvent, DiscreteGaussianDpEvent, ZCDpEvent)
-
-
-def refuse_pair(event: DpEvent, adjacency: Adjacency, accountant: str, remedy: str) -> UnsupportedError:
-    """Return the refusal of an event under an adjacency by an accountant."""
-    return UnsupportedError(
-        f"Expected an event that the {accountant} accountant covers under {adjacency.value}, "
-        f"found {describe(event)}. {remedy}"
-    )
+# beyond this ratio of sensitivity to sigma the likelihood ratios leave double precision
+_STEEPEST = 25.0
 
 
 def curve_of(event: DpEvent, adjacency: Adjacency) -> Curve:
@@ -114,25 +105,19 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
         return curves.gaussian(mu)
     if isinstance(use, LaplaceDpEvent):
         return curves.laplace(1 / use.noise_multiplier)
-    if isinstance(use, EpsilonDeltaDpEvent):
+    if isinstance(use, EpsilonDeltaDpEvent | LocalDpEvent):
         return curves.pure(use.epsilon, use.delta)
     if isinstance(use, MetricDpEvent):
-        if adjacency is not Adjacency.REPLACE_ONE:
-            raise refuse_pair(use, adjacency, "pld", "A distance is between two records: use replace-one.")
         return curves.pure(use.epsilon_per_distance * float(use.diameter or 0.0))
     if isinstance(use, RandomizedResponseDpEvent):
         return _response(use, adjacency)
     if isinstance(use, VonMisesFisherDpEvent):
-        if adjacency is Adjacency.ADD_REMOVE:
-            raise refuse_pair(
-                use, adjacency, "pld", "A direction that is absent would be missed: use replace-one or zero-out."
-            )
         make = vmf.replaced if adjacency is Adjacency.REPLACE_ONE else vmf.zeroed
         return make(use.kappa, use.dimension)
     if isinstance(use, DiscreteLaplaceDpEvent):
         return _discrete_laplace(use)
     if isinstance(use, DiscreteGaussianDpEvent):
-        return _discrete_gaussian(use, adjacency)
+        return _discrete_gaussian(use)
     if isinstance(use, ZCDpEvent):
         return curves.zero_concentrated(use.rho, use.xi)
     raise refuse_pair(use, adjacency, "pld", "No proof is at hand; account for it as EpsilonDeltaDpEvent.")
@@ -140,53 +125,26 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
 
 def _poisson(use: PoissonSampledDpEvent, adjacency: Adjacency) -> Curve:
     inner, rate = use.event, float(use.sampling_probability)
+    if adjacency is not Adjacency.REPLACE_ONE:
+        return curves.poisson(curve_of(inner, adjacency), rate)
     if isinstance(inner, VisibleVectorsDpEvent):
-        if adjacency is not Adjacency.REPLACE_ONE or inner.drawn != inner.population:
-            raise refuse_pair(use, adjacency, "pld", "Visible vectors drawn independently are covered by replace-one.")
         return curves.bernoulli_visible(curve_of(inner.event, adjacency), rate, inner.population)
-    if isinstance(inner, VonMisesFisherDpEvent):
-        raise refuse_pair(use, adjacency, "pld", "Each direction is visible: use VisibleVectorsDpEvent.")
-    if adjacency is Adjacency.REPLACE_ONE:
-        if isinstance(inner, ClippedSumDpEvent):
-            return curves.poisson_replaced(inner.occurrences / inner.noise_multiplier, rate)
-        raise refuse_pair(
-            use,
-            adjacency,
-            "pld",
-            "It does not say what a record that is not drawn leaves behind: use ClippedSumDpEvent for a sum, "
-            "VisibleVectorsDpEvent for vectors seen one by one.",
-        )
-    if adjacency is Adjacency.ZERO_OUT:
-        for part in take_apart(inner, adjacency).uses:
-            if not isinstance(part[0], _SUMS):
-                raise refuse_pair(
-                    use, adjacency, "pld", "Its null record is not the same as a record that is not drawn."
-                )
-    return curves.poisson(curve_of(inner, adjacency), rate)
+    return curves.poisson_replaced(inner.occurrences / inner.noise_multiplier, rate)
 
 
 def _fixed(use: DpEvent, rate: float, adjacency: Adjacency) -> Curve:
-    inner = use.event
+    replaced = curve_of(use.event, Adjacency.REPLACE_ONE)
     if adjacency is Adjacency.REPLACE_ONE:
-        return curves.fixed_size(curve_of(inner, adjacency), rate)
-    if adjacency is Adjacency.ZERO_OUT and isinstance(inner, VonMisesFisherDpEvent | ClippedSumDpEvent):
-        zeroed, replaced = curve_of(inner, adjacency), curve_of(inner, Adjacency.REPLACE_ONE)
-        return curves.fixed_size_zeroed(zeroed, replaced, rate)
-    if adjacency is Adjacency.ZERO_OUT:
-        remedy = "Draws that miss the record exchange it for a real one, whose distance is not known here."
-    else:
-        remedy = "A fixed number drawn has no meaning when the corpus may have one record less."
-    raise refuse_pair(use, adjacency, "pld", remedy + " Use replace-one.")
+        return curves.fixed_size(replaced, rate)
+    return curves.fixed_size_zeroed(curve_of(use.event, adjacency), replaced, rate)
 
 
 def _response(use: RandomizedResponseDpEvent, adjacency: Adjacency) -> Curve:
     k, p = use.num_buckets, use.noise_parameter
     told, other = 1 - p + p / k, p / k
-    if adjacency is Adjacency.ADD_REMOVE:
-        raise refuse_pair(use, adjacency, "pld", "An answer that is absent would be missed: use replace-one.")
     if k == 1 or p == 1:
         return curves.pure(0.0)
-    if adjacency is Adjacency.ZERO_OUT:
+    if adjacency is Adjacency.ZERO_OUT:  # the null record answers uniformly
         return curves.discrete(np.array([told, (k - 1) * other]), np.array([1 / k, (k - 1) / k]))
     rest = (k - 2) * other
     found = curves.discrete(np.array([told, other, rest]), np.array([other, told, rest]))
@@ -195,7 +153,7 @@ def _response(use: RandomizedResponseDpEvent, adjacency: Adjacency) -> Curve:
 
 def _discrete_laplace(use: DiscreteLaplaceDpEvent) -> Curve:
     a, s = float(use.noise_parameter), int(use.sensitivity)
-    if s > _LARGEST_GRID:
+    if s > LARGEST_GRID:
         return curves.pure(a * s)
     between = np.arange(1, s)
     peak = math.tanh(a / 2)
@@ -205,12 +163,10 @@ def _discrete_laplace(use: DiscreteLaplaceDpEvent) -> Curve:
     return Curve(found.present, found.high)
 
 
-def _discrete_gaussian(use: DiscreteGaussianDpEvent, adjacency: Adjacency) -> Curve:
+def _discrete_gaussian(use: DiscreteGaussianDpEvent) -> Curve:
+    if use.sensitivity > _STEEPEST * use.sigma:
+        return curves.zero_concentrated((use.sensitivity / use.sigma) ** 2 / 2)
     reach = math.ceil(12 * use.sigma) + use.sensitivity
-    if 2 * reach > _LARGEST_GRID:
-        raise refuse_pair(
-            use, adjacency, "pld", "Its grid is too fine; use ZCDpEvent(rho=sensitivity**2 / (2 * sigma**2))."
-        )
     x = np.arange(-reach, reach + use.sensitivity + 1, dtype=np.float64)
     here, there = np.exp(-((x / use.sigma) ** 2) / 2), np.exp(-(((x - use.sensitivity) / use.sigma) ** 2) / 2)
     found = curves.discrete(here / here.sum(), there / here.sum())

@@ -10,6 +10,7 @@ from discreet.accounting.events import (
     DpEvent,
     EpsilonDeltaDpEvent,
     LaplaceDpEvent,
+    LocalDpEvent,
     MetricDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
@@ -40,7 +41,7 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
         return 1 / float(use.noise_multiplier)
     if isinstance(use, DiscreteLaplaceDpEvent):
         return float(use.noise_parameter) * int(use.sensitivity)
-    if isinstance(use, EpsilonDeltaDpEvent):
+    if isinstance(use, EpsilonDeltaDpEvent | LocalDpEvent):
         return use.epsilon if use.delta == 0 else math.inf
     if isinstance(use, MetricDpEvent):
         return use.epsilon_per_distance * float(use.diameter or 0.0)

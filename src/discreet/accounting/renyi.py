@@ -26,6 +26,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import (
 from scipy.special import gammaln, logsumexp
 
 from discreet.accounting import von_mises_fisher as vmf
+from discreet.accounting.coverage import refuse_pair
 from discreet.accounting.curve import Array
 from discreet.accounting.events import (
     DiscreteGaussianDpEvent,
@@ -34,6 +35,7 @@ from discreet.accounting.events import (
     EpsilonDeltaDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
+    LocalDpEvent,
     MetricDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
@@ -42,7 +44,6 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.losses import refuse_pair
 from discreet.accounting.parts import Parts, take_apart
 from discreet.core.guarantee import Adjacency
 
@@ -89,7 +90,7 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Array:
         return _library(use, adjacency)
     if isinstance(use, RandomizedResponseDpEvent) and adjacency is not Adjacency.ADD_REMOVE:
         return _library(use, adjacency)
-    if isinstance(use, EpsilonDeltaDpEvent) and use.delta == 0:
+    if isinstance(use, EpsilonDeltaDpEvent | LocalDpEvent) and use.delta == 0:
         return _pure(use.epsilon)
     if isinstance(use, MetricDpEvent) and adjacency is Adjacency.REPLACE_ONE:
         return _pure(use.epsilon_per_distance * float(use.diameter or 0.0))

@@ -98,13 +98,11 @@ class Use:
 
         share = self.rate if rate is None else rate
         inner = self._inner(amount)
-        if share == 1:
-            return inner
         if self.visible == "sum":
-            return events.PoissonSampledDpEvent(share, inner)
+            return inner if share == 1 else events.PoissonSampledDpEvent(share, inner)
         if share == 0:
             return events.NoOpDpEvent()
-        ratio = Fraction(repr(share))
+        ratio = Fraction(repr(share))  # at rate 1 nothing is hidden, and a missing vector is seen
         return events.VisibleVectorsDpEvent(inner, ratio.numerator, ratio.denominator)
 
     def event(self, amount: float, rate: float | None = None) -> DpEvent:
@@ -125,7 +123,7 @@ class Use:
         if self.mechanism == "vmf":
             return events.VonMisesFisherDpEvent(amount, self.dimension or 2)
         if self.mechanism == "privunit":
-            return events.EpsilonDeltaDpEvent(amount)
+            return events.LocalDpEvent(amount)
         return events.RandomizedResponseDpEvent(
             self.choices / (math.exp(min(amount, 700.0)) + self.choices - 1), self.choices
         )

@@ -73,10 +73,10 @@ class PrivUnit:
 
     @property
     def event(self) -> DpEvent:
-        """The cost of one row."""
-        from discreet.accounting.events import EpsilonDeltaDpEvent
+        """The cost of one row exchanged for any other or for zeros; a missing row is seen, and has no figure."""
+        from discreet.accounting.events import LocalDpEvent
 
-        return EpsilonDeltaDpEvent(self.epsilon, 0.0)
+        return LocalDpEvent(self.epsilon)
 
     @property
     def cap(self) -> Cap:
