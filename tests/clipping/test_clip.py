@@ -39,7 +39,7 @@ def test_no_unit_adds_more_than_the_bound(case, clip) -> None:
     assert max(added) <= clip.sensitivity
     if isinstance(clip, Flat):
         want = [min(float(n), clip.norm) for n in norms]
-        assert added == pytest.approx(want, rel=1e-5)
+        assert added == pytest.approx(want, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -69,6 +69,62 @@ def test_no_unit_adds_more_than_the_bound_at_adversarial_scales(exponent: int, d
     assert worst > 0.9  # the margin is small where nothing cancels
 
 
+def repeated(kind: str, length: int, into: int, out: int, residue: float) -> tuple[Record, Tensor]:
+    """Return the record of one unit whose steps repeat and nearly cancel, and its gradient in float64.
+
+    All entries of a Gram matrix then carry the same rounding, so nothing averages out in their sum.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, d = torch.randn(1, 1, into, generator=generator), 10 * torch.randn(1, 1, out, generator=generator)
+    if kind == "constant":
+        x, d = torch.full_like(x, 1.12), torch.full_like(d, 7.2)
+    second = -(d + 10 * residue * torch.randn(1, 1, out, generator=generator))
+    x = x.expand(1, length, into).contiguous()
+    d = torch.cat((d.expand(1, length // 2, out), second.expand(1, length - length // 2, out)), 1)
+    model = nn.Linear(into, out, bias=False)
+    truth = torch.einsum("bto,bti->oi", d.double(), x.double())
+    return record_of(model, lambda: (model(x) * d).sum((1, 2))), truth
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "into", "out"),
+    [("random", 64, 384, 384), ("random", 128, 1536, 384), ("constant", 128, 1024, 1024)],
+)
+@pytest.mark.parametrize("residue", [1e-3, 2e-4, 1e-6])
+def test_repeated_steps_that_cancel_stay_within_the_bound(
+    kind: str, length: int, into: int, out: int, residue: float
+) -> None:
+    record, truth = repeated(kind, length, into, out, residue)
+    true = float(truth.norm())
+    assert float(record.norms()[0]) == pytest.approx(true, rel=1e-3)
+    assert float(record.norms(["weight"])[0]) == pytest.approx(true, rel=1e-3)
+    assert float(record.upper_norms()[0]) >= true
+    got = clipped_sum(record, Flat(0.1)).gradients["weight"]
+    assert float(got.double().norm()) <= 0.1
+
+
+def test_a_gradient_all_rounding_is_formed_to_know_its_norm() -> None:
+    # Even Gram matrices in float64 know nothing of this norm: the residue is one part in 10^9 of the terms' sum.
+    generator = torch.Generator().manual_seed(1)
+    x, d = torch.randn(1, 1, 256, generator=generator).expand(1, 8, 256), torch.randn(1, 1, 300, generator=generator)
+    d = torch.cat((d.expand(1, 4, 300), -d.expand(1, 4, 300)), 1).clone()
+    d[0, 0] += 1e-7 * torch.randn(300, generator=generator).abs()
+    model = nn.Linear(256, 300, bias=False)
+    record = record_of(model, lambda: (model(x) * d).sum((1, 2)))
+    true = float(torch.einsum("bto,bti->oi", d.double(), x.double()).norm())
+    assert float(record.norms()[0]) == pytest.approx(true, rel=1e-3)
+
+
+def test_the_bound_does_not_depend_on_the_other_units() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 3)), torch.randn(30, 50, 24)
+
+    def factors(rows: int) -> Tensor:
+        return clipped_sum(record_of(model, lambda: model(x[:rows]).square().sum((1, 2))), Flat(0.1)).factors
+
+    assert torch.allclose(factors(30)[:7], factors(7), rtol=1e-6)
+
+
 def test_a_gradient_that_is_not_finite_adds_nothing() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -78,7 +134,7 @@ def test_a_gradient_that_is_not_finite_adds_nothing() -> None:
     got = clipped_sum(record_of(model, lambda: model(x).square().sum((1, 2))), Flat(0.1))
     want = slow.clipped_sum(model, model(x[:2]).square().sum((1, 2)), 0.1)
     for name, gradient in got.gradients.items():
-        assert torch.allclose(gradient, want[name].float(), atol=1e-6)
+        assert torch.allclose(gradient, want[name].float(), atol=1e-3 * 0.1)
     assert not got.norms[2:].isfinite().any()
 
 
@@ -123,7 +179,7 @@ def test_per_layer_bounds_are_each_kept(bert_case) -> None:
     factors = clip.factors(record)
     for layer in layers:
         assert (factors[layer] * norms[layer] <= bounds[layer]).all()
-        assert torch.allclose(factors[layer], (bounds[layer] / norms[layer]).clamp_max(1.0), rtol=1e-4)
+        assert torch.allclose(factors[layer], (bounds[layer] / norms[layer]).clamp_max(1.0), rtol=1e-3)
     with pytest.raises(SettingError, match="to name every trainable layer"):
         PerLayer(bounds={"elsewhere": 1.0}).factors(record)
 
@@ -132,7 +188,7 @@ def test_automatic_clipping_is_the_published_formula(bert_case) -> None:
     record = record_of(bert_case.model, bert_case.losses)
     norms = record.norms()
     got = clipped_sum(record, Automatic(norm=2.0, stability=0.5))
-    assert torch.allclose(got.factors, 2.0 / (norms + 0.5), rtol=1e-4)
+    assert torch.allclose(got.factors, 2.0 / (norms + 0.5), rtol=1e-3)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 1e-20])

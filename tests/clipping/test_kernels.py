@@ -25,12 +25,20 @@ def test_figures_of_pairs(length: int, first: int, second: int, dtype: torch.dty
     a, c = (torch.randn(3, length, first, device="cuda", dtype=dtype) for _ in range(2))
     b = torch.randn(3, length, second, device="cuda", dtype=dtype)
     pairs = [(a, b), (b, a), (c, b)]
-    order, squares, sizes, traces = kernels.pair_figures(pairs)
+    order, squares, firsts, seconds, widests, spans = kernels.pair_figures(pairs)
     close = 1e-4 if dtype == torch.bfloat16 else 1e-2
     for place, k in enumerate(order):
-        want = ghost.pair_sizes(pairs[k][0].double(), pairs[k][1].double())
-        for got, right in zip((squares, sizes, ghost.FLOOR * traces), want, strict=True):
-            assert torch.allclose(got[place].double(), right, rtol=close)
+        one, two = (ghost.gram(factor.double()) for factor in pairs[k])
+        diagonals = one.diagonal(dim1=1, dim2=2), two.diagonal(dim1=1, dim2=2)
+        wants = (
+            (squares, (one * two).sum((1, 2))),
+            (firsts, diagonals[0].sum(1)),
+            (seconds, diagonals[1].sum(1)),
+            (widests, two.abs().sum(2).amax(1)),
+            (spans, (diagonals[0] * diagonals[1]).sqrt().sum(1)),
+        )
+        for got, want in wants:
+            assert torch.allclose(got[place], want, rtol=close)
 
 
 @pytest.mark.usefixtures("launches")

@@ -15,6 +15,7 @@ from discreet.clipping import Flat, Record, Tape, clipped_sum, slow
 from discreet.core.errors import UnsupportedError
 
 CLOSE = 1e-5
+ROOM = 1e-3  # what a clip leaves for rounding in float32
 UNITS = [None, torch.tensor([0, 1, 0, 2, 2, 2])]
 
 
@@ -42,7 +43,10 @@ def test_a_model_agrees_with_the_slow_loop(case, units: Tensor | None) -> None:
         assert max(float((e - g[name]).abs().max()) for e, g in zip(each, truth, strict=True)) <= CLOSE * whole, name
     bound = float(norms.median())
     got = clipped_sum(record, Flat(bound))
-    assert distance(got.gradients, slow.clipped_sum(case.model, case.losses(), bound, units)) <= CLOSE
+    weighted = {n: sum(f * g[n].double() for f, g in zip(got.factors, truth, strict=True)) for n in truth[0]}
+    assert distance(got.gradients, weighted) <= CLOSE
+    assert distance(got.gradients, slow.clipped_sum(case.model, case.losses(), bound, units)) <= ROOM
+    assert (got.factors <= (bound / norms).clamp_max(1)).all()
     assert ((got.factors < 1) == (norms >= bound)).all()
 
 
@@ -168,6 +172,43 @@ def test_positions_broadcast_over_the_batch_need_the_batch_size() -> None:
     with tape.expect(3):
         losses = Places.forward(model, x)
     assert torch.allclose(tape.backward(losses).norms(), norms, rtol=CLOSE)
+
+
+class Positions(nn.Module):
+    """Tokens and positions; the positions are looked up in one of several shapes."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.token, self.place, self.head = way, nn.Embedding(20, 4), nn.Embedding(16, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        steps = torch.arange(ids.shape[1])
+        if self.way == "table":  # as the relative positions of T5: (length, length), for all rows alike
+            place = self.place((steps[:, None] - steps[None]).abs()).mean(0)
+        else:
+            place = self.place({"flat": steps, "once": steps[None], "each": steps.expand(ids.shape)}[self.way])
+        return self.head((self.token(ids) + place).tanh().mean(1))
+
+
+@pytest.mark.parametrize("rows", [5, 6, 7])
+def test_positions_are_never_taken_for_rows(rows: int) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 20, (rows, 6))
+    for way in ("once", "each"):
+        model = Positions(way)
+        norms = torch.tensor([slow.norm(g) for g in slow.gradients(model, model(ids).square().sum(1))])
+        got = record_of(Tape(model), lambda model=model: model(ids).square().sum(1)).norms()
+        assert torch.allclose(got, norms, rtol=CLOSE)
+    model = Positions("flat")
+    with pytest.raises(UnsupportedError, match=r"ids of layer 'place'.*found shape \(6,\)"):
+        record_of(Tape(model), lambda: model(ids).square().sum(1))
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(6, 6), nn.LayerNorm(6), nn.RMSNorm(6)], ids=lambda m: type(m).__name__)
+def test_an_input_without_a_batch_is_refused(layer: nn.Module) -> None:
+    model = nn.Sequential(layer)
+    with pytest.raises(UnsupportedError, match=r"input of layer '0'.*found shape \(6,\)"):
+        record_of(Tape(model), lambda: model(torch.randn(6)))
 
 
 def test_parts_of_a_model_may_be_called_one_by_one(bert_case) -> None:

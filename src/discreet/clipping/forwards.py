@@ -44,11 +44,20 @@ def _hidden(module: nn.Module, name: str) -> Any:
     return None if parameter is None else parameter.detach()
 
 
+def _refuse_flat(layer: Layer, given: Tensor) -> None:
+    if given.dim() < 2:
+        raise UnsupportedError(
+            f"Expected the input of layer {layer.name!r} with the batch as the first of two or more dimensions, found "
+            f"shape {tuple(given.shape)}. Without it no row has a gradient of its own."
+        )
+
+
 def _linear(layer: Layer, tape: Recorder) -> Forward:
     module, keeps = layer.module, "weight" in layer.parameters
     assert isinstance(module, nn.Linear)
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002
+        _refuse_flat(layer, input)
         given = tape.cast(input)
         out = F.linear(given, _hidden(module, "weight"), _hidden(module, "bias"))
         return tape.keep(layer, given if keeps else None, out)
@@ -61,6 +70,7 @@ def _conv1d(layer: Layer, tape: Recorder) -> Forward:
     keeps = "weight" in layer.parameters
 
     def forward(x: Tensor) -> Tensor:
+        _refuse_flat(layer, x)
         given = tape.cast(x)
         out = torch.addmm(bias.detach(), given.reshape(-1, given.shape[-1]), weight.detach())
         return tape.keep(layer, given if keeps else None, out.view(*x.shape[:-1], -1))
@@ -74,6 +84,12 @@ def _embedding(layer: Layer, tape: Recorder) -> Forward:
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002
         ids = input
+        if ids.dim() < 2:
+            raise UnsupportedError(
+                f"Expected the ids of layer {layer.name!r} with the batch as the first of two or more dimensions, "
+                f"found shape {tuple(ids.shape)}. Positions alike for all rows take shape (1, length): ids[None]; one "
+                "id a row takes shape (rows, 1): ids[:, None]."
+            )
         out = F.embedding(ids, module.weight.detach(), module.padding_idx)
         rows = tape.batch_size
         if ids.dim() > 1 and ids.shape[0] == 1 and rows is not None and rows > 1:
@@ -89,6 +105,7 @@ def _layer_norm(layer: Layer, tape: Recorder) -> Forward:
     assert isinstance(module, nn.LayerNorm)
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002
+        _refuse_flat(layer, input)
         weight, bias = _hidden(module, "weight"), _hidden(module, "bias")
         out = F.layer_norm(input, module.normalized_shape, weight, bias, module.eps)
         return tape.keep(layer, input if keeps else None, out)
@@ -126,6 +143,7 @@ def _scaling(layer: Layer, tape: Recorder, scaled: Callable[[Tensor, Tensor], Te
 
     def forward(*args: Tensor, **kwargs: Tensor) -> Tensor:
         (x,) = (*args, *kwargs.values())
+        _refuse_flat(layer, x)
         weight = module.get_parameter("weight").detach()
         each = weight.expand(x.shape[0], *(1 for _ in range(x.dim() - 1 - weight.dim())), *weight.shape)
         out = scaled(tape.keep(layer, None, each), x)

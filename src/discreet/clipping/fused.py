@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from discreet.clipping import kernels
-from discreet.clipping.ghost import FLOOR
-from discreet.clipping.precision import alike, gram_error, product_precision, scaling_roundoff
+from discreet.clipping.ghost import bounded
+from discreet.clipping.precision import (
+    FLOAT32_UNIT,
+    alike,
+    drift_of_pair,
+    drift_of_rows,
+    gamma,
+    operand_cut,
+    product_precision,
+)
 from discreet.clipping.slots import Pair, Sizes, Slot, Vectors
 
 # Sums over kept gradients are formed for this many bytes at a time, and what they were formed from is freed.
@@ -33,10 +41,10 @@ def fused_sizes(slots: Sequence[Slot]) -> dict[str, Sizes]:
         found |= _pair_sizes(group, shape[1], dtype)
     for vectors in kept.values():
         squares = kernels.row_squares([slot.values for slot in vectors])
-        drifts = squares * scaling_roundoff(torch.float32, squares.device) ** 2
-        none = torch.zeros_like(squares[0])
-        columns = zip(vectors, squares.unbind(), drifts.unbind(), strict=True)
-        found |= {slot.name: Sizes(square, none, drift) for slot, square, drift in columns}
+        errors = squares * gamma(kernels.SQUARES_TERMS, FLOAT32_UNIT)
+        drifts = drift_of_rows(squares, torch.float32, squares.device)
+        columns = zip(vectors, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
+        found |= {slot.name: Sizes(square, error, drift) for slot, square, error, drift in columns}
     return found
 
 
@@ -71,9 +79,12 @@ def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> dict[str,
     for pair in pairs:
         inputs, grads = alike(pair.inputs, pair.grads)
         factors.append((inputs, grads) if pair.scales_inputs else (grads, inputs))
-    order, squares, size, traces = kernels.pair_figures(factors)
+    order, squares, first, second, widest, span = kernels.pair_figures(factors)
     width = max(max(pair.shape) for pair in pairs)
-    errors = size * gram_error(dtype, width, length) + FLOOR * traces
-    drifts = size * scaling_roundoff(dtype, size.device) ** 2
+    figures = bounded(squares, (first, second), widest, span, (width, width, max(length, kernels.TILE)), wide=False)
+    # TF32 cuts the factors before it multiplies them: the squares are those of factors each off by a relative cut.
+    moved = figures.span * (2 * operand_cut(dtype, span.device))
+    errors = figures.error + moved * (2 * (squares.clamp_min(0) + figures.error).sqrt() + moved)
+    drifts = drift_of_pair(figures.size, figures.span, dtype, span.device)
     columns = zip(order, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
     return {pairs[k].name: Sizes(square, error, drift) for k, square, error, drift in columns}

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_TILE = 64
+TILE = 64  # rows and columns of a Gram matrix that one program forms
 _PROGRAMS = 512
 _BLOCK = 1024
 _TURNS = 8
+SQUARES_TERMS = _BLOCK + _TURNS + 8  # so many terms at most are added in float32 to one sum of `row_squares`
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
@@ -45,17 +46,17 @@ def usable(*tensors: Tensor) -> bool:
     )
 
 
-def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor]:
-    """Return, for pairs of factors (units, length, width) of one type, units and length, three figures of `ghost`.
+def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return, for pairs of factors (units, length, width) of one type, units and length, what `ghost.bounded` takes.
 
-    They are the squared norms, the trace of the first Gram matrix times the widest row of the second, and the sum of
-    the two traces, each of shape (pairs, units). They come in another order, which is the first thing returned.
+    They are the squared norms, the traces of the two Gram matrices, the widest row of the second, and the sum over time
+    of the products of norms, each of shape (pairs, units). They come in another order, which is returned first.
     """
     units, length = pairs[0][0].shape[:2]
-    tiles = -(-length // _TILE)
+    tiles = -(-length // TILE)
     device, half = pairs[0][0].device, pairs[0][0].element_size() == 2
-    sums = torch.zeros(len(pairs), units, tiles**2, 3, device=device)
-    rows = torch.empty(len(pairs), units, tiles, tiles, _TILE, device=device)
+    sums = torch.zeros(len(pairs), units, tiles**2, 4, device=device)
+    rows = torch.empty(len(pairs), units, tiles, tiles, TILE, device=device)
     order = sorted(range(len(pairs)), key=lambda k: _layout(pairs[k]))
     done = 0
     for layout, alike in itertools.groupby(order, key=lambda k: _layout(pairs[k])):
@@ -69,17 +70,17 @@ def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor]:
                 *layout,
                 TABLE=len(some) > 1,
                 KIND=_kind(some[0][0]),
-                TILE=_TILE,
+                TILE=TILE,
                 DEPTH=64 if half else 32,
                 num_warps=4,
             )
             done += len(some)
-    squares, first, second = sums.sum(2).unbind(-1)
-    return order, squares, first * rows.sum(3).flatten(2).amax(2), first + second
+    squares, first, second, span = sums.sum(2, dtype=torch.float64).unbind(-1)
+    return order, squares, first, second, rows.sum(3).flatten(2).amax(2).double(), span
 
 
 def row_squares(values: Sequence[Tensor]) -> Tensor:
-    """Return the squared norm of each row of matrices of one shape and type, (matrices, rows), in float32."""
+    """Return the squared norm of each row of matrices of one shape and type, (matrices, rows), in float64."""
     rows, width = values[0].shape
     chunks = -(-width // (_BLOCK * _TURNS))
     parts = torch.empty(len(values), rows, chunks, device=values[0].device)
@@ -96,7 +97,7 @@ def row_squares(values: Sequence[Tensor]) -> Tensor:
             num_warps=4,
         )
         done += len(some)
-    return parts.sum(2)
+    return parts.sum(2, dtype=torch.float64)
 
 
 def weighted_rows(values: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -222,10 +223,14 @@ def _compiled() -> dict[str, Any]:
             twice = tl.where(i == j, 1.0, 2.0)
             diagonal = (at[:, None] == at[None, :]) & (i == j)
             place = (pair.to(tl.int64) * tl.num_programs(1) + unit) * tiles * tiles
-            out = sums + (place + i * tiles + j) * 3
-            tl.store(out, twice * tl.sum(first * second))
-            tl.store(out + 1, tl.sum(tl.where(diagonal, first, 0.0)))
-            tl.store(out + 2, tl.sum(tl.where(diagonal, second, 0.0)))
+            out = sums + (place + i * tiles + j) * 4
+            tl.store(out, twice * tl.sum(tl.sum(first * second, 1), 0))
+            first = tl.where(diagonal, first, 0.0)
+            tl.store(out + 1, tl.sum(tl.sum(first, 1), 0))
+            tl.store(out + 2, tl.sum(tl.sum(tl.where(diagonal, second, 0.0), 1), 0))
+            # On the diagonal both are squared norms, so neither is below zero; the roots go apart to keep their range.
+            steps = tl.sqrt(tl.sum(first, 1)) * tl.sqrt(tl.sum(tl.where(diagonal, second, 0.0), 1))
+            tl.store(out + 3, tl.sum(steps, 0))
             size = tl.abs(second)
             tl.store(rows + (place + i * tiles + j) * TILE + at, tl.sum(size, 1))
             if i != j:

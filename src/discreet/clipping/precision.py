@@ -1,4 +1,9 @@
-"""Products that accumulate in float32, and how much rounding a clip must leave room for."""
+"""Products that accumulate in float32 or wider, and how much rounding a clip must leave room for.
+
+The model of rounding: an elementary operation errs by at most a relative unit roundoff u (2^-53 in float64, 2^-24 in
+float32, 2^-23 for each addition in a tensor core), nothing underflows, and a sum may be formed in any order. The bounds
+here follow from it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,16 @@ from torch import Tensor
 
 _HALF = (torch.bfloat16, torch.float16)
 _HALF_ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
-_FLOAT32_UNIT = 2.0**-24
-_FLOAT32_PRODUCT = {"tf32": 2.0**-9, "bf16": 2.0**-7}
+_CUTS = {"tf32": 2.0**-10, "bf16": 2.0**-8}  # one float32 number cut to the type in which a device multiplies
+FLOAT64_UNIT, FLOAT32_UNIT = 2.0**-53, 2.0**-24
+TENSOR_CORE_UNIT = 2.0**-23  # a sum in a tensor core is cut off, not rounded
+# A sum over the rows of a batch is formed in blocks of so many terms, and the blocks are added. The bound on what
+# rounding does to one term then depends neither on the size of the batch nor on other units, up to so many blocks.
+_BLOCKS = {"cuda": 2**13, "cpu": 2**9}
+# A block of a scatter costs a table, so a large table takes longer blocks. In it an id is rarely met often.
+_SCATTER, _SCATTER_LARGE, _LARGE_TABLE = 2**9, 2**12, 2**20
+_ADDED_BLOCKS = 2**8
+SLACK = 1.02  # for products of roundings, and for figures that were themselves rounded
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -39,21 +52,37 @@ def batched(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.float(), b.float())
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix product of two tensors of one type, accumulated and returned in float32 or wider."""
-    if a.dtype not in _HALF:
-        return torch.mm(a, b)
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.mm(a.float(), b.float())
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Return left^T right for two matrices (terms, width) of one type, in float32 or wider, in blocks of terms."""
+    step = _block(left.device)
+    total = _product(left[:step], right[:step])
+    for start in range(step, left.shape[0], step):
+        total += _product(left[start : start + step], right[start : start + step])
+    return total
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    if left.dtype not in _HALF:
+        return torch.mm(left.t(), right)
+    if left.is_cuda:
+        return torch.mm(left.t(), right, out_dtype=torch.float32)
+    return torch.mm(left.t().float(), right.float())
 
 
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return the weighted sum of the rows of a matrix, in float32 or wider.
+    """Return the weighted sum of the rows of a matrix, in float32 or wider, in blocks of rows.
 
     Half-precision rows are not widened in memory: the weights are split into two half-precision parts that together
     carry 16 bits, and the two sums are added.
     """
+    step = _block(rows.device)
+    total = _weighted_rows(weights[:step], rows[:step])
+    for start in range(step, rows.shape[0], step):
+        total = total + _weighted_rows(weights[start : start + step], rows[start : start + step])
+    return total
+
+
+def _weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
     if rows.dtype not in _HALF or not rows.is_cuda:
         return weights.to(accumulator(rows.dtype)) @ rows.to(accumulator(rows.dtype))
     high = weights.to(rows.dtype)
@@ -61,18 +90,83 @@ def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
     return torch.mm(torch.stack((high, low)), rows, out_dtype=torch.float32).sum(0)
 
 
-def scaling_roundoff(dtype: torch.dtype, device: torch.device) -> float:
-    """Return a bound on the relative rounding of one operand when it is scaled and enters a matrix product.
+def scattered(grads: Tensor, ids: Tensor, rows: int, padding: int) -> Tensor:
+    """Return a table of zeros to whose rows the gradients of their ids were added, in blocks of terms."""
+    grads, ids = grads.flatten(0, -2), ids.flatten()
+    step = _scatter_block(rows * grads.shape[-1])
+    scatter = torch.ops.aten.embedding_dense_backward
+    total: Tensor = scatter(grads[:step], ids[:step], rows, padding, False)
+    for start in range(step, ids.shape[0], step):
+        total += scatter(grads[start : start + step], ids[start : start + step], rows, padding, False)
+    return total
 
-    Half precision is rounded once, when it is scaled, by at most half a unit in the last place; one part in a hundred
-    is added. With TF32 the scaled and the unscaled operand are each cut to eleven bits inside their products, by at
-    most a unit. In float32 and float64 the figure is two units.
+
+def _scatter_block(numbers: int) -> int:
+    return _SCATTER if numbers <= _LARGE_TABLE else _SCATTER_LARGE
+
+
+def gamma(terms: int, unit: float) -> float:
+    """Return what rounding may do to a sum of products, relative to the sum of their absolute values.
+
+    Whatever the order of the additions, and with or without fused multiply-adds, a computed sum of n products is the
+    exact sum of the products each times 1 + d, |d| <= gamma_n = n u / (1 - n u), as long as nothing underflows.
+
+    >>> gamma(1000, 2.0**-24) < 6e-5
+    True
     """
+    return terms * unit / (1 - terms * unit) if terms * unit < 1 else math.inf
+
+
+def drift_of_pair(size: Tensor, span: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the square of how far rounding may move sum_t l_t r_t^T when l is scaled and the product is summed.
+
+    `span` is sum_t |l_t| |r_t|, which bounds the norm of the matrix of absolute values; `size` is tr(L L^T) times a
+    bound on the largest eigenvalue of R R^T. Scaling rounds each number of l by a relative e; that moves the product by
+    at most e times the smaller of span and root(size). TF32 cuts r too, and each of the terms is rounded by `gamma`.
+    """
+    scaling, cut = _scaling(dtype, device)
+    return (scaling * torch.minimum(size.sqrt(), span) + (cut + _summing(dtype, device)) * span).square() * SLACK
+
+
+def drift_of_rows(squares: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the square of how far rounding may move gradients that were kept whole, when they are summed."""
+    wide = accumulator(dtype)
+    scaling, cut = _scaling(wide, device)
+    if dtype in _HALF and device.type == "cuda":
+        scaling = max(scaling, 2.0**-17 if dtype == torch.bfloat16 else 2.0**-21)
+    return squares * ((scaling + cut + _summing(wide, device)) ** 2 * SLACK)
+
+
+def drift_of_lookup(size: Tensor, numbers: int, dtype: torch.dtype) -> Tensor:
+    """Return the square of how far rounding may move the gradient of a table of so many numbers, when it is summed."""
+    unit = FLOAT64_UNIT if dtype == torch.float64 else FLOAT32_UNIT
+    return size * ((4 * unit + gamma(_scatter_block(numbers) + _ADDED_BLOCKS, unit)) ** 2 * SLACK)
+
+
+def _scaling(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
+    """Return the relative rounding of the operand that is scaled, and of the other, on their way into a product."""
     if dtype in _HALF_ROUNDING:
-        return 1.01 * _HALF_ROUNDING[dtype]
+        return 1.01 * _HALF_ROUNDING[dtype], 0.0
     if dtype == torch.float64:
-        return 2.0**-52
-    return _FLOAT32_PRODUCT.get(product_precision(device), 2.0**-22)
+        return 4 * FLOAT64_UNIT, 0.0
+    cut = _CUTS.get(product_precision(device), 0.0)
+    return 1.01 * cut + 4 * FLOAT32_UNIT, 1.01 * cut
+
+
+def _summing(dtype: torch.dtype, device: torch.device) -> float:
+    unit = FLOAT64_UNIT if dtype == torch.float64 else FLOAT32_UNIT
+    if device.type == "cuda" and dtype != torch.float64 and (dtype in _HALF or product_precision(device) in _CUTS):
+        unit = TENSOR_CORE_UNIT
+    return gamma(_block(device) + _ADDED_BLOCKS, unit)
+
+
+def _block(device: torch.device) -> int:
+    return _BLOCKS.get(device.type, _BLOCKS["cpu"])
+
+
+def operand_cut(dtype: torch.dtype, device: torch.device) -> float:
+    """Return by how much, relatively, a device cuts a number of this type before it multiplies it."""
+    return 1.01 * _CUTS.get(product_precision(device), 0.0) if dtype == torch.float32 else 0.0
 
 
 def product_precision(device: torch.device) -> str:
@@ -80,13 +174,3 @@ def product_precision(device: torch.device) -> str:
     backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     chosen = str(backend.matmul.fp32_precision)
     return str(getattr(torch.backends, "fp32_precision", chosen)) if chosen == "none" else chosen
-
-
-def gram_error(dtype: torch.dtype, width: int, length: int) -> float:
-    """Return the error of a squared norm taken from two Gram matrices, relative to the product of their sizes.
-
-    Each entry is a sum of `width` products rounded in the accumulator, so its error grows like the root of the width;
-    errors of different entries are independent, so in their sum they shrink with the length.
-    """
-    unit = 2.0**-53 if dtype == torch.float64 else _FLOAT32_UNIT
-    return unit * (1 + 2 * math.sqrt(width) / max(length, 1))

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from discreet.clipping.fused import fused_sizes, fused_sums, takes_vectors
+from discreet.clipping.kernels import capturing
+from discreet.clipping.precision import weighted_rows
 from discreet.clipping.slots import Shared, Sizes, Slot, Vectors, Weights, vector_sizes
 from discreet.clipping.units import Units
 from discreet.core.checks import refuse
@@ -15,6 +17,10 @@ from discreet.core.errors import UnsupportedError
 
 # Norms below this are not told apart from zero: their squares fall under float32. A clip is refused below 1e-12.
 _TINY_SQUARE = 1e-36
+# A unit whose squared norm may be off by more than this share of it has its gradient formed in float64. On a GPU, Gram
+# matrices from half precision and TF32 are summed in float32, and the share is larger, for ordinary units reach 1e-3.
+_SHARE, _SHARE_ON_GPU = 1e-3, 2.0**-5
+_UNSEEN_SQUARE = 1e-24  # no clip is as small as its root
 
 
 class Record:
@@ -47,22 +53,30 @@ class Record:
         return tuple(dict.fromkeys(slot.layer for slot in self.slots))
 
     def norms(self, names: Sequence[str] | None = None) -> Tensor:
-        """Return the norm of each unit's gradient, over all trainable parameters or over those named."""
+        """Return the norm of each unit's gradient, over all trainable parameters or over those named.
+
+        A unit in whose gradient so much cancels that rounding could show has its gradient formed in float64. Not so
+        while a CUDA graph is recorded, or kept for differentiation: there `upper_norms` is the bound to use.
+        """
         total = self._whole() if names is None else self._total(self._chosen(names))
-        return total.squares.clamp_min(0).sqrt()
+        return self._rooted(total.squares)
 
     def layer_norms(self) -> dict[str, Tensor]:
         """Return the norm of each unit's gradient for each layer by name."""
         return {
-            layer: self._total([s for s in self.slots if s.layer == layer]).squares.clamp_min(0).sqrt()
+            layer: self._rooted(self._total([s for s in self.slots if s.layer == layer]).squares)
             for layer in self.layers
         }
 
     def upper_norms(self, layer: str | None = None) -> Tensor:
-        """Return a bound on the norm of what each unit adds to a sum with weight one, rounding counted in."""
+        """Return a bound on the norm of what each unit adds to a sum with weight one, rounding counted in.
+
+        Under the model of rounding in `precision`, the computed sum with weights w_u is exactly a sum of one vector for
+        each unit, and unit u's is no longer than w_u times this bound, but for a few roundings of the bound itself.
+        """
         total = self._whole() if layer is None else self._total([s for s in self.slots if s.layer == layer])
         squares = total.squares.clamp_min(0) + _TINY_SQUARE
-        return (squares + total.error).sqrt() + total.drift.sqrt()
+        return ((squares + total.error).sqrt() + total.drift.sqrt()).to(self._like.dtype)
 
     def inner(self, vectors: Mapping[str, Tensor], unit: int | None = None) -> Tensor:
         """Return <g_u, v> for every unit, or for one, v given by parameter name; those not named count as zero.
@@ -122,7 +136,7 @@ class Record:
                 mine = flat if isinstance(weights, Tensor) else layered[slot.layer]
                 _add(sums, slot.name, slot.weighted(mine, shared))
             if small:
-                joined = flat.units.to(small[0].values.dtype) @ torch.cat([slot.values for slot in small], 1)
+                joined = weighted_rows(flat.units, torch.cat([slot.values for slot in small], 1))
                 for slot, part in zip(small, torch.split(joined, [s.values.shape[1] for s in small]), strict=True):
                     _add(sums, slot.name, part.view(slot.shape))
         return sums
@@ -177,14 +191,45 @@ class Record:
                 if slot.name not in self._sizes:
                     self._sizes[slot.name] = slot.sizes(shared)
                 found.append(self._sizes[slot.name])
-            if not found:
-                zeros = self._like.new_zeros(len(self))
-                return Sizes(zeros, zeros, zeros)
-            return Sizes(
-                torch.stack([sizes.squares for sizes in found]).sum(0),
-                torch.stack([sizes.error for sizes in found]).sum(0),
-                torch.stack([sizes.drift for sizes in found]).sum(0),
-            )
+            total = _sum(found, self._like, len(self))
+            large = [slot for slot in slots if not _is_small(slot)]
+            if large and self._refine(large, total):
+                rest = found[: len(found) - len(large)]
+                return _sum([*rest, *(self._sizes[slot.name] for slot in large)], self._like, len(self))
+            return total
+
+    def _refine(self, slots: Sequence[Slot], total: Sizes) -> bool:
+        """Form, in float64, the gradients of units of which rounding left too little known; whether there are any."""
+        if capturing(total.squares) or total.squares.requires_grad:
+            return False
+        share = (_SHARE_ON_GPU if total.squares.is_cuda else _SHARE) * total.squares.clamp_min(0) + _UNSEEN_SQUARE
+        units = (total.error > share).nonzero().flatten().tolist()
+        for unit in units:
+            for slot in slots:
+                sizes = self._sizes[slot.name]
+                if len(slots) * float(sizes.error[unit]) > float(share[unit]):
+                    square, error = slot.exact(unit)
+                    at = torch.tensor([unit], device=square.device)
+                    self._sizes[slot.name] = Sizes(
+                        sizes.squares.double().index_copy(0, at, square[None]),
+                        sizes.error.double().index_copy(0, at, error[None]),
+                        sizes.drift,
+                    )
+        return bool(units)
+
+    def _rooted(self, squares: Tensor) -> Tensor:
+        return squares.clamp_min(0).sqrt().to(self._like.dtype)
+
+
+def _sum(found: Sequence[Sizes], like: Tensor, units: int) -> Sizes:
+    if not found:
+        zeros = like.new_zeros(units, dtype=torch.float64)
+        return Sizes(zeros, zeros, zeros)
+    return Sizes(
+        torch.stack([sizes.squares.double() for sizes in found]).sum(0),
+        torch.stack([sizes.error.double() for sizes in found]).sum(0),
+        torch.stack([sizes.drift.double() for sizes in found]).sum(0),
+    )
 
 
 def _is_small(slot: Slot) -> bool:

@@ -14,12 +14,17 @@ from torch import Tensor
 
 from discreet.clipping import ghost, kernels
 from discreet.clipping.precision import (
+    FLOAT32_UNIT,
+    FLOAT64_UNIT,
     accumulator,
     alike,
     batched,
-    gram_error,
+    drift_of_lookup,
+    drift_of_pair,
+    drift_of_rows,
+    gamma,
     product,
-    scaling_roundoff,
+    scattered,
     weighted_rows,
 )
 from discreet.clipping.units import Units
@@ -27,6 +32,7 @@ from discreet.clipping.units import Units
 Key = tuple[int, int, torch.Size, torch.dtype]
 # Below so many numbers an ordinary operation is launched sooner than it is run; in a recorded graph that is no matter.
 _LARGE, _LARGE_IN_GRAPH = 2**23, 2**18
+_STRETCH = 2**8  # so many squares are summed before their sum is widened
 Shared = dict[tuple[object, ...], Tensor]  # what slots with the same input share: attention's query, key and value
 
 
@@ -47,7 +53,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Squared norms of shape (units,), the error they may carry, and the square of what scaling may add by rounding."""
+    """Squared norms of shape (units,), the error they may carry, and the square of what rounding may add in the sum."""
 
     squares: Tensor
     error: Tensor
@@ -63,6 +69,10 @@ class Slot(Protocol):
 
     def sizes(self, shared: Shared) -> Sizes:
         """Return the squared norms of the units' gradients."""
+        ...
+
+    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
+        """Return one unit's squared norm from its gradient, formed in float64, and a bound on its error."""
         ...
 
     def inner(self, vector: Tensor) -> Tensor:
@@ -103,6 +113,11 @@ class Vectors:
     def sizes(self, shared: Shared) -> Sizes:
         """Return the squared norms."""
         return vector_sizes(self.values)
+
+    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
+        """Return one unit's squared norm in float64."""
+        square = self.values[unit].double().square().sum()
+        return square, square * gamma(self.values.shape[1] + 4, FLOAT64_UNIT)
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return the inner product of each unit's gradient with a vector."""
@@ -151,14 +166,18 @@ class Pair:
         """Return the squared norms by the ghost formula."""
         inputs, grads = alike(self.inputs, self.grads)
         if self.units.index is None and inputs.shape[1] > 1:
-            squares, size, floor = ghost.shared_sizes(inputs, grads, self.scales_inputs, key_of(self.inputs), shared)
+            figures = ghost.shared_sizes(inputs, grads, self.scales_inputs, key_of(self.inputs), shared)
         elif self.scales_inputs:
-            squares, size, floor = self.units.apply(ghost.pair_sizes, inputs, grads)
+            figures = ghost.Figures(*self.units.apply(ghost.pair_sizes, inputs, grads))
         else:
-            squares, size, floor = self.units.apply(ghost.pair_sizes, grads, inputs)
-        width = max(inputs.shape[-1], grads.shape[-1])
-        error = size * gram_error(inputs.dtype, width, inputs.shape[1]) + floor
-        return Sizes(squares, error, size * scaling_roundoff(inputs.dtype, inputs.device) ** 2)
+            figures = ghost.Figures(*self.units.apply(ghost.pair_sizes, grads, inputs))
+        drift = drift_of_pair(figures.size, figures.span, inputs.dtype, inputs.device)
+        return Sizes(figures.squares, figures.error, drift)
+
+    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
+        """Return one unit's squared norm from its gradient, formed in float64."""
+        rows = self.units.rows_of(unit)
+        return ghost.exact_pair(self.inputs[rows].flatten(0, 1), self.grads[rows].flatten(0, 1))
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return the inner product of each unit's gradient with a vector by the ghost formula."""
@@ -170,7 +189,7 @@ class Pair:
         return _pair_inner(self.inputs[rows], self.grads[rows], vector.mT if self.turned else vector).sum()
 
     def weighted(self, weights: Weights, shared: Shared) -> Tensor:
-        """Return the weighted sum as one matrix product."""
+        """Return the weighted sum as one matrix product, or a few for a large batch."""
         inputs, grads = self.inputs, self.grads
         if self.scales_inputs:
             key = (*key_of(inputs), id(weights))
@@ -181,7 +200,7 @@ class Pair:
         else:
             grads = _scaled(grads, weights, inputs.dtype)
         inputs, grads = alike(inputs.flatten(0, 1), grads.flatten(0, 1))
-        return product(inputs.t(), grads) if self.turned else product(grads.t(), inputs)
+        return product(inputs, grads) if self.turned else product(grads, inputs)
 
     def gradients(self) -> Tensor:
         """Return the units' gradients."""
@@ -207,10 +226,15 @@ class Lookup:
 
     def sizes(self, shared: Shared) -> Sizes:
         """Return the squared norms: rows that share an id are summed before they are squared."""
-        squares, size, floor = self.units.apply(lambda i, g: ghost.id_sizes(i, g, self.padding), self.ids, self.grads)
-        wide = accumulator(self.grads.dtype)
-        error = size * gram_error(wide, self.grads.shape[-1], self.ids.shape[1]) + floor
-        return Sizes(squares, error, size * scaling_roundoff(wide, torch.device("cpu")) ** 2)
+        found = self.units.apply(lambda i, g: ghost.id_sizes(i, g, self.padding), self.ids, self.grads)
+        figures = ghost.Figures(*found)
+        drift = drift_of_lookup(figures.size, self.shape.numel(), self.grads.dtype)
+        return Sizes(figures.squares, figures.error, drift)
+
+    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
+        """Return one unit's squared norm from its gradient, formed in float64."""
+        rows = self.units.rows_of(unit)
+        return ghost.exact_lookup(self.ids[rows].flatten(), self.grads[rows].flatten(0, 1), self.padding)
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return the inner product of each unit's gradient with a vector."""
@@ -227,10 +251,10 @@ class Lookup:
         return (each if self.padding is None else each * (ids != self.padding)).sum(1)
 
     def weighted(self, weights: Weights, shared: Shared) -> Tensor:
-        """Return the weighted sum: one scatter into a table of zeros."""
+        """Return the weighted sum: a scatter into a table of zeros."""
         grads = _scaled(self.grads, weights, accumulator(self.grads.dtype))
         padding = -1 if self.padding is None else self.padding
-        return torch.ops.aten.embedding_dense_backward(grads, self.ids, self.shape[0], padding, False)  # type: ignore[no-any-return]
+        return scattered(grads, self.ids, self.shape[0], padding)
 
     def gradients(self) -> Tensor:
         """Return the units' gradients."""
@@ -256,10 +280,21 @@ def instantiate(inputs: Tensor, grads: Tensor, turned: bool, wide: bool = False)
 
 
 def vector_sizes(values: Tensor) -> Sizes:
-    """Return the squared norm of each row in float32 or wider; squares never cancel, so only scaling can add to it."""
-    squares = torch.linalg.vector_norm(values, dim=1, dtype=accumulator(values.dtype)).square()
-    unit = scaling_roundoff(accumulator(values.dtype), values.device)
-    return Sizes(squares, torch.zeros_like(squares), squares * unit**2)
+    """Return the squared norm of each row; squares never cancel, so their error is small beside them.
+
+    Short stretches are summed in float32 or wider, and the stretches in float64.
+    """
+    wide = accumulator(values.dtype)
+    rows, stretches = values.shape[0], values.shape[1] // _STRETCH
+    cut = stretches * _STRETCH
+    squares = torch.linalg.vector_norm(values[:, cut:], dim=1, dtype=wide).double().square()
+    if stretches:
+        parts = torch.linalg.vector_norm(values[:, :cut].reshape(rows, stretches, _STRETCH), dim=2, dtype=wide)
+        squares = squares + parts.double().square().sum(1)
+    # Another stretch's worth of terms stands for the root, its square and the sum in float64.
+    unit = FLOAT64_UNIT if values.dtype == torch.float64 else FLOAT32_UNIT
+    error = squares.detach() * gamma(2 * _STRETCH, unit)
+    return Sizes(squares, error, drift_of_rows(squares.detach(), values.dtype, values.device))
 
 
 def _pair_inner(inputs: Tensor, grads: Tensor, matrix: Tensor) -> Tensor:
