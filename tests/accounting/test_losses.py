@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
 
+from discreet.accounting import curve as curves
 from discreet.accounting.events import (
     ComposedDpEvent,
     DiscreteGaussianDpEvent,
@@ -13,10 +14,12 @@ from discreet.accounting.events import (
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
+    ZCDpEvent,
 )
 from discreet.accounting.gdp import gaussian_deltas
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.losses import curve_of
+from discreet.accounting.powers import Powers
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 
@@ -59,3 +62,19 @@ def test_the_curve_of_a_composition_is_a_bound_everywhere() -> None:
     assert np.all(found.present(eps) >= gaussian_deltas(1.0, eps) - 1e-12)
     assert np.all(found.present(eps) <= gaussian_deltas(1.0, eps) + 2e-3)
     assert math.isfinite(found.high)
+
+
+def test_a_discrete_gaussian_too_narrow_for_floating_point_is_bounded_by_its_concentration() -> None:
+    """At a ratio of 25 and more the likelihoods of the two neighbours share no outcome in double precision."""
+    for sigma, s in ((0.01, 1), (0.02, 1), (1.0, 40)):
+        found = epsilon(DiscreteGaussianDpEvent(sigma, s), 1e-5)
+        assert found == pytest.approx(epsilon(ZCDpEvent((s / sigma) ** 2 / 2), 1e-5), rel=1e-3)
+        assert found >= (s / sigma) ** 2 / 2 * (1 - 1e-9)  # the loss at the most likely outcome
+    wide, narrow = (epsilon(DiscreteGaussianDpEvent(sigma, 1), 1e-5) for sigma in (1 / 24.9, 1 / 25.1))
+    assert wide < narrow < wide * 1.5
+
+
+def test_two_distributions_without_a_common_outcome_have_an_infinite_loss() -> None:
+    apart = curves.discrete(np.array([1.0, 0.0]), np.array([0.0, 1.0]))
+    assert apart.delta(0.0) == apart.delta(500.0) == 1.0
+    assert Powers.of(apart.losses()).epsilon(3, 0.5) == math.inf

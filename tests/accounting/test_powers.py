@@ -33,6 +33,31 @@ def test_gaussian_uses_compose_to_their_closed_form_and_never_below_it() -> None
         assert exact <= step.epsilon(100, delta) <= exact * 1.001
 
 
+@pytest.mark.parametrize("count", [10_000, 1_000_000, 3_000_000, 10_000_000])
+@pytest.mark.parametrize("delta", [1e-5, 1e-7, 1e-9])
+def test_millions_of_uses_never_cost_less_than_the_closed_form(count: int, delta: float) -> None:
+    """The error of a Fourier transform grows with the power it is raised to, and so must its margin."""
+    made = curves.gaussian(2 / math.sqrt(count))
+    step = Powers.of(made.losses(curves.interval_for(made)))
+    exact = gaussian_epsilon(2.0, delta)
+    found = step.epsilon(count, delta)
+    assert found >= exact
+    if delta > 1e-15 * count:
+        assert found <= exact * 1.01
+    assert step.delta(count, exact) >= delta
+
+
+@pytest.mark.parametrize("count", [2, 100, 10_000, 1_000_000])
+def test_the_margin_bounds_the_difference_to_extended_precision(count: int) -> None:
+    if np.finfo(np.longdouble).eps > 1e-18:
+        pytest.skip("no extended precision on this machine")
+    for made in (curves.gaussian(1 / math.sqrt(count)), curves.poisson(curves.gaussian(1.0), 1 / math.sqrt(count))):
+        losses = Powers.of(made.losses(curves.interval_for(made))).present
+        (rough, slack), (fine, less) = (losses._raised(count, kind) for kind in (np.float64, np.longdouble))
+        assert 0 < np.abs(rough.masses - fine.masses).sum() <= slack
+        assert less < slack / 500
+
+
 def test_two_different_releases_compose() -> None:
     both = Powers.of(curves.gaussian(1.0).losses()).compose(Powers.of(curves.gaussian(0.5).losses()))
     exact = gaussian_epsilon(math.sqrt(1.25), 1e-5)

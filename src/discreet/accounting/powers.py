@@ -2,7 +2,8 @@
 
 The same computation as dp_accounting's `self_compose` and `get_epsilon_for_delta` (a power of the Fourier transform on
 a grid that holds all but 1e-15 of the mass, which is counted as an infinite loss), arranged so that a training loop or
-a solver can ask again and again, and with a margin of 1e-12 in delta for what double precision can hide.
+a solver can ask again and again, and with a margin in delta for what floating point can hide, which grows with the
+number of uses: see `_slack`. Where the margin of double precision would be felt, extended precision is used instead.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Any
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft
-from scipy.signal import fftconvolve, lfilter
+from scipy.signal import lfilter
 
 from discreet.accounting.curve import Array
 
 _CUT = 1e-15
 _ROUNDING = 1e-12
+_PER_USE = 2.0**-53  # how far, in delta, the curve of one use may lie from what its formula says
+_FELT = 1e-3  # the share of delta that the margin of double precision may take
+_FORGOTTEN = 1e-40  # a Fourier coefficient below it adds nothing
 
 
 @dataclass(frozen=True)
@@ -73,27 +77,48 @@ class Losses:
         weighted = lfilter([1.0], [1.0, -shrink], backwards)[::-1] - self.masses
         return above - weighted + self.infinite, above, weighted
 
-    def power(self, count: int) -> Losses:
-        """Return the losses of `count` uses."""
+    def power(self, count: int, delta: float | None = None) -> Losses:
+        """Return the losses of `count` uses; of the two precisions the faster whose margin this delta does not feel."""
         if count == 1:
             return self
+        if not self.masses.any():
+            return Losses(self.masses, self.first * count, self.interval, 1.0)
+        quick, slack = self._raised(count, np.float64)
+        if slack <= (_ROUNDING if delta is None else max(_FELT * delta, _ROUNDING)):
+            return quick
+        return self._raised(count, np.longdouble)[0]
+
+    def _raised(self, count: int, kind: type[Any]) -> tuple[Losses, float]:
         low, high = self._reach(count)
         size = fft.next_fast_len(max(high - low + 1, len(self.masses)), real=True)
-        wave = fft.irfft(fft.rfft(self.masses, size) ** count, size)
-        masses = np.maximum(np.roll(wave, -low)[: high - low + 1], 0.0)
-        infinite = _CUT + _ROUNDING - math.expm1(count * math.log1p(-self.infinite))
-        return Losses(masses, self.first * count + low, self.interval, infinite)
+        wave = fft.rfft(self.masses.astype(kind), size)
+        height = np.abs(wave).astype(np.float64)
+        with np.errstate(divide="ignore"):
+            heard = count * np.log(height) > math.log(_FORGOTTEN)
+        raised = np.zeros_like(wave)
+        raised[heard] = wave[heard] ** count
+        back = fft.irfft(raised, size).astype(np.float64)
+        masses = np.maximum(np.roll(back, -low)[: high - low + 1], 0.0)
+        slack = _slack(height, count, size, kind)
+        infinite = _CUT + _ROUNDING + slack + count * _PER_USE - math.expm1(count * math.log1p(-self.infinite))
+        return Losses(masses, self.first * count + low, self.interval, min(infinite, 1.0)), slack
 
     def compose(self, other: Losses) -> Losses:
         """Return the losses of this and another release together."""
-        masses = np.maximum(fftconvolve(self.masses, other.masses), 0.0)
+        length = len(self.masses) + len(other.masses) - 1
+        size = fft.next_fast_len(length, real=True)
+        waves = [fft.rfft(each.masses.astype(np.longdouble), size) for each in (self, other)]
+        back = fft.irfft(waves[0] * waves[1], size).astype(np.float64)
+        masses = np.maximum(back[:length], 0.0)
+        # two different transforms: no worse than the square of the larger one
+        slack = _slack(np.maximum(*(np.abs(wave).astype(np.float64) for wave in waves)), 2, size, np.longdouble)
         # what lies far above is counted as infinite, what lies far below as its nearest neighbour
         top = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _CUT))
-        bottom = min(int(np.searchsorted(np.cumsum(masses), _CUT)), top - 1)
-        kept = masses[bottom:top].copy()
+        bottom = min(int(np.searchsorted(np.cumsum(masses), _CUT)), max(top - 1, 0))
+        kept = masses[bottom : max(top, bottom + 1)].copy()
         kept[0] += masses[:bottom].sum()
-        infinite = self.infinite + other.infinite + _CUT + _ROUNDING
-        return Losses(kept, self.first + other.first + bottom, self.interval, infinite)
+        infinite = self.infinite + other.infinite + _CUT + _ROUNDING + slack
+        return Losses(kept, self.first + other.first + bottom, self.interval, min(infinite, 1.0))
 
     def _reach(self, count: int) -> tuple[int, int]:
         """Return between which sums of indices all but a share of 1e-15 lies, by Chernoff's bound."""
@@ -110,6 +135,21 @@ class Losses:
             high = min(high, math.ceil((count * _log_mean_exp(index, order, log_masses) + room) / order))
             low = max(low, math.floor(-(count * _log_mean_exp(index, -order, log_masses) + room) / order))
         return low, max(high, low + 1)
+
+
+def _slack(height: Array, count: int, size: int, kind: type[Any]) -> float:
+    """Return a bound on the rounding error, in delta, of a power of a Fourier transform taken back.
+
+    Let u be the unit roundoff and L = log2(size). A transform is wrong by at most 8uL in every coefficient, for masses
+    that sum to 1, and by a share of 8uL of its length as a vector (Higham 2002, Accuracy and Stability of Numerical
+    Algorithms, section 24.1). A power turns an error e into count |z|^(count-1) e and adds at most 16u count |z|^count.
+    A vector of errors in the coefficients, taken back, has masses that are wrong by at most its Euclidean length in
+    sum, by Cauchy-Schwarz and Parseval; delta is a sum of masses with weights in [0, 1].
+    """
+    roundoff = float(np.finfo(kind).eps) / 2
+    length = math.sqrt(2 * float(np.sum(height ** (2.0 * (count - 1)))))
+    forgotten = _FORGOTTEN * size
+    return (count + 1) * 8 * roundoff * (math.log2(size) + 2) * length + forgotten
 
 
 def _log_mean_exp(index: Array, order: float, log_masses: Array) -> float:
@@ -134,8 +174,8 @@ class Powers:
 
     def epsilon(self, count: int, delta: float) -> float:
         """Return epsilon at delta after `count` uses."""
-        found = self.present.power(count).epsilon(delta)
-        return found if self.absent is None else max(found, self.absent.power(count).epsilon(delta))
+        found = self.present.power(count, delta).epsilon(delta)
+        return found if self.absent is None else max(found, self.absent.power(count, delta).epsilon(delta))
 
     def delta(self, count: int, epsilon: float) -> float:
         """Return delta at epsilon after `count` uses."""
