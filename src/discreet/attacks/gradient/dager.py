@@ -27,10 +27,11 @@ _NAME = "DAGER"
 class Dager:
     """Span checks on the first block for tokens and positions, and on the second for whole sentences.
 
-    `token_distance` and `sentence_distance` say how far, as the sine of an angle, a true state may lie outside a span;
-    `rounding` is what the client's arithmetic loses, relative to the largest singular value. An encoder's sentences
-    are searched for with `starts` mixtures and `steps` of gradient descent, at most `rounds` times for each length; up
-    to `all_at_most` sentences are simply all tried. A decoder keeps at most `beginnings` beginnings.
+    `token_distance` and `sentence_distance` say how far, as the sine of an angle, a true state may lie outside a span
+    where there is no noise; with it, they are widened by what the noise can turn, up to 0.05. `rounding` is what the
+    client's arithmetic loses, relative to the largest singular value. An encoder's sentences are searched for with
+    `starts` mixtures and `steps` of gradient descent, at most `rounds` times for each length; up to `all_at_most`
+    sentences are simply all tried. A decoder keeps at most `beginnings` beginnings.
 
     No label, no prior over text and no word-embedding gradient is used. Lengths are used if the release has them.
 
@@ -75,25 +76,28 @@ class Dager:
         details: dict[str, Any] = {"ranks": (first.rank, second.rank), "tokens": (), "confirmed": (), "pairs": ()}
         if not (require_room(seen, first, _NAME) and require_room(seen, second, _NAME)):
             return Guess(details=details)
-        sets = token_sets(anatomy.embeddings, first, self.token_distance, model.max_length)
+        sets = token_sets(anatomy.embeddings, first, max(self.token_distance, first.slack), model.max_length)
         details["pairs"] = tuple((place, token) for place, tokens in enumerate(sets) for token in tokens)
         if not sets or second.rank == 0:
             return Guess(details=details)
         final = Check(model, anatomy.second[0].module, second)
+        within = max(self.sentence_distance, second.slack)
         if anatomy.causal:
-            found = self._decoder(final, sets, seen)
+            found = self._decoder(final, sets, seen, within)
         else:
-            found = self._encoder(seen, model, anatomy, first, final, sets, rng)
+            found = self._encoder(seen, model, anatomy, first, final, sets, within, rng)
         found = found[: seen.batch_size]
         distances = [_farthest(final, sentence, model.device) for sentence in found]
         details["tokens"] = tuple(found)
-        details["confirmed"] = tuple(distance <= self.sentence_distance for distance in distances)
+        details["confirmed"] = tuple(distance <= within for distance in distances)
         texts = tuple(model.tokenizer.decode(list(sentence), skip_special_tokens=True) for sentence in found)
         return Guess(texts=texts, scores=tuple(-distance for distance in distances), details=details)
 
-    def _decoder(self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease) -> list[Sentence]:
+    def _decoder(
+        self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease, within: float
+    ) -> list[Sentence]:
         """Return the sentences of a causal model; with lengths, also those that begin another sentence."""
-        found = sorted(grow(final, sets, self.sentence_distance, self.beginnings), key=len, reverse=True)
+        found = sorted(grow(final, sets, within, self.beginnings), key=len, reverse=True)
         if seen.lengths is None:
             return found
         kept: list[Sentence] = []
@@ -111,6 +115,7 @@ class Dager:
         first: Span,
         final: Check,
         sets: Sequence[Sequence[int]],
+        within: float,
         rng: Rng,
     ) -> list[Sentence]:
         """Return the sentences of a model that looks both ways: confirmed ones, then the closest of the others."""
@@ -136,7 +141,7 @@ class Dager:
                 used = {(place, token) for sentence in confirmed for place, token in enumerate(sentence)}
                 source = rng.fork(turn, length).torch(model.device, _NAME)
                 sentence = search(guide, narrowed(choices, used), anatomy.embeddings.words, budget, source)
-                if _farthest(final, sentence, model.device) > self.sentence_distance:
+                if _farthest(final, sentence, model.device) > within:
                     closest[length] = sentence
                 elif sentence not in confirmed:
                     confirmed.append(sentence)

@@ -13,13 +13,19 @@ from discreet.attacks.gradient.layers import Projection
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
 
+_MOST_SLACK = 0.05
+
 
 @dataclass(frozen=True)
 class Span:
-    """An orthonormal basis, (rank, width), in float64, and the weight of each of its directions in the gradients."""
+    """An orthonormal basis, (rank, width), in float64, and the weight of each of its directions in the gradients.
+
+    `slack` is how far noise may have turned it away from true states: 0 without noise.
+    """
 
     basis: Tensor = field(repr=False)
     weights: Tensor = field(repr=False)
+    slack: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -88,7 +94,9 @@ def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: 
     values, basis = torch.linalg.svd(matrix, full_matrices=False)[1:]
     least = max(edge, rounding * float(values[0]))
     rank = int((values > least).sum())
-    return Span(basis[:rank], values[:rank])
+    # The turn is at most the noise over the weakest direction kept; wrong tokens begin not far above the cap.
+    slack = min(_MOST_SLACK, edge / float(values[rank - 1])) if rank else 0.0
+    return Span(basis[:rank], values[:rank], slack)
 
 
 def require_room(seen: GradientRelease, span: Span, attack: str) -> bool:
