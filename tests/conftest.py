@@ -10,6 +10,7 @@ import pytest
 
 # Before torch is first imported: idle threads that spin slow every other process on the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["OMP_NUM_THREADS"] = "1"  # how sums are shared out decides their last bit, and tests compare all bits
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 

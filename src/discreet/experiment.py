@@ -33,11 +33,9 @@ from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger import Ledger
-    from discreet.data.corpus import Corpus
+    from discreet.data.corpus import Corpus, Task
     from discreet.data.samplers import Sampler
     from discreet.protections.gradient import GradientProtection
-
-EACH_ROW = "row"  # the name of the unit when every row is its own
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class RunRequest:
     seed: int = 0
     rows: int | None = None
     noise_seed: int | None = None
+    validation: str | None = None
+    task: Task | None = None
 
     def tuned(self, usual: Defaults, **asked: Any) -> RunRequest:
         """Return the request with what was asked for and, where nothing was, what is usual."""
@@ -75,13 +75,15 @@ class Plan:
 
 
 def load_corpus(request: RunRequest) -> Corpus:
-    """Return the corpus a run asks for; with the unit `row`, each row is its own unit of privacy."""
-    columns = request.columns
-    each_row = columns.unit == EACH_ROW
-    corpus = load(
-        request.source, replace(columns, unit=None) if each_row else columns, seed=request.seed, rows=request.rows
+    """Return the corpus a run asks for."""
+    return load(
+        request.source,
+        request.columns,
+        seed=request.seed,
+        rows=request.rows,
+        validation=request.validation,
+        task=request.task,
     )
-    return replace(corpus, units=None, unit_name=EACH_ROW) if each_row else corpus
 
 
 def run_training(
@@ -164,7 +166,8 @@ def run_training(
         label_names=corpus.label_names,
         pairs=corpus.second is not None,
     )
-    finish(workspace, out, model, settings, {**result, "history": list(trained.history)}, trained.guarantee)
+    told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
+    finish(workspace, out, model, settings, {**result, "history": told}, trained.guarantee)
     return result
 
 
@@ -244,4 +247,5 @@ def data_settings(request: RunRequest, corpus: Corpus) -> DataSettings:
         label=columns.label,
         unit=columns.unit,
         rows=request.rows,
+        validation=request.validation,
     )

@@ -14,6 +14,9 @@ import pytest
 from safetensors.torch import load_file
 
 from discreet.cli.main import main
+from discreet.data import batches
+from discreet.data.batches import tokenise
+from discreet.data.sources import Columns, load
 
 Run = Callable[..., tuple[str, str]]
 SOURCE = Path(__file__).parents[2] / "src"
@@ -104,7 +107,42 @@ def test_train_evaluate_predict(command: list[object], toy_csv: Path, tmp_path: 
     assert len(json.loads(told)["predictions"]) == 120
 
 
+def test_evaluation_on_the_runs_own_data_reads_no_training_row(
+    toy_rows: list[tuple[str, str]], tiny_encoder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    """With units the hold-out is by unit, and evaluate must find the same one, however the file is named."""
+    lines = [f"{text},{label},p{i // 3}" for i, (text, label) in enumerate(toy_rows)]
+    path = tmp_path / "letters.csv"
+    path.write_text("body,outcome,patient_id\n" + "\n".join(lines), encoding="utf-8")
+    columns = ["--text", "body", "--label", "outcome", "--unit", "patient_id"]
+    run("train", path, *columns, "--model", tiny_encoder("bert"), "--train", "head", "--out", tmp_path / "a")
+    held = load(path, Columns("body", None, "outcome", "patient_id")).split("validation")
+    read: list[tuple[str, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "tokenise", lambda rows, *a: read.append(rows.texts) or tokenise(rows, *a))
+        told, _ = run("evaluate", tmp_path / "a", tmp_path / "." / "letters.csv", "--json")
+    assert read == [held.texts]
+    assert json.loads(told)["rows"] == len(held)
+
+
+def test_plain_lines_have_no_columns(command: list[object], toy_csv: Path, tmp_path: Path, run: Run) -> None:
+    run(*command, "--epochs", 1, "--train", "head", "--out", tmp_path / "a")
+    _, err = run("predict", tmp_path / "a", "--text", "body", text="{}", status=2)
+    assert "Lines of plain text have none" in err
+
+
+def test_output_that_cannot_be_written_is_said() -> None:
+    process = subprocess.run(
+        f"{sys.executable} -m discreet spend --noise-multiplier 1 > /dev/full",
+        shell=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(SOURCE)}, check=False,
+    )  # fmt: skip
+    assert process.returncode == 2
+    assert "No space left on device" in process.stderr and "Traceback" not in process.stderr
+
+
 BAD = [
+    (["train", "{csv}", "--task", "ranking"], "Expected task='ranking'"),
+    (["train", "{csv}", "--checkpoint-seconds", "-1"], "Expected checkpoint-seconds=-1"),
     (["train", "missing.csv"], "DataError: Expected"),
     (["train", "{csv}", "--text", "txt"], "Did you mean 'text'"),
     (["train", "{csv}", "--label", "lable"], "Did you mean 'label'"),

@@ -4,12 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from discreet.core.errors import ModelError, OutputError
+from discreet.core.randomness import Rng
 from discreet.data.sources import Columns, load
 from discreet.experiment import RunRequest, run_training
-from discreet.models.classifier import ModelSettings
-from discreet.training import run_folder
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.training import tensors
+from discreet.training.encode import encode
 from discreet.training.evaluate import predict
 from discreet.training.run_folder import begin, load_run, workspace_of
 from discreet.training.settings import TrainSettings
@@ -70,14 +74,26 @@ def test_an_unfinished_run_is_neither_lost_nor_invented(tmp_path: Path) -> None:
         load_run(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("No space left on device (os error 28)"),
+    ],
+    ids=["by the system", "by safetensors"],
+)
 def test_no_space_leaves_no_run_behind(
-    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    toy_csv: Path,
+    tiny_encoder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
-    monkeypatch.setattr(run_folder, "save_file", full)
-    with pytest.raises(OutputError, match="No space left on device. Free some space"):
+    monkeypatch.setattr(tensors, "save_file", full)
+    with pytest.raises(OutputError, match="No space left on device.*Free some space"):
         run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -91,6 +107,34 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_what_is_no_run_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="Expected a run folder.*Check the path"):
         load_run(tmp_path)
+
+
+def test_cut_off_weights_are_refused(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
+    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    weights = tmp_path / "a" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="Expected whole tensors"):
+        load_run(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_run_needs_a_name(name: str) -> None:
+    with pytest.raises(OutputError, match="Give it a name"):
+        workspace_of(Path(name), resume=False)
+
+
+def test_a_cache_that_is_full_or_damaged_only_costs_time(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rows = load(toy_csv).split("train")
+    model = Classifier.build(rows, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    expected = encode(model, rows, tmp_path).vectors
+    (kept,) = tmp_path.glob("*.safetensors")
+    kept.write_bytes(b"damaged")
+    assert torch.equal(encode(model, rows, tmp_path).vectors, expected)
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    assert torch.equal(encode(model, rows, blocked / "cache").vectors, expected)
 
 
 def test_a_damaged_run_is_refused(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:

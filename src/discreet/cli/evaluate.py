@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from discreet.cli.options import Data, Device, Json, Label, RunFolder, Seed, Text, TextPair
+from discreet.cli.options import Data, Device, Json, RunFolder, RunLabel, RunText, TextPair
 from discreet.cli.output import as_json, note, table
 
 
@@ -17,10 +17,10 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option(help="Split to read. Default: validation, else test, else all rows.")
     ] = None,
-    text: Text = "text",
+    text: RunText = None,
     text_pair: TextPair = None,
-    label: Label = "label",
-    seed: Seed = 0,
+    label: RunLabel = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of generated notes; the run's own if not given.")] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -39,14 +39,20 @@ def evaluate(
 
     began = time.monotonic()
     loaded = load_run(run, find_device(device))
-    model, trained_on = loaded.model, loaded.settings.data.source
-    same = data in BUILT_IN or (Path(data).exists() and Path(trained_on).exists() and Path(data).samefile(trained_on))
+    model, asked = loaded.model, loaded.settings
+    same = same_source(data, asked.data.source)
     corpus = load(
         data,
-        Columns(text=text, text_pair=text_pair, label=label),
-        seed=seed,
-        rows=loaded.settings.data.rows if same and data == trained_on else None,
-        validation=None if same else 0,
+        # The hold-out depends on the columns, so on the run's own data the run's own are read.
+        Columns(
+            text or asked.data.text,
+            text_pair or asked.data.text_pair,
+            label or asked.data.label,
+            asked.data.unit if same else None,
+        ),
+        seed=asked.seed if seed is None else seed,
+        rows=asked.data.rows if same else None,
+        validation=asked.data.validation if same else None if data in BUILT_IN else 0,
         task="regression" if model.task == "regression" else None,
         label_names=model.label_names or None,
     )
@@ -69,3 +75,10 @@ def evaluate(
         )
         return
     table(utility, title=f"Utility on {len(rows)} rows of {data}" + (f" ({name})" if name else ""))
+
+
+def same_source(one: str, other: str) -> bool:
+    """Return whether two names mean the same data."""
+    if one == other:
+        return True
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)

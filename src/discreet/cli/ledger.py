@@ -16,15 +16,17 @@ _MOST_KINDS = 8  # events for which it is worked out how many more would fit
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file; a training may be writing to it.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A ledger's file, or the folder of a run.")],
     delta: Annotated[float | None, typer.Option("--delta", help="Account at this delta; else the budget's.")] = None,
     json: Json = False,
 ) -> None:
     """Show what a ledger holds: what was spent, the guarantee, the budget left, and what a crash left behind."""
     from discreet.accounting.ledger import Ledger
-    from discreet.cli.output import as_json
+    from discreet.cli.output import as_json, paragraph
 
+    path = path / "ledger.jsonl" if path.is_dir() else path
     statement = Ledger.read(path)
+    promise = None if delta is None and statement.budget is None else statement.guarantee(delta)
     if json:
         as_json(_values(path, statement, delta))
         return
@@ -34,10 +36,10 @@ def ledger(
         print(f"{count:12,}  {_words(event)}")
     for line in _remarks(statement):
         print(line)
-    if delta is None and statement.budget is None:
+    if promise is None:
         print("Give --delta to see what this guarantees: the ledger has no budget to take it from.")
         return
-    print(statement.guarantee(delta))
+    paragraph(promise.sentence())
     budget = statement.budget
     if budget is not None:
         spent = statement.guarantee().epsilon

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -57,9 +58,12 @@ app.command("ledger")(ledger)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 2 refused, 130 interrupted."""
     try:
-        app(args=None if arguments is None else list(arguments))
-    except SystemExit as stop:
-        return int(stop.code or 0)
+        try:
+            app(args=None if arguments is None else list(arguments))
+        except SystemExit as stop:
+            sys.stdout.flush()
+            return int(stop.code or 0)
+        sys.stdout.flush()
     except DiscreetError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -67,8 +71,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Interrupted.", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        _abandon_stdout()
         return 0
+    except OSError as error:
+        _abandon_stdout()
+        where = f" {error.filename!r}" if error.filename else " the output"
+        print(f"OutputError: Expected to be able to write or read{where}. {error.strerror}.", file=sys.stderr)
+        return 2
     return 0
+
+
+def _abandon_stdout() -> None:
+    """Let what could not be written go, so that Python does not try again when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def entry() -> None:

@@ -11,7 +11,7 @@ Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="notes, notes-pairs, reviews, a CSV, TSV, JSONL or Parquet file, a folder "
+        help="notes, notes-pairs, notes-pairs-scores, reviews, a CSV, TSV, JSONL or Parquet file, a folder "
         "with train.* and validation.*, or hub:NAME.",
     ),
 ]
@@ -22,4 +22,6 @@ Unit = Annotated[str | None, typer.Option("--unit", help="Column that names whos
 Seed = Annotated[int, typer.Option("--seed", help="The same seed repeats the run.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
+RunText = Annotated[str | None, typer.Option("--text", help="Column with the text; the run's own if not given.")]
+RunLabel = Annotated[str | None, typer.Option("--label", help="Column with the label; the run's own if not given.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]

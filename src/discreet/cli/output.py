@@ -17,6 +17,14 @@ def as_json(values: Mapping[str, Any]) -> None:
     print(json.dumps(values, ensure_ascii=False, allow_nan=False))
 
 
+def paragraph(text: str) -> None:
+    """Print text on stdout, broken between words to fit the terminal."""
+    import shutil
+    import textwrap
+
+    print(textwrap.fill(text, width=shutil.get_terminal_size().columns))
+
+
 def note(text: str) -> None:
     """Print a remark on stderr."""
     print(text, file=sys.stderr)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Device, Json, RunFolder, Seed, Text, TextPair
+from discreet.cli.options import Device, Json, RunFolder, RunText, TextPair
 from discreet.cli.output import as_json, note
 from discreet.core.errors import DataError
 
 if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
+    from discreet.training.run_folder import RunSettings
 
 
 def predict(
@@ -21,9 +22,9 @@ def predict(
     source: Annotated[
         str, typer.Argument(metavar="[FILE]", help="One text a line, or CSV, TSV, JSONL, Parquet; - reads stdin.")
     ] = "-",
-    text: Text = "text",
+    text: RunText = None,
     text_pair: TextPair = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option("--seed", hidden=True)] = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -36,8 +37,7 @@ def predict(
     from discreet.training.run_folder import load_run
 
     loaded = load_run(run, find_device(device))
-    pairs = loaded.settings.pairs
-    corpus = read(source, text, text_pair, pairs)
+    corpus = read(source, text, text_pair, loaded.settings)
     found = say(loaded.model, corpus)
     if found.truncated:
         note(f"{found.truncated} of {len(corpus)} texts were cut to {loaded.model.max_length} tokens.")
@@ -55,15 +55,22 @@ def predict(
         print("\t".join(f"{value:.4f}" if isinstance(value, float) else value for value in row.values()))
 
 
-def read(source: str, text: str, text_pair: str | None, pairs: bool) -> Corpus:
-    """Return the texts of a file or of stdin, without labels."""
+def read(source: str, text: str | None, text_pair: str | None, asked: RunSettings) -> Corpus:
+    """Return the texts of a file or of stdin, without labels; columns not named are those of the run."""
     from discreet.data.corpus import Corpus
     from discreet.data.sources import Columns, load
     from discreet.data.tables import READERS
 
+    pairs = asked.pairs
     if Path(source).suffix.lower() in READERS:
-        corpus = load(source, Columns(text=text, text_pair=text_pair, label=None), validation=0)
+        columns = Columns(text or asked.data.text, text_pair or asked.data.text_pair, label=None)
+        corpus = load(source, columns, validation=0)
     else:
+        if text or text_pair:
+            raise DataError(
+                f"Expected a file with columns for --text, found {source!r}. Lines of plain text have none; give a "
+                f"file that ends in one of {', '.join(READERS)}."
+            )
         lines = _lines(source)
         if not lines:
             raise DataError(f"Expected at least one line of text in {source!r}. It is empty.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from discreet.cli.options import Data, Device, Json, Label, Seed, Text, TextPair, Unit
-from discreet.cli.output import as_json, note, stop_on_interrupt, table
+from discreet.cli.output import as_json, note, paragraph, stop_on_interrupt, table
 from discreet.cli.progress import training_bar
-from discreet.core.checks import refuse
+from discreet.core.checks import positive, refuse
 
 _MODEL, _TRAINING, _PRIVACY, _COLUMNS = "Model", "Training", "Privacy", "Data"
 
@@ -109,7 +109,9 @@ def train(
     text_pair: TextPair = None,
     label: Label = "label",
     unit: Unit = None,
-    rows: Annotated[int | None, typer.Option(help="Keep, or generate, this many rows.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Keep this many training rows, or make this many notes.")] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression, if labels leave it open.")] = None,
+    validation: Annotated[str | None, typer.Option(help="File with held-out rows; else a tenth is held out.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     json: Json = False,
@@ -143,6 +145,7 @@ def train(
         for name, value in (("epsilon", epsilon), ("noise-multiplier", noise_multiplier), ("kappa", kappa)):
             if value is not None:
                 raise refuse(name, value, "together with --protect", "Add --protect dp-sgd, or leave it out.")
+    positive("checkpoint-seconds", checkpoint_seconds)
     chosen = ModelSettings(encoder=model, pooling=pooling, head=head, train=parts, pooler=pooler, max_length=max_length)
     request = RunRequest(
         source=data,
@@ -153,6 +156,8 @@ def train(
         seed=seed,
         rows=rows,
         noise_seed=noise_seed,
+        validation=validation,
+        task=_task(task),
     )
     corpus = load_corpus(request)
     usual = defaults_for(parts, protect, corpus.split("train").unit_count)
@@ -194,6 +199,12 @@ def train(
     print(f"Written to {out} in {done['seconds']:.1f} s.")
 
 
+def _task(name: str | None) -> Literal["classification", "regression"] | None:
+    if name is None or name == "classification" or name == "regression":
+        return name  # type: ignore[return-value]
+    raise refuse("task", name, "in classification, regression", "")
+
+
 def _delta(text: str) -> float | None:
     if text == "auto":
         return None
@@ -208,7 +219,7 @@ def _say_privacy(done: dict[str, Any]) -> None:
     if promise is None:
         print("Privacy: no guarantee, this training was not protected.")
         return
-    print("Privacy: " + promise["sentence"])
+    paragraph("Privacy: " + promise["sentence"])
     columns = {
         f"epsilon, {name}": "not defined here" if value is None else f"{value:.4g}"
         for name, value in done["epsilon_by_adjacency"].items()

@@ -43,7 +43,7 @@ class Corpus:
     second: tuple[str, ...] | None = None
     label_names: tuple[str, ...] = ()
     units: tuple[str, ...] | None = None
-    unit_name: str = "sentence"
+    unit_name: str = "row"
     splits: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 

@@ -19,6 +19,7 @@ from discreet.data.partition import hold_out
 from discreet.data.tables import READERS, Table, read_table
 
 HELD_OUT = 0.1
+EACH_ROW = "row"  # as the name of a unit: every row is its own
 _SPLIT_FILES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"} | {
     "dev": "validation",
     "test": "test",
@@ -61,6 +62,10 @@ def load(
     Guarantee: none, this reads private data; errors name rows, never texts.
     """
     columns = columns or Columns()
+    if columns.unit == EACH_ROW:
+        plain = dataclasses.replace(columns, unit=None)
+        corpus = load(source, plain, seed=seed, rows=rows, validation=validation, task=task, label_names=label_names)
+        return dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
     name = str(source)
@@ -205,7 +210,7 @@ def _units(table: Table, name: str) -> list[str]:
 
 def _unit_word(columns: Columns) -> str:
     if columns.unit is None:
-        return "sentence" if columns.text_pair is None else "pair"
+        return EACH_ROW
     word = columns.unit.strip().lower()
     for ending in ("_id", "-id", " id"):
         word = word.removesuffix(ending)

@@ -16,7 +16,7 @@ def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any]
     """Return a model card in Markdown."""
     chosen = settings.model
     count = sum(p.numel() for p in trained(model).values())
-    what = f"{len(model.label_names)} classes" if model.task == "classification" else "a score"
+    what = f"{len(model.label_names)} classes: {', '.join(model.label_names)}"
     found = metrics.get("utility") or {}
     rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in found.items())
     scores = f"| metric | value |\n|---|---|\n{rows}" if rows else "Not measured: no rows were held out."
@@ -25,9 +25,13 @@ def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any]
         if guarantee is not None
         else "No privacy guarantee: this model was trained without protection and may reveal its training text."
     )
-    return f"""# A text classifier
+    title = "A text classifier" if model.task == "classification" else "A scorer of texts"
+    rate = "usual" if settings.train.learning_rate is None else f"{settings.train.learning_rate:g}"
+    subject = "pairs of texts" if settings.pairs else "texts"
+    purpose = f"It sorts {subject} into {what}." if model.task == "classification" else f"It gives {subject} a score."
+    return f"""# {title}
 
-It sorts {"pairs of texts" if settings.pairs else "texts"} into {what}.
+{purpose}
 
 | part | choice |
 |---|---|
@@ -35,7 +39,7 @@ It sorts {"pairs of texts" if settings.pairs else "texts"} into {what}.
 | head | {chosen.head} |
 | trained | {chosen.train}, {count:,} weights |
 | longest text | {model.max_length} tokens |
-| epochs, batch | {settings.train.epochs:g}, {settings.train.batch_size} |
+| epochs, batch, rate | {settings.train.epochs:g}, {settings.train.batch_size}, {rate} |
 | seed | {settings.seed} |
 
 ## Utility on {"held-out text" if metrics.get("evaluated_on") != "train" else "the training text itself"}
@@ -45,10 +49,22 @@ It sorts {"pairs of texts" if settings.pairs else "texts"} into {what}.
 ## Privacy
 
 {promise}
-
+{protection(metrics)}
 ## Use
 
 ```
 discreet predict THIS_FOLDER texts.txt
 ```
 """
+
+
+def protection(metrics: dict[str, Any]) -> str:
+    """Return how a protected run was protected, and its epsilon under each adjacency."""
+    if "protection" not in metrics:
+        return ""
+    chosen = ", ".join(f"{name} {value}" for name, value in metrics["protection"].items())
+    columns = ", ".join(
+        f"{name} {'not defined' if value is None else f'{value:.4g}'}"
+        for name, value in metrics["epsilon_by_adjacency"].items()
+    )
+    return f"\nProtection: {chosen}; {metrics['steps']} steps. Epsilon at the same delta: {columns}.\n"

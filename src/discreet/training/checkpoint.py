@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from discreet.core.errors import ModelError, OutputError
+from discreet.core.errors import ModelError
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.models.classifier import Classifier
 from discreet.training.precision import autocast
 from discreet.training.settings import TrainSettings
+from discreet.training.tensors import load_tensors, save_tensors
 
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
@@ -56,7 +54,6 @@ def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
                 numbers[f"{key}.{name}"] = value
     tensors |= {f"best.{name}": value for name, value in at.best_weights.items()}
     tensors |= {f"averaged.{name}": value for name, value in at.averaged.items()}
-    tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
     about = {
         "identity": identity,
         "step": at.step,
@@ -66,15 +63,9 @@ def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
         "seconds": at.seconds,
         "history": list(at.history),
         "numbers": numbers,
+        "threads": torch.get_num_threads(),
     }
-    partial = folder / f"{NAME}.partial"
-    try:
-        save_file(tensors, partial, metadata={"progress": json.dumps(about)})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(folder / NAME)
-    except OSError as error:
-        raise OutputError(f"Expected room for a checkpoint in {str(folder)!r}. {error.strerror}; free some.") from None
+    save_tensors(tensors, folder / NAME, {"progress": json.dumps(about)})
 
 
 def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
@@ -82,14 +73,15 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
     path = folder / NAME
     if not path.exists():
         return Progress()
-    with safe_open(path, framework="pt", device="cpu") as file:
-        about = json.loads(file.metadata()["progress"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors, said = load_tensors(path)
+    about = json.loads(said["progress"])
     if about["identity"] != identity:
         raise ModelError(
             f"Expected the settings and data with which {str(folder)!r} was begun. Something changed since; "
             "resume with the same command, or delete the folder and begin again."
         )
+    if _device(model).type == "cpu":
+        torch.set_num_threads(about["threads"])  # sums are rounded by how they are shared out
     for name, parameter in trained(model).items():
         parameter.data.copy_(tensors[f"weight.{name}"])
         state: dict[str, Any] = {}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from discreet.core.errors import ModelError, OutputError
 from discreet.data.batches import Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.training.evaluate import represent
+from discreet.training.tensors import load_tensors, save_tensors
 
 
 def cache_folder() -> Path:
@@ -36,13 +38,23 @@ def encode(model: Classifier, corpus: Corpus, cache: Path | None = None, precisi
     """
     tokens = tokenise(corpus, model.tokenizer, model.max_length, model.device)
     path = None if cache is None else cache / f"{_key(model, tokens, precision)}.safetensors"
-    if path is not None and path.exists():
-        vectors = load_file(path, device=str(model.device))["vectors"]
-    else:
+    vectors = None if path is None else _kept(path)
+    if vectors is None:
         vectors = represent(model, tokens, precision)
-        if path is not None:
-            _store(path, vectors)
-    return Vectors(vectors, tokens.targets, tokens.truncated)
+        # A cache that cannot be written costs time, not correctness.
+        with suppress(OutputError, OSError):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                save_tensors({"vectors": vectors}, path)
+    return Vectors(vectors.to(model.device), tokens.targets, tokens.truncated)
+
+
+def _kept(path: Path) -> Tensor | None:
+    """Return what the cache holds, or nothing if it holds nothing that can be read."""
+    try:
+        return load_tensors(path)[0]["vectors"] if path.exists() else None
+    except (ModelError, KeyError):
+        return None
 
 
 def _key(model: Classifier, tokens: Tokens, precision: str) -> str:
@@ -54,14 +66,3 @@ def _key(model: Classifier, tokens: Tokens, precision: str) -> str:
         text.update(f"{name}{tuple(column.shape)}".encode())
         text.update(column.cpu().numpy().tobytes())
     return text.hexdigest()[:40]
-
-
-def _store(path: Path, vectors: torch.Tensor) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        save_file({"vectors": vectors.cpu().contiguous()}, partial)
-        partial.chmod(0o600)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # a cache that cannot be written costs time, not correctness

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from discreet.core.errors import ModelError, OutputError
 from discreet.core.guarantee import Guarantee
@@ -26,6 +24,7 @@ from discreet.training import checkpoint
 from discreet.training.card import model_card
 from discreet.training.checkpoint import LEDGER
 from discreet.training.settings import TrainSettings
+from discreet.training.tensors import cannot_write, load_tensors, save_tensors
 
 SECRET = "secret"
 _SUFFIX = ".unfinished"
@@ -42,6 +41,7 @@ class DataSettings:
     label: str | None = "label"
     unit: str | None = None
     rows: int | None = None
+    validation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Run:
 
 def workspace_of(out: Path, *, resume: bool) -> Path:
     """Return where a run that is to end in `out` is prepared; refuse what would be overwritten or lost."""
+    if not out.name or out.name == "..":
+        raise OutputError(f"Expected out={str(out)!r} to name a new folder. Give it a name, such as runs/a.")
     workspace = out.with_name(out.name + _SUFFIX)
     if out.exists():
         raise OutputError(f"Expected no folder at {str(out)!r}. It exists; choose another --out, or delete it.")
@@ -134,8 +136,7 @@ def finish(
 ) -> None:
     """Write a finished run into its workspace and give it its name in one move."""
     try:
-        tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-        save_file(tensors, workspace / "model.safetensors", metadata={"format": "pt", "discreet": str(_FORMAT)})
+        save_tensors(model.state_dict(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
         model.tokenizer.save_pretrained(workspace / "tokenizer")
         (workspace / "encoder.json").write_text(_encoder_config(model), encoding="utf-8")
         (workspace / "settings.toml").write_text(dump(settings), encoding="utf-8")
@@ -164,12 +165,6 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def cannot_write(path: Path, error: OSError) -> OutputError:
-    """Return the error for a place that cannot be written to."""
-    remedy = "Free some space" if error.errno == errno.ENOSPC else "Check the path and your rights to it"
-    return OutputError(f"Expected to be able to write {str(path)!r}. {error.strerror}. {remedy}, then use --resume.")
-
-
 def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     """Return a finished run from its folder.
 
@@ -183,7 +178,7 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     settings = read(RunSettings, folder / "settings.toml")
     try:
         about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
-        tensors = load_file(folder / "model.safetensors")
+        tensors, _ = load_tensors(folder / "model.safetensors")
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         module = _fresh_module(about)
         with quiet():

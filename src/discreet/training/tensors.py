@@ -1,0 +1,47 @@
+"""Tensors on disk as safetensors, whole or not at all; a full disk or a damaged file is said in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from discreet.core.errors import ModelError, OutputError
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors to a file, synced and under its name only when it is whole."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.chmod(0o600)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise cannot_write(path, error) from None
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a file, on the CPU, and what is said about them."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"Expected whole tensors in {str(path)!r}. {error}. Delete the file and make it anew."
+        ) from None
+
+
+def cannot_write(path: Path, error: Exception) -> OutputError:
+    """Return the error for a place that cannot be written to."""
+    full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space" in str(error)
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    remedy = "Free some space, then use --resume" if full else "Check the path and your rights to it"
+    return OutputError(f"Expected to be able to write {str(path)!r}. {said}. {remedy}.")
