@@ -33,6 +33,8 @@ def words(text: str) -> list[str]:
 def rouge(guess: str, truth: str, kind: str = "rougeL") -> float:
     """Return the ROUGE F-measure of one pair: `rouge1`, `rouge2` or `rougeL`, words without punctuation, no stemming.
 
+    A truth of one word has no pair of words: its `rouge2` is 0 whatever is guessed.
+
     >>> round(rouge("the cat ran", "the cat sat"), 3)
     0.667
     """
