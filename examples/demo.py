@@ -63,7 +63,7 @@ def main() -> None:
     console.print(
         "Epsilon is a proven bound for a patient with all their notes. The last column says what it means: whoever "
         "attacks the model and wrongly accuses 1% of strangers finds at most this share of the patients who were in. "
-        "Directional noise is drawn for each patient, not for the sum: it trusts nobody with the sum, and pays for that."
+        "Directional noise is drawn for each patient: it trusts nobody with their sum, and pays for that."
     )
     console.print(f"Models, ledgers and model cards are in {folder}. ({time.monotonic() - began:.0f} s)")
 

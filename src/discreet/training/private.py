@@ -14,6 +14,7 @@ from torch import Tensor
 
 from discreet.accounting.events import DpEvent
 from discreet.accounting.ledger import Ledger
+from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
 from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.errors import LedgerError
@@ -135,7 +136,15 @@ class PrivateStep:
         sampler = sampler or sampler_for(protect, settings.batch_size, len(units))
         refuse_pair(sampler, ledger)
         at = delta_for(len(units)) if delta is None else open_probability("delta", delta)
-        return cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at)
+        step = cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at)
+        if len(rows) > 1:  # what shapes cannot show: a model that mixes the rows of a batch
+            check_independent(step.tape, step.losses_of, rows=2)
+        return step
+
+    def losses_of(self, chosen: Tensor) -> Tensor:
+        """Return the losses of the rows with these numbers, outside of any step."""
+        batch = self.rows.batch(chosen.cpu().numpy())
+        return self.model.losses(batch.inputs, batch.targets)
 
     @property
     def protection(self) -> str:
