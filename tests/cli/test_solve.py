@@ -71,13 +71,14 @@ def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "said"),
     [
         ([], "Add --epsilon 3"),
-        (["--epsilon", "3", "--true-positives", "0.05"], "Expected epsilon=3.0 given, or else"),
+        (["--epsilon", "3", "--true-positives", "0.05"], "Expected epsilon=3.0 or else true_positives, and not both"),
         (["--epsilon", "-3"], "Expected epsilon=-3.0 > 0"),
         (["--epsilon", "3", "--delta", "0"], "Expected delta=0.0"),
         (["--epsilon", "3", "--for", "money"], "Expected for='money' in noise, steps, rate"),
         (["--epsilon", "3", "--for", "steps"], "Add --noise-multiplier"),
         (["--true-positives", "0.05", "--for", "steps"], "Use --epsilon"),
         (["--true-positives", "0.005"], "Guessing blindly"),
+        (["--epsilon", "3", "--noise-multiplier", "1"], "left out when the noise is what is sought"),
     ],
 )
 def test_what_cannot_be_solved_is_refused(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:

@@ -26,6 +26,7 @@ from discreet.cli.spend import (
     Use,
     Visible,
     amount_of,
+    refuse_foreign,
     risk_of,
     show,
 )
@@ -48,10 +49,17 @@ def solve(
     sought: Annotated[str, typer.Option("--for", help="What to find: noise, steps or rate.")] = "noise",
     true_positives: Annotated[
         float | None,
-        typer.Option("--true-positives", help="Instead of epsilon: the most any membership test may find."),
+        typer.Option(
+            "--true-positive-rate",
+            "--true-positives",
+            help="Instead of epsilon: the most any membership test may find.",
+        ),
     ] = None,
     false_positives: Annotated[
-        float, typer.Option("--false-positives", help="With --true-positives: at this share of false alarms.")
+        float,
+        typer.Option(
+            "--false-positive-rate", "--false-positives", help="With --true-positives: at this share of false alarms."
+        ),
     ] = 0.01,
     mechanism: Mechanism = "gaussian",
     noise_multiplier: Noise = None,
@@ -74,7 +82,9 @@ def solve(
     one_of("for", sought, ("noise", "steps", "rate"))
     open_probability("delta", delta, "A solver needs a delta above 0.")
     if (epsilon is None) == (true_positives is None):
-        raise refuse("epsilon", epsilon, "given, or else true_positives", "Add --epsilon 3, or --true-positives 0.05.")
+        raise refuse(
+            "epsilon", epsilon, "or else true_positives, and not both", "Give --epsilon 3, or --true-positives 0.05."
+        )
     if epsilon is not None:
         positive("epsilon", epsilon)
     elif sought != "noise":
@@ -82,6 +92,8 @@ def solve(
     from discreet.accounting.interpret import guarantee
 
     if sought == "noise":
+        strengths = {"noise_multiplier": noise_multiplier, "kappa": kappa, "local_epsilon": local_epsilon, "bias": bias}
+        refuse_foreign(mechanism, allowed=False, **strengths)
         amount = _noise(use, epsilon, delta, accountant, true_positives, false_positives)
         event, answer = use.event(amount), {_SOUGHT[mechanism]: amount}
         if mechanism == "randomized-response" and choices == 2:

@@ -132,9 +132,10 @@ class Use:
 def amount_of(
     mechanism: str, noise: float | None, kappa: float | None, local_epsilon: float | None, bias: float | None
 ) -> float:
-    """Return the one number that says how strong a mechanism is, or refuse its absence by name."""
+    """Return the one number that says how strong a mechanism is; refuse its absence, and what belongs to others."""
     import math
 
+    refuse_foreign(mechanism, noise_multiplier=noise, kappa=kappa, local_epsilon=local_epsilon, bias=bias)
     if mechanism in _SUMS:
         return positive("noise_multiplier", _given(noise, "noise_multiplier"), "Without noise there is no guarantee.")
     if mechanism == "vmf":
@@ -146,6 +147,16 @@ def amount_of(
             raise refuse("bias", bias, "in (0, 0.5)", "The truth is told with probability 1/2 + bias.")
         return math.log((0.5 + bias) / (0.5 - bias))
     return positive("local_epsilon", _given(local_epsilon, "local_epsilon"))
+
+
+def refuse_foreign(mechanism: str, allowed: bool = True, **given: float | None) -> None:
+    """Refuse strengths that a mechanism does not have, or any at all where the strength is what is sought."""
+    own = {"vmf": {"kappa"}, "privunit": {"local_epsilon"}, "randomized-response": {"local_epsilon", "bias"}}
+    mine = own.get(mechanism, {"noise_multiplier"}) if allowed else set()
+    for name, value in given.items():
+        if value is not None and name not in mine:
+            rule = f"left out for {mechanism}" if allowed else "left out when the noise is what is sought"
+            raise refuse(name, value, rule, "It would change nothing; drop it, or name another --mechanism.")
 
 
 def _given(value: float | None, name: str) -> float:
