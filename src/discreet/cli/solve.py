@@ -82,9 +82,8 @@ def solve(
     one_of("for", sought, ("noise", "steps", "rate"))
     open_probability("delta", delta, "A solver needs a delta above 0.")
     if (epsilon is None) == (true_positives is None):
-        raise refuse(
-            "epsilon", epsilon, "or else true_positives, and not both", "Give --epsilon 3, or --true-positives 0.05."
-        )
+        remedy = "Add --epsilon 3, or --true-positive-rate 0.05."
+        raise refuse("epsilon", epsilon, "or else true_positives, and not both", remedy)
     if epsilon is not None:
         positive("epsilon", epsilon)
     elif sought != "noise":
