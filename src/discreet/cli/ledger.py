@@ -12,6 +12,8 @@ from discreet.cli.options import Json
 if TYPE_CHECKING:
     from discreet.accounting.ledger_statement import Statement
 
+# What a ledger cannot see, and every figure taken from it rests on.
+ASSUMED = ("the randomness of every spend was secret: a seed that someone knows hides nothing",)
 _MOST_KINDS = 8  # events for which it is worked out how many more would fit
 
 
@@ -26,7 +28,9 @@ def ledger(
 
     path = path / "ledger.jsonl" if path.is_dir() else path
     statement = Ledger.read(path)
-    promise = None if delta is None and statement.budget is None else statement.guarantee(delta)
+    promise = None
+    if delta is not None or statement.budget is not None:
+        promise = statement.guarantee(delta, assumptions=ASSUMED)
     if json:
         as_json(_values(path, statement, delta))
         return
@@ -63,7 +67,7 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
         "spent_again": statement.respent,
         "torn": statement.torn,
         "unfinished": statement.unfinished,
-        "guarantee": statement.guarantee(delta).as_dict() if known else None,
+        "guarantee": statement.guarantee(delta, assumptions=ASSUMED).as_dict() if known else None,
         "budget": None if statement.budget is None else vars(statement.budget),
         "remaining": [{"event": text.loads(event_to_json(event)), "spends": more} for event, more in _room(statement)],
     }
