@@ -39,10 +39,13 @@ def capturing(like: Tensor) -> bool:
 
 def usable(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors: on CUDA, without a graph to differentiate, last dimension dense."""
+    from discreet.clipping.kernel_trust import trusted
+
     return (
         installed()
         and all(t.is_cuda and t.stride(-1) == 1 and t.dtype in _TYPES and t.data_ptr() % 16 == 0 for t in tensors)
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and trusted(tensors[0])
     )
 
 
