@@ -156,18 +156,8 @@ def run_training(
             "device": str(where),
             "seed": request.seed,
         }
-    settings = RunSettings(
-        data=data_settings(request, corpus),
-        model=request.model,
-        train=request.train,
-        protect=request.protect,
-        seed=request.seed,
-        task=corpus.task,
-        label_names=corpus.label_names,
-        pairs=corpus.second is not None,
-    )
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
-    finish(workspace, out, model, settings, {**result, "history": told}, trained.guarantee)
+    finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
     return result
 
 
@@ -237,15 +227,25 @@ def as_json(promise: Guarantee) -> dict[str, Any]:
     return {**promise.as_dict(), "sentence": promise.sentence()}
 
 
-def data_settings(request: RunRequest, corpus: Corpus) -> DataSettings:
-    """Return where the text came from, for the run's settings."""
-    columns = request.columns
-    return DataSettings(
+def run_settings(request: RunRequest, corpus: Corpus) -> RunSettings:
+    """Return all that was asked of a run, for its folder; never a word of the text."""
+    columns, pairs = request.columns, corpus.second is not None
+    data = DataSettings(
         source=request.source,
         text=columns.text,
-        text_pair=columns.text_pair if corpus.second is not None else None,
+        text_pair=columns.text_pair if pairs else None,
         label=columns.label,
         unit=columns.unit,
         rows=request.rows,
         validation=request.validation,
+    )
+    return RunSettings(
+        data=data,
+        model=request.model,
+        train=request.train,
+        protect=request.protect,
+        seed=request.seed,
+        task=corpus.task,
+        label_names=corpus.label_names,
+        pairs=pairs,
     )

@@ -150,7 +150,10 @@ def test_a_given_noise_seed_is_no_certificate(
 ) -> None:
     out, _ = told(capfd, *command, "--epsilon", 3, "--epochs", 2, "--noise-seed", 1, "--out", tmp_path / "a", "--json")
     assert json.loads(out)["guarantee"]["certified"] is False
-    assert "Estimate, not a bound" in (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
+    assert "Estimate, not a bound" in card and "Estimates of epsilon at the same delta" in card
+    words = ["--epsilon", 3, "--epochs", 2, "--noise-seed", 1, "--out", tmp_path / "b"]
+    assert "(estimates, for the reason above)" in told(capfd, *command, *words)[0]
 
 
 @pytest.mark.parametrize(

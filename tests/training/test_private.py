@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.accounting.ledger import Budget, Ledger
-from discreet.clipping.tape import Tape
 from discreet.core.errors import LedgerError, ModelError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
@@ -280,4 +279,13 @@ def test_what_cannot_be_clipped_is_refused_by_name(corpus: Corpus, tiny_encoder:
     model.head = torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
     with pytest.raises(UnsupportedError, match="BatchNorm1d"):
         train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=DPSGD(1.0))
-    assert isinstance(Tape(build(corpus, tiny_encoder("bert"))), Tape)
+
+
+def test_a_refused_training_lets_its_ledger_go(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    with pytest.raises(SettingError, match="Poisson under add/remove") as kept:  # the error holds its frames alive
+        train(model, corpus, rng=Rng(0), protect=DPSGD(1.0), sampler=Shuffled(10), workspace=tmp_path)
+    Ledger.open(tmp_path / "ledger.jsonl", unit="person", adjacency="add/remove").close()
+    assert kept.value

@@ -43,6 +43,9 @@ def test_a_protected_release_carries_the_guarantee_of_that_release(
     # the exact epsilon of one Gaussian release at noise 1 and delta 1e-5, without any amplification
     assert seen.guarantee.epsilon == pytest.approx(4.377, abs=0.001)
     assert seen.noise_std == pytest.approx(1 / 3)
+    assert not seen.guarantee.certified and "whoever knows it" in str(seen.guarantee.reason)
+    secret = protected_release(model, batch, DPSGD(1.0, clip_norm=1.0), Rng.secret(), delta=1e-5)
+    assert secret.guarantee is not None and secret.guarantee.certified
     again = protected_release(model, batch, DPSGD(1.0, clip_norm=1.0), Rng(0), delta=1e-5)
     assert all(torch.equal(seen.gradients[n], again.gradients[n]) for n in seen.gradients)
     turned = protected_release(model, batch.take([0]), DirDPSGD.for_model(model, 20.0), Rng(0), delta=1e-5)

@@ -227,7 +227,8 @@ def _say_privacy(done: dict[str, Any]) -> None:
     if "pure_epsilon" in done:
         columns["pure epsilon over all steps"] = f"{done['pure_epsilon']:.6g}"
         columns["metric epsilon per use and distance"] = f"{done['metric_epsilon_per_use']:.6g}"
-    table(columns, title=f"The same training, delta = {promise['delta']:.3g}, under each adjacency")
+    kind = "" if promise["certified"] else " (estimates, for the reason above)"
+    table(columns, title=f"The same training, delta = {promise['delta']:.3g}, under each adjacency{kind}")
 
 
 def _finite(values: Any) -> Any:

@@ -8,7 +8,6 @@ every use, and for every block of a partition (the paper's Corollary 1, a factor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -180,13 +179,3 @@ def _weighted(record: Record, weights: Mapping[str, Tensor]) -> dict[str, Tensor
 def _add(sums: dict[str, Tensor], parts: Mapping[str, Tensor]) -> None:
     for name, part in parts.items():
         sums[name] = sums[name] + part if name in sums else part
-
-
-def expected_length(kappa: float, dimension: int) -> float:
-    """Return the mean cosine of a draw with the direction it hides: how much of a gradient is left in it.
-
-    >>> round(expected_length(500.0, 592_130), 5)
-    0.00084
-    """
-    mean = VonMisesFisher(kappa, dimension).mean_cosine
-    return mean if math.isfinite(mean) else 0.0

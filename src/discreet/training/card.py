@@ -49,7 +49,7 @@ def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any]
 ## Privacy
 
 {promise}
-{protection(metrics)}
+{protection(metrics, guarantee)}
 ## Use
 
 ```
@@ -58,13 +58,14 @@ discreet predict THIS_FOLDER texts.txt
 """
 
 
-def protection(metrics: dict[str, Any]) -> str:
+def protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
     """Return how a protected run was protected, and its epsilon under each adjacency."""
-    if "protection" not in metrics:
+    if "protection" not in metrics or guarantee is None:
         return ""
+    kind = "Epsilon" if guarantee.certified else "Estimates of epsilon"
     chosen = ", ".join(f"{name} {value}" for name, value in metrics["protection"].items())
     columns = ", ".join(
         f"{name} {'not defined' if value is None else f'{value:.4g}'}"
         for name, value in metrics["epsilon_by_adjacency"].items()
     )
-    return f"\nProtection: {chosen}; {metrics['steps']} steps. Epsilon at the same delta: {columns}.\n"
+    return f"\nProtection: {chosen}; {metrics['steps']} steps. {kind} at the same delta: {columns}.\n"

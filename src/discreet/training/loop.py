@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,20 +93,20 @@ def train(
         validation = ready(model, matched_split(corpus, model, "validation"), cache, settings.precision)
     optimizer = optimizer_for(model, settings)
     step: Step
-    opened: AbstractContextManager[Any] = nullcontext()
-    if protect is None:
-        sampler = sampler or Shuffled(min(settings.batch_size, len(rows)))
-        step = OpenStep(model, optimizer, rows, sampler, rng, settings)
-    else:
-        from discreet.training.private import PrivateStep, ledger_for
-        from discreet.training.run_folder import secret_of
+    with ExitStack() as opened:
+        if protect is None:
+            sampler = sampler or Shuffled(min(settings.batch_size, len(rows)))
+            step = OpenStep(model, optimizer, rows, sampler, rng, settings)
+        else:
+            from discreet.training.private import PrivateStep, ledger_for
+            from discreet.training.run_folder import secret_of
 
-        if ledger is None:
-            ledger = opened = ledger_for(protect, split, workspace)
-        if secret is None:
-            secret = Rng.secret() if workspace is None else secret_of(workspace)
-        step = PrivateStep.of(model, optimizer, protect, rows, split, sampler, settings, ledger, secret, delta)
-    with opened, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+            if secret is None:
+                secret = Rng.secret() if workspace is None else secret_of(workspace)
+            if ledger is None:
+                ledger = opened.enter_context(ledger_for(protect, split, workspace))
+            step = PrivateStep.of(model, optimizer, protect, rows, split, sampler, settings, ledger, secret, delta)
+        opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
         name = identity(model, rows, settings, step.describe(), rng)
         step.run = name[:16]
         run = _Run(model, optimizer, step, validation, settings, workspace, name)

@@ -177,10 +177,7 @@ class PrivateStep:
 
     def guarantee(self) -> Guarantee:
         """Return what all steps so far guarantee: a bound only if nobody could know the seed of the noise."""
-        found = self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS)
-        if self.secret.is_secret or not found.exists:
-            return found
-        return replace(found, certified=False, reason=_GIVEN_SEED)
+        return as_drawn(self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS), self.secret)
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step and return its mean loss, still on the device, and the number of its rows."""
@@ -223,6 +220,13 @@ class PrivateStep:
         for rows, owners in self.units.parts(drawn, lengths, limit):
             alone = len(rows) == int(owners[-1]) + 1
             yield self.rows.batch(rows), None if alone else torch.from_numpy(owners).to(self.model.device)
+
+
+def as_drawn(found: Guarantee, source: Rng) -> Guarantee:
+    """Return a guarantee as it stands for noise from this source: an estimate where its seed was given."""
+    if source.is_secret or not found.exists:
+        return found
+    return replace(found, certified=False, reason=_GIVEN_SEED)
 
 
 def delta_for(units: int) -> float:

@@ -12,6 +12,7 @@ from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.gradient import GradientProtection
+from discreet.training.private import as_drawn
 
 
 def open_release(model: Classifier, batch: Corpus) -> GradientRelease:
@@ -43,7 +44,8 @@ def protected_release(
     The batch is taken to be known to the receiver, so nothing is gained by sampling, and the rows of one unit count as
     one example.
 
-    Guarantee: that of one use of the protection, for each unit in the batch, in the release.
+    Guarantee: that of one use of the protection, for each unit in the batch, in the release; an estimate unless `rng`
+        is secret (`Rng.secret`), as whoever knows its seed can take the noise away.
     """
     from discreet.accounting.interpret import guarantee
 
@@ -57,12 +59,15 @@ def protected_release(
         noise_std=getattr(protect, "noise_multiplier", 0.0) * getattr(protect, "clip_norm", 0.0) / units,
         lengths=lengths,
         labels=batch.labels,
-        guarantee=guarantee(
-            protect.event,
-            delta=delta,
-            adjacency=adjacency or protect.adjacency,
-            unit=batch.unit_name,
-            assumptions=("this one release, the batch known", "lengths and labels are known too"),
+        guarantee=as_drawn(
+            guarantee(
+                protect.event,
+                delta=delta,
+                adjacency=adjacency or protect.adjacency,
+                unit=batch.unit_name,
+                assumptions=("this one release, the batch known", "lengths and labels are known too"),
+            ),
+            rng,
         ),
     )
 
