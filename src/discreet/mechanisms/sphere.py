@@ -47,20 +47,29 @@ def directions_around(
 def _turn(noise: torch.Tensor, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
     import torch
 
-    square = _square(x)
+    fused = None
+    if noise.is_cuda and x.shape[-1] >= _SINGLE:
+        from discreet.mechanisms import sphere_kernels
+
+        fused = sphere_kernels if sphere_kernels.usable(noise, x) else None
+    noise_square, inner, square = fused.products(noise, x) if fused else (None, None, _square(x))
     unusual = ~((square > _SMALL) & (square < _LARGE))
     if bool(unusual.any()):
         x, square = _rescaled(x, square, unusual)
+        inner = None
     length = square.sqrt()
     empty = square == 0
-    along = torch.where(empty, 0.0, _inner(noise, x) / length)
+    along = torch.where(empty, 0.0, (_inner(noise, x) if inner is None else inner) / length)
     if x.shape[-1] < _SINGLE:
         # In few dimensions the noise may be nearly parallel to x: subtract first, then take the length.
         noise.addcmul_(x, torch.where(empty, 0.0, -along / length)[:, None])
         along = torch.zeros_like(along)
-    across = (_square(noise) - along * along).sqrt()
+    across = ((_square(noise) if noise_square is None else noise_square) - along * along).sqrt()
     scale = torch.where(empty, 1.0, sine) / across
     shift = torch.where(empty, 0.0, (cosine - scale * along) / length)
+    if fused:
+        fused.turn(noise, x, scale, shift)
+        return
     noise.mul_(scale.to(noise.dtype)[:, None]).addcmul_(x, shift.to(noise.dtype)[:, None])
 
 

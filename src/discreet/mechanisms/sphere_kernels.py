@@ -1,0 +1,109 @@
+"""Two fused CUDA kernels for directions on the sphere: one pass to measure, one to turn; used where Triton is there.
+
+Ordinary operations read the noise and the direction four times and write three times; these read twice and write once.
+They are believed on a device only after they agreed there with ordinary operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_BLOCK, _TURNS = 2048, 8
+_trusted: dict[torch.device, bool] = {}
+
+
+def usable(noise: Tensor, x: Tensor) -> bool:
+    """Whether the kernels take these tensors: float32 rows on a CUDA device where they proved right."""
+    fit = all(t.is_cuda and t.dtype == torch.float32 and t.stride(-1) == 1 for t in (noise, x))
+    if not fit or importlib.util.find_spec("triton") is None or torch.cuda.is_current_stream_capturing():
+        return False
+    if noise.device not in _trusted:
+        _trusted[noise.device] = agree(noise.device)
+    return _trusted[noise.device]
+
+
+def products(noise: Tensor, x: Tensor) -> Tensor:
+    """Return <noise, noise>, <noise, x> and <x, x> of each row, (3, rows), in float64, in one pass over both."""
+    rows, width = noise.shape
+    chunks = -(-width // (_BLOCK * _TURNS))
+    parts = torch.empty(3, rows, chunks, device=noise.device)
+    _compiled()["products"][(chunks, rows)](
+        noise, x, parts, width, noise.stride(0), x.stride(0), rows * chunks, chunks, BLOCK=_BLOCK, TURNS=_TURNS
+    )
+    return parts.sum(-1, dtype=torch.float64)
+
+
+def turn(noise: Tensor, x: Tensor, scale: Tensor, shift: Tensor) -> None:
+    """Replace each row of the noise by scale * noise + shift * x, in one pass."""
+    rows, width = noise.shape
+    chunks = -(-width // (_BLOCK * _TURNS))
+    _compiled()["turn"][(chunks, rows)](
+        noise, x, scale.float(), shift.float(), width, noise.stride(0), x.stride(0), BLOCK=_BLOCK, TURNS=_TURNS
+    )
+
+
+def agree(device: torch.device) -> bool:
+    """Return whether the kernels agree with ordinary operations on a small example, and warn if not."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    noise, x = (torch.randn(3, _BLOCK * _TURNS + 77, generator=generator, device=device) for _ in range(2))
+    scale, shift = (torch.rand(3, generator=generator, device=device) for _ in range(2))
+    try:
+        exact = torch.stack([(a.double() * b.double()).sum(-1) for a, b in ((noise, noise), (noise, x), (x, x))])
+        turned = scale[:, None] * noise + shift[:, None] * x
+        size = (exact[0] * exact[2]).sqrt()
+        right = bool(((products(noise, x) - exact).abs() <= 1e-5 * torch.stack([exact[0], size, exact[2]])).all())
+        turn(noise, x, scale, shift)
+        right = right and bool((noise - turned).abs().max() <= 1e-5)
+        said = "they gave other figures"
+    except Exception as error:  # whatever a compiler or a driver may raise
+        right, said = False, f"{type(error).__name__}: {error}"
+    if not right:
+        warnings.warn(
+            f"The fused sphere kernels are not used on {device}, as they failed their first test ({said}). Directions "
+            "are right, but slower.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return right
+
+
+@functools.cache
+def _compiled() -> dict[str, Any]:
+    import triton  # type: ignore[import-not-found,unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def products(a, b, out, width, a_row, b_row, plane, chunks, BLOCK: tl.constexpr, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]
+        chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+        aa = tl.zeros([BLOCK], tl.float32)
+        ab = tl.zeros([BLOCK], tl.float32)
+        bb = tl.zeros([BLOCK], tl.float32)
+        for k in range(TURNS):
+            at = (chunk * TURNS + k) * BLOCK + tl.arange(0, BLOCK)
+            one = tl.load(a + row * a_row + at, at < width, 0.0)
+            two = tl.load(b + row * b_row + at, at < width, 0.0)
+            aa += one * one
+            ab += one * two
+            bb += two * two
+        where = out + row * chunks + chunk
+        tl.store(where, tl.sum(aa))
+        tl.store(where + plane, tl.sum(ab))
+        tl.store(where + 2 * plane, tl.sum(bb))
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def turn(a, b, scale, shift, width, a_row, b_row, BLOCK: tl.constexpr, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]
+        chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+        times, plus = tl.load(scale + row), tl.load(shift + row)
+        for k in range(TURNS):
+            at = (chunk * TURNS + k) * BLOCK + tl.arange(0, BLOCK)
+            one = tl.load(a + row * a_row + at, at < width, 0.0)
+            two = tl.load(b + row * b_row + at, at < width, 0.0)
+            tl.store(a + row * a_row + at, times * one + plus * two, at < width)
+
+    return {"products": products, "turn": turn}
