@@ -1,7 +1,13 @@
 import pytest
 
+from discreet.accounting.events import (
+    ComposedDpEvent,
+    LocalDpEvent,
+    RandomizedResponseDpEvent,
+    VonMisesFisherDpEvent,
+)
 from discreet.accounting.interpret import epsilon
-from discreet.accounting.local_layer import LocalLayerCost
+from discreet.accounting.local_layer import LocalLayerCost, Sending
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
 
@@ -55,3 +61,40 @@ def test_bad_settings_are_refused() -> None:
         settings: dict[str, object] = {"clip_norm": 1.0, "population": 10, "sampling": "fixed", **changes}
         with pytest.raises(SettingError, match="Expected"):
             LocalLayerCost(**settings)  # type: ignore[arg-type]
+
+
+def test_a_unit_vectors_budget_is_its_own_epsilon_when_it_is_sent_once() -> None:
+    once = Sending(population=500)
+    found = once.strongest(LocalDpEvent, 4.0, 1e-6, high=20.0)
+    assert 3.999 < found < 4.001  # rounded down; the delta buys a pure mechanism next to nothing
+    kappa = once.strongest(lambda k: VonMisesFisherDpEvent(k, 8), 4.0, 1e-6, high=50.0)
+    assert 2.0 <= kappa < 2.2  # 2 kappa is its cost without a delta
+    assert epsilon(VonMisesFisherDpEvent(kappa, 8), 1e-6, "replace-one") <= 4.0
+
+
+def test_unit_vectors_that_are_drawn_again_and_again_stay_within_the_budget() -> None:
+    again = Sending(population=1000, drawn=20, steps=300, sampling="fixed")
+    one = again.strongest(LocalDpEvent, 3.0, 1e-5, high=20.0)
+    assert 2.99 < epsilon(again.event(LocalDpEvent(one)), 1e-5, "replace-one") <= 3.0
+    with_label = again.event(ComposedDpEvent([LocalDpEvent(one), RandomizedResponseDpEvent(0.5, 2)]))
+    assert epsilon(with_label, 1e-5, "replace-one") > 3.0  # a label that is sent along is paid for as well
+
+
+def test_noise_in_given_proportions_keeps_the_budget() -> None:
+    made = LocalLayerCost(1.0, population=200, drawn=10, steps=6, sampling="fixed")
+    plan = made.scheduled_noise([2.0, 2.0, 1.0, 1.0, 1.0, 0.5], 3.0, 1e-4)
+    assert plan[0] == pytest.approx(4 * plan[5])
+    total = ComposedDpEvent([made.sending.step(made.vector(std)) for std in plan])
+    assert 2.99 < epsilon(total, 1e-4, "replace-one") <= 3.0
+    with pytest.raises(SettingError, match="one for each of 6 steps"):
+        made.scheduled_noise([1.0], 3.0, 1e-4)
+
+
+def test_the_papers_noise_follows_the_size_of_each_batch() -> None:
+    paper = LocalLayerCost(0.5, 1000, drawn=50, steps=2, sampling="coins", calibration="paper")
+    small, large = paper.step_noise(2.0, 1e-4, [25, 100])
+    assert large == pytest.approx(4 * small)
+    sound = LocalLayerCost(0.5, 1000, drawn=50, steps=2, sampling="coins")
+    assert len(set(sound.step_noise(2.0, 1e-4, [25, 100]))) == 1
+    with pytest.raises(SettingError, match="steps"):
+        paper.step_noise(2.0, 1e-4, [25])
