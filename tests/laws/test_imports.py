@@ -32,7 +32,14 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 NO_TORCH = {"accounting"}
-ONLY_ROOM = {"flwr": {"federated"}, "faiss": {"attacks"}, "plotly": {"report"}, "opacus": set(), "peft": {"models"}}
+ONLY_ROOM: dict[str, set[str]] = {
+    "flwr": {"federated"},
+    "faiss": {"attacks"},
+    "plotly": {"report"},
+    "opacus": set(),
+    "peft": {"models"},
+    "ray": {"calibration"},
+}
 
 
 def imports_of(path: Path) -> list[str]:

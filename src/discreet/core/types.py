@@ -120,7 +120,11 @@ class Leakage:
 
 @dataclass(frozen=True)
 class Trial:
-    """One experiment: its settings, seed, utility, leakages, guarantee and cost."""
+    """One experiment: its settings, seed, utility, leakages, guarantee and cost.
+
+    A leakage's metric is named ATTACK/METRIC. `details` has what a report shows besides: texts that were read,
+    trade-off curves, epsilon over training, the bound beside each leakage.
+    """
 
     settings: Mapping[str, Any]
     seed: int
@@ -129,3 +133,4 @@ class Trial:
     guarantee: Guarantee | None = None
     seconds: float = 0.0
     bytes: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,166 @@
+"""Utility against leakage over many trials: intervals over seeds, the frontier, and the best under a rule."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from discreet.calibration.grid import label_of, strength_of
+from discreet.calibration.study import Goal
+from discreet.core.checks import did_you_mean, refuse
+from discreet.core.guarantee import Guarantee
+from discreet.core.types import Leakage, Trial
+from discreet.metrics.intervals import wilson
+
+RATES = ("accuracy", "f1")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mean over seeds with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+    n: int | None = None
+    chance: float | None = None
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of one protection, over its seeds."""
+
+    label: str
+    protection: Mapping[str, Any]
+    utility: Mapping[str, Measured]
+    leakage: Mapping[str, Measured]
+    guarantee: Guarantee | None
+    trials: tuple[Trial, ...] = field(repr=False, default=())
+
+    @property
+    def name(self) -> str:
+        """The protection's name."""
+        return str(self.protection["name"])
+
+    @property
+    def strength(self) -> tuple[str, float] | None:
+        """The name and value of what says how strong the protection is."""
+        found = strength_of(self.protection)
+        return next(iter(found.items())) if found else None
+
+
+def over_seeds(
+    values: Sequence[float], intervals: Sequence[tuple[float, float]], bounds: tuple[float, float] | None = (0.0, 1.0)
+) -> tuple[float, float, float]:
+    """Return the mean of a few seeds and a 95% interval that holds the spread within a seed and between seeds.
+
+    One seed has its own interval. Two have too little to tell their spread from: the interval holds both of theirs.
+    Three or more have Student's interval of their mean, widened to the mean of their own intervals.
+
+    >>> over_seeds([0.5, 0.6], [(0.4, 0.6), (0.5, 0.7)])
+    (0.55, 0.4, 0.7)
+    """
+    mean = fmean(values)
+    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
+    if len(values) <= 2:
+        return mean, min(*lows, mean), max(*highs, mean)
+    from scipy.stats import t
+
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    half = float(t.ppf(0.975, len(values) - 1)) * spread
+    low, high = min(mean - half, fmean(lows)), max(mean + half, fmean(highs))
+    if bounds is not None:
+        low, high = max(low, bounds[0]), min(high, bounds[1])
+    return mean, min(low, mean), max(high, mean)
+
+
+def points_of(trials: Iterable[Trial]) -> list[Point]:
+    """Return the trials of each setting together, in the order in which the settings first appear."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(json.dumps(trial.settings["protection"], sort_keys=True), []).append(trial)
+    return [_point(sorted(group, key=lambda trial: trial.seed)) for group in groups.values()]
+
+
+def _point(trials: Sequence[Trial]) -> Point:
+    protection = trials[0].settings["protection"]
+    utility: dict[str, Measured] = {}
+    for name in trials[0].utility:
+        values = [trial.utility[name] for trial in trials if trial.utility.get(name) is not None]
+        if values:
+            own = [_own(name, trial) for trial in trials if trial.utility.get(name) is not None]
+            mean, low, high = over_seeds(values, own, (0.0, 1.0) if name in RATES else None)
+            utility[name] = Measured(mean, low, high, len(values))
+    found: dict[str, list[tuple[Trial, Leakage]]] = {}
+    for trial in trials:
+        for leakage in trial.leakages:
+            found.setdefault(leakage.metric, []).append((trial, leakage))
+    leakage = {name: _leakage(name, pairs) for name, pairs in found.items()}
+    guarantees = [trial.guarantee for trial in trials if trial.guarantee is not None]
+    worst = max(guarantees, key=lambda g: g.epsilon) if len(guarantees) == len(trials) else None
+    return Point(label_of(protection), protection, utility, leakage, worst, tuple(trials))
+
+
+def _own(name: str, trial: Trial) -> tuple[float, float]:
+    value, rows = trial.utility[name], trial.details.get("evaluated_rows")
+    if name == "accuracy" and rows:
+        return wilson(round(value * rows), int(rows))
+    return value, value
+
+
+def _leakage(name: str, pairs: Sequence[tuple[Trial, Leakage]]) -> Measured:
+    mean, low, high = over_seeds([found.value for _, found in pairs], [(found.low, found.high) for _, found in pairs])
+    chances = [found.chance for _, found in pairs if found.chance is not None]
+    bounds = [trial.details.get("bounds", {}).get(name) for trial, _ in pairs]
+    known = [float(bound) for bound in bounds if bound is not None]
+    return Measured(
+        mean,
+        low,
+        high,
+        len(pairs),
+        n=sum(found.n for _, found in pairs),
+        chance=fmean(chances) if chances else None,
+        bound=max(known) if len(known) == len(pairs) else None,
+    )
+
+
+def frontier(points: Sequence[Point], leakage: str, utility: str) -> list[Point]:
+    """Return the points that no other one beats in both utility and leakage, from least to most leakage."""
+    known = [p for p in points if leakage in p.leakage and utility in p.utility]
+    kept: list[Point] = []
+    best = -math.inf
+    for point in sorted(known, key=lambda p: (p.leakage[leakage].value, -p.utility[utility].value)):
+        if point.utility[utility].value > best:
+            kept.append(point)
+            best = point.utility[utility].value
+    return kept
+
+
+def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
+    """Return the point that a goal asks for, or nothing if none meets it.
+
+    Under a ceiling a point counts if the upper limit of its leakage is not above it, or a proven bound is not; above a
+    floor if the lower limit of its utility is not below it.
+    """
+    metric = goal.leakage
+    known = [p for p in points if metric in p.leakage and utility in p.utility]
+    if points and not known:
+        names = sorted({name for p in points for name in p.leakage})
+        raise refuse("goal.leakage", metric, "measured in " + ", ".join(names), did_you_mean(metric, names))
+    if goal.ceiling is not None:
+        allowed = [p for p in known if safe_limit(p.leakage[metric]) <= goal.ceiling]
+        return max(allowed, key=lambda p: p.utility[utility].value, default=None)
+    assert goal.floor is not None
+    useful = [p for p in known if p.utility[utility].low >= goal.floor]
+    return min(useful, key=lambda p: (safe_limit(p.leakage[metric]), -p.utility[utility].value), default=None)
+
+
+def safe_limit(found: Measured) -> float:
+    """Return the most that a leakage may be: its proven bound or its upper limit, whichever is lower."""
+    return found.high if found.bound is None else min(found.high, found.bound)

@@ -1,0 +1,164 @@
+"""The trials of a sweep on disk: one line each, whole or not at all, none twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from discreet.core.errors import DataError, OutputError
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.types import Leakage, Trial
+
+NAME = "trials.jsonl"
+_LOCK = "sweep.lock"
+
+
+class Store:
+    """An append-only file of trials, locked for one sweep at a time.
+
+    A line is written and synced before the trial counts as done. What a crash left of a last line is cut away when the
+    store is opened again.
+
+    Guarantee: none, trials may hold texts that attacks read; keep the folder as private as the corpus.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open the store of a folder for writing, and cut away a torn last line."""
+        self.path = folder / NAME
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise OutputError(
+                f"Expected no other sweep in {str(folder)!r}. One is running; wait for it, or choose another --out."
+            ) from None
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        lines, whole = _lines(self.path)
+        if whole < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, whole)
+            os.fsync(self._file)
+        self.keys = {str(line["key"]) for line in lines}
+
+    def append(self, key: str, trial: Trial) -> None:
+        """Write one trial, unless its key is there already."""
+        if key in self.keys:
+            return
+        text = json.dumps({"key": key, **trial_as_dict(trial)}, ensure_ascii=False, allow_nan=False)
+        data = text.encode() + b"\n"
+        while data:  # a full disk may take part of a line; the rest is cut away at the next start
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+        self.keys.add(key)
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        for handle in (self._file, self._lock):
+            os.close(handle)
+
+    def __enter__(self) -> Store:
+        """Return the open store."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def read_trials(folder: Path) -> dict[str, Trial]:
+    """Return the trials of a folder by key; a torn last line is left out."""
+    if not (folder / NAME).exists():
+        raise DataError(f"Expected trials in {str(folder)!r}. There is no {NAME}; run `discreet calibrate` first.")
+    found: dict[str, Trial] = {}
+    for number, line in enumerate(_lines(folder / NAME)[0], start=1):
+        try:
+            found.setdefault(str(line["key"]), trial_of(line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"Expected a trial in line {number} of {NAME}, found none: {error}.") from None
+    return found
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines of a file and how many bytes they take; only the last line may be torn."""
+    data = path.read_bytes()
+    pieces = data.split(b"\n")
+    torn = pieces.pop()
+    whole = len(data) - len(torn)
+    found: list[dict[str, Any]] = []
+    for number, piece in enumerate(pieces, start=1):
+        try:
+            line = json.loads(piece)
+            if not isinstance(line, dict) or "key" not in line:
+                raise ValueError("no key")
+        except ValueError:
+            if number == len(pieces) and not torn:
+                return found, whole - len(piece) - 1
+            raise DataError(
+                f"Expected a trial in line {number} of {path.name}, found something else. A crash can only damage the "
+                "last line: the file was changed by hand or the disk is failing. Remove the line; its trial runs again."
+            ) from None
+        found.append(line)
+    return found, whole
+
+
+def trial_as_dict(trial: Trial) -> dict[str, Any]:
+    """Return a trial as plain values for JSON."""
+    return {
+        "settings": dict(trial.settings),
+        "seed": trial.seed,
+        "utility": {name: _finite(value) for name, value in trial.utility.items()},
+        "leakages": [{k: _finite(v) for k, v in vars(leakage).items()} for leakage in trial.leakages],
+        "guarantee": None if trial.guarantee is None else trial.guarantee.as_dict(),
+        "seconds": trial.seconds,
+        "bytes": trial.bytes,
+        "details": _plain(trial.details),
+    }
+
+
+def trial_of(line: Mapping[str, Any]) -> Trial:
+    """Return a trial from plain values."""
+    return Trial(
+        settings=line["settings"],
+        seed=int(line["seed"]),
+        utility=dict(line["utility"]),
+        leakages=tuple(Leakage(**values) for values in line["leakages"]),
+        guarantee=guarantee_of(line["guarantee"]),
+        seconds=float(line["seconds"]),
+        bytes=int(line["bytes"]),
+        details=line.get("details", {}),
+    )
+
+
+def guarantee_of(values: Mapping[str, Any] | None) -> Guarantee | None:
+    """Return a guarantee from plain values; an epsilon of None means that nothing is guaranteed."""
+    if values is None:
+        return None
+    epsilon = math.inf if values["epsilon"] is None else float(values["epsilon"])
+    return Guarantee(
+        epsilon=epsilon,
+        delta=float(values["delta"]),
+        unit=str(values["unit"]),
+        adjacency=Adjacency(values["adjacency"]),
+        accountant=str(values["accountant"]),
+        certified=bool(values["certified"]),
+        assumptions=tuple(values["assumptions"]),
+        reason=values["reason"],
+    )
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return _finite(value)

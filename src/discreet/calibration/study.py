@@ -1,0 +1,118 @@
+"""A study: which data, model, protections, attacks and seeds, and how much leakage is too much."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from discreet.core.checks import refuse
+from discreet.core.errors import SettingError
+from discreet.core.settings import as_dict, parse
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked of the recommendation: the best utility under a ceiling of leakage, or the least leakage above a
+    floor of utility.
+
+    `leakage` names an attack and its metric, such as `one-of-n/identified`; `utility` a metric of the task.
+    """
+
+    leakage: str
+    ceiling: float | None = None
+    utility: str | None = None
+    floor: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a goal that asks for nothing."""
+        if "/" not in self.leakage:
+            raise refuse("goal.leakage", self.leakage, "ATTACK/METRIC", "For example one-of-n/identified.")
+        if (self.ceiling is None) == (self.floor is None):
+            raise SettingError(
+                "Expected either a ceiling or a floor in goal. A ceiling of leakage asks for the best utility under "
+                "it, a floor of utility for the least leakage above it."
+            )
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says, with every list of a protection still a grid."""
+
+    name: str
+    data: dict[str, Any]
+    protections: tuple[dict[str, Any], ...]
+    attacks: tuple[dict[str, Any], ...] = ()
+    goal: Goal | None = None
+    seeds: tuple[int, ...] = (0,)
+    title: str | None = None
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    release: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a study that has nothing to run."""
+        if not self.name.strip():
+            raise refuse("name", self.name, "a name", "It is the title of the report.")
+        for what in ("protections", "attacks"):
+            for number, table in enumerate(getattr(self, what)):
+                if not isinstance(table.get("name"), str):
+                    raise SettingError(f"Expected key 'name' in {what}[{number}]. It says which one is meant.")
+        if not self.protections:
+            raise refuse("protections", [], "at least one", 'Add [[protections]] with name = "none" to begin with.')
+        if not self.seeds:
+            raise refuse("seeds", [], "at least one seed", "Several seeds give intervals.")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise refuse("seeds", list(self.seeds), "each once", "A repeated seed repeats the trial.")
+        if self.goal is not None and self.attacks:
+            named = [str(table["name"]) for table in self.attacks]
+            attack = self.goal.leakage.partition("/")[0]
+            if attack not in named:
+                raise refuse("goal.leakage", self.goal.leakage, f"of an attack in {', '.join(named)}", "Name one.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the study as plain values."""
+        return as_dict(self)
+
+
+def read_study(path: Path) -> Study:
+    """Return the study in a TOML file, refusing unknown keys by name."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingError(f"Expected a study file at {str(path)!r}. There is none; check the path.") from None
+    except IsADirectoryError:
+        raise SettingError(f"Expected a study file at {str(path)!r}. It is a folder.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"Expected TOML in {str(path)!r}. {error}.") from None
+    return parse(Study, values, path.name)
+
+
+def changes(before: Table, after: Table, where: str = "") -> list[str]:
+    """Return in words every value that differs between two studies as plain values.
+
+    >>> changes({"seeds": [0], "data": {"rows": 5}}, {"seeds": [0], "data": {"rows": 6}})
+    ['data.rows was 5 and is 6']
+    """
+    found: list[str] = []
+    for key in [*before, *(k for k in after if k not in before)]:
+        name = f"{where}{key}"
+        if key not in after:
+            found.append(f"{name} was {_short(before[key])} and is gone")
+        elif key not in before:
+            found.append(f"{name} is new: {_short(after[key])}")
+        elif isinstance(before[key], Mapping) and isinstance(after[key], Mapping):
+            found += changes(before[key], after[key], f"{name}.")
+        elif json.dumps(before[key]) != json.dumps(after[key]):
+            found.append(f"{name} was {_short(before[key])} and is {_short(after[key])}")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"

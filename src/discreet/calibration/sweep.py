@@ -1,0 +1,161 @@
+"""A sweep: run every trial of a study that is not in its folder yet, and keep each as soon as it is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from discreet.calibration.grid import Planned, plan
+from discreet.calibration.processes import Event, Run, Stop, in_processes
+from discreet.calibration.store import Store
+from discreet.calibration.study import Study, changes
+from discreet.core.checks import one_of, whole
+from discreet.core.errors import DataError, OutputError, SettingError
+
+STUDY = "study.json"
+FAILURES = "failures.json"
+PLACES = ("processes", "ray")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a sweep is: what a live table shows."""
+
+    total: int
+    done: int
+    before: int
+    running: tuple[Planned, ...]
+    failures: dict[str, str]
+    seconds_left: float | None
+    last: Event | None = None
+
+
+@dataclass
+class _Count:
+    total: int
+    before: int
+    workers: int
+    done: int = 0
+    running: dict[str, tuple[Planned, float]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, event: Event) -> Standing:
+        key = event.planned.key
+        if event.began:
+            self.running[key] = (event.planned, time.monotonic())
+        else:
+            _, began = self.running.pop(key)
+            self.seconds.append(time.monotonic() - began)
+            if event.trial is not None:
+                self.done += 1
+            else:
+                self.failures[key] = event.failure or "for no reason given"
+        rest = self.total - self.before - self.done - len(self.failures)
+        left = median(self.seconds) * rest / self.workers if self.seconds else None
+        running = tuple(one for one, _ in self.running.values())
+        return Standing(self.total, self.done, self.before, running, dict(self.failures), left, event)
+
+
+def sweep(
+    study: Study,
+    run: Run,
+    out: Path,
+    *,
+    workers: int = 2,
+    on: str = "processes",
+    watch: Callable[[Standing], None] = lambda standing: None,
+    should_stop: Stop = lambda: False,
+) -> Standing:
+    """Run the trials of a study that its folder does not hold yet, and say how it went.
+
+    `run` takes a planned trial to a trial; it must be importable by its name, and depend on the settings and the seed
+    alone. A crash loses the trials that were running; a second start runs only what is missing, failed ones again.
+
+    Guarantee: none beyond those of the trials; the folder holds texts that attacks read.
+    """
+    whole("workers", workers, 1, "Each runs one trial at a time.")
+    one_of("on", on, PLACES)
+    planned = plan(study)
+    _keep_study(study, out)
+    with Store(out) as store:
+        missing = [one for one in planned if one.key not in store.keys]
+        count = _Count(len(planned), len(planned) - len(missing), workers)
+        standing = Standing(count.total, 0, count.before, (), {}, None)
+        watch(standing)
+        if missing:
+            for event in _execute(on, missing, run, min(workers, len(missing)), should_stop):
+                if event.trial is not None:
+                    store.append(event.planned.key, event.trial)
+                standing = count.add(event)
+                watch(standing)
+        labels = {one.key: f"{one.label}, seed {one.seed}" for one in planned}
+        _write(out / FAILURES, json.dumps({labels[k]: why for k, why in standing.failures.items()}, indent=2))
+    return standing
+
+
+def _execute(on: str, missing: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
+    if on == "ray":
+        from discreet.calibration.cluster import on_ray
+
+        return on_ray(missing, run, workers, should_stop)
+    return in_processes(missing, run, workers, should_stop)
+
+
+def _keep_study(study: Study, out: Path) -> None:
+    """Keep the study beside its trials, and refuse another one in its place."""
+    path = out / STUDY
+    mine = json.loads(json.dumps(study.as_dict(), allow_nan=False))
+    if path.exists():
+        kept = _read(path)
+        differ = changes(kept, mine)
+        if differ:
+            more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+            raise SettingError(
+                f"Expected the study that {str(out)!r} was begun with: {'; '.join(differ[:3])}{more}. Its trials are "
+                "kept; give the changed study another --out, or change it back."
+            )
+        return
+    if out.exists() and any(out.iterdir()):
+        raise OutputError(
+            f"Expected a new folder or a begun sweep at {str(out)!r}. It holds something else; choose another --out."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    _write(path, json.dumps(mine, indent=2, ensure_ascii=False))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_kept_study(out: Path) -> dict[str, object]:
+    """Return the study that a folder's trials belong to, as plain values."""
+    if not (out / STUDY).exists():
+        raise DataError(f"Expected a sweep at {str(out)!r}. There is no {STUDY}; run `discreet calibrate` first.")
+    return _read(out / STUDY)
+
+
+def read_failures(out: Path) -> dict[str, str]:
+    """Return which trials failed at the last start, and why."""
+    return {str(k): str(v) for k, v in _read(out / FAILURES).items()} if (out / FAILURES).exists() else {}
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise DataError(f"Expected the study of a sweep in {str(path)!r}, found something else. Choose another --out.")
+    return values

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from discreet.calibration.frontier import Measured, best, frontier, over_seeds, points_of, safe_limit
+from discreet.calibration.study import Goal
+from discreet.core.errors import SettingError
+from discreet.core.types import Leakage, Trial
+
+
+def trial(name: str, epsilon: float, leak: float, accuracy: float, seed: int = 0, bound: float | None = None) -> Trial:
+    return Trial(
+        settings={"protection": {"name": name, "epsilon": epsilon}},
+        seed=seed,
+        utility={"accuracy": accuracy},
+        leakages=(Leakage("a/m", leak, max(0.0, leak - 0.05), min(1.0, leak + 0.05), 100, 0.01),),
+        details={"evaluated_rows": 200, "bounds": {} if bound is None else {"a/m": bound}},
+    )
+
+
+TRIALS = [
+    trial("none", 99, 1.0, 0.9),
+    trial("x", 8, 0.5, 0.85),
+    trial("x", 1, 0.1, 0.7),
+    trial("y", 3, 0.5, 0.8),  # beaten by x at 8
+    trial("y", 1, 0.04, 0.6, bound=0.08),
+]
+
+
+def test_the_frontier_holds_what_nobody_beats() -> None:
+    found = frontier(points_of(TRIALS), "a/m", "accuracy")
+    assert [point.label for point in found] == ["y, epsilon 1", "x, epsilon 1", "x, epsilon 8", "none, epsilon 99"]
+
+
+def test_the_best_keeps_the_upper_limit_under_the_ceiling() -> None:
+    points = points_of(TRIALS)
+    found = best(points, Goal("a/m", ceiling=0.16), "accuracy")
+    assert found is not None
+    assert found.label == "x, epsilon 1"
+    # 0.10 is under 0.12 but its upper limit is not; y's bound is
+    found = best(points, Goal("a/m", ceiling=0.12), "accuracy")
+    assert found is not None
+    assert found.label == "y, epsilon 1"
+    assert best(points, Goal("a/m", ceiling=0.01), "accuracy") is None
+
+
+def test_a_floor_asks_for_the_least_leakage_above_it() -> None:
+    found = best(points_of(TRIALS), Goal("a/m", floor=0.78), "accuracy")
+    assert found is not None
+    assert found.label == "x, epsilon 8"
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(SettingError, match="Did you mean 'a/m'"):
+        best(points_of(TRIALS), Goal("a/mm", ceiling=0.5), "accuracy")
+
+
+def test_seeds_are_put_together_with_their_spread() -> None:
+    points = points_of([trial("x", 1, leak, 0.8, seed) for seed, leak in enumerate((0.1, 0.2, 0.6))])
+    assert len(points) == 1
+    found = points[0].leakage["a/m"]
+    assert found.value == pytest.approx(0.3)
+    assert found.low == 0.0
+    assert found.high > 0.6
+    assert (found.seeds, found.n) == (3, 300)
+
+
+def test_three_equal_seeds_keep_the_spread_within_one() -> None:
+    mean, low, high = over_seeds([0.5, 0.5, 0.5], [(0.4, 0.6)] * 3)
+    assert (mean, low, high) == pytest.approx((0.5, 0.4, 0.6))
+
+
+def test_a_bound_limits_what_was_measured() -> None:
+    assert safe_limit(Measured(0.1, 0.0, 0.3, 1, bound=0.2)) == 0.2
+    assert safe_limit(Measured(0.1, 0.0, 0.3, 1)) == 0.3

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from discreet.calibration.grid import key_of, plan, points
+from discreet.calibration.study import Goal, Study, changes, read_study
+from discreet.core.errors import SettingError
+
+TEXT = """
+name = "small"
+seeds = [0, 1]
+[data]
+source = "notes"
+[[protections]]
+name = "none"
+[[protections]]
+name = "dp-sgd"
+epsilon = [1.0, 8.0]
+clip_norm = [0.1, 1.0]
+[[attacks]]
+name = "dager"
+[goal]
+leakage = "dager/rouge_l"
+ceiling = 0.1
+"""
+
+
+def written(folder: Path, text: str = TEXT) -> Path:
+    path = folder / "study.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_grid_is_the_product_of_its_lists_for_every_seed(tmp_path: Path) -> None:
+    trials = plan(read_study(written(tmp_path)))
+    assert len(trials) == 2 * (1 + 2 * 2)
+    assert len({trial.key for trial in trials}) == len(trials)
+
+
+def test_a_key_depends_on_every_setting_and_on_nothing_else() -> None:
+    settings = {"data": {"source": "notes", "rows": 5}, "protection": {"name": "none"}}
+    turned = {"protection": {"name": "none"}, "data": {"rows": 5, "source": "notes"}}
+    assert key_of(settings, 0) == key_of(turned, 0)
+    assert key_of(settings, 0) != key_of(settings, 1)
+    assert key_of(settings, 0) != key_of({**settings, "data": {"source": "notes", "rows": 6}}, 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "small"', 'nmae = "small"', "Did you mean 'name'"),
+        ("ceiling = 0.1", "cieling = 0.1", "Did you mean 'ceiling'"),
+        ("ceiling = 0.1", "", "either a ceiling or a floor"),
+        ("seeds = [0, 1]", "seeds = []", "at least one seed"),
+        ("seeds = [0, 1]", "seeds = [0, 0]", "each once"),
+        ("seeds = [0, 1]", "seeds = 3", "of type tuple"),
+        ('"dager/rouge_l"', '"lamp/rouge_l"', "of an attack in dager"),
+        ('"dager/rouge_l"', '"rouge_l"', "ATTACK/METRIC"),
+        ("[data]", "[data", "Expected TOML"),
+        ('name = "dager"', 'nom = "dager"', "Expected key 'name' in attacks"),
+    ],
+)
+def test_a_study_that_cannot_be_meant_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        read_study(written(tmp_path, TEXT.replace(old, new, 1)))
+
+
+def test_an_empty_grid_is_refused_by_its_key() -> None:
+    with pytest.raises(SettingError, match="protections.epsilon"):
+        points({"name": "dp-sgd", "epsilon": []})
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="There is none"):
+        read_study(tmp_path / "no.toml")
+
+
+def test_changes_are_named() -> None:
+    assert changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "d": 4}) == [
+        "a.b was 1 and is 3",
+        "c was 2 and is gone",
+        "d is new: 4",
+    ]
+    assert changes({"a": [1]}, {"a": [1]}) == []
+
+
+def test_a_goal_needs_a_rule() -> None:
+    with pytest.raises(SettingError):
+        Goal("a/b")
+    with pytest.raises(SettingError):
+        Goal("a/b", ceiling=0.1, floor=0.5)
+
+
+def test_a_study_needs_a_protection() -> None:
+    with pytest.raises(SettingError, match="at least one"):
+        Study(name="x", data={}, protections=())

@@ -1,0 +1,51 @@
+"""Trials without a model, importable by name as worker processes need it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from discreet.calibration.grid import Planned
+from discreet.calibration.study import Study
+from discreet.calibration.sweep import sweep
+from discreet.core.settings import parse
+from discreet.core.types import Leakage, Trial
+
+
+def quick(planned: Planned) -> Trial:
+    epsilon = planned.settings["protection"].get("epsilon", 100.0)
+    leak = min(1.0, epsilon / 10)
+    return Trial(
+        settings=planned.settings,
+        seed=planned.seed,
+        utility={"accuracy": 0.9 - 0.1 / epsilon},
+        leakages=(Leakage("one-of-n/identified", leak, max(0, leak - 0.1), min(1.0, leak + 0.1), 10, 0.1),),
+    )
+
+
+def slow(planned: Planned) -> Trial:
+    time.sleep(0.03)
+    return quick(planned)
+
+
+def failing(planned: Planned) -> Trial:
+    if planned.settings["protection"].get("epsilon") == 2.0:
+        raise ValueError("two is too many")
+    return quick(planned)
+
+
+def dying(planned: Planned) -> Trial:
+    if planned.settings["protection"].get("epsilon") == 2.0:
+        os._exit(9)
+    return quick(planned)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import toy
+
+    study = parse(Study, json.loads(Path(sys.argv[1]).read_text()))
+    sweep(study, toy.slow, Path(sys.argv[2]), workers=2)
