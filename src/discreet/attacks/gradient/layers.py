@@ -42,6 +42,7 @@ class Embeddings:
     constant: Tensor = field(repr=False)  # the type of a single text, or zero
     norm: nn.LayerNorm = field(repr=False)
     type_name: str | None = None
+    norm_name: str = ""
 
     def inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return what the first block's projections are given for tokens at positions."""
@@ -70,6 +71,20 @@ class _Call:
     module: nn.Module
     given: Tensor
     returned: Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """The linear maps of one block in the order in which they are called.
+
+    `given` are the queries, keys and values, as three maps or as one; `output` is attention's own; `inner` and `outer`
+    are the two feed-forward maps.
+    """
+
+    given: tuple[Projection, ...]
+    output: Projection
+    inner: Projection
+    outer: Projection
 
 
 class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass where the wanted state is known
@@ -109,6 +124,23 @@ def dissect(model: Classifier) -> Anatomy:
         states = inputs_of(model, second[0].module, torch.cat([ids, changed]))
     causal = bool((states[0, 0] - states[1, 0]).abs().max() <= _SAME * states.abs().max())
     return Anatomy(embeddings, first, middle, second, causal)
+
+
+def blocks_of(model: Classifier) -> tuple[Block, ...]:
+    """Return the linear maps of every block of a BERT-like or GPT-2-like model, or refuse by name."""
+    ids = _probe_ids(model)
+    with _evaluating(model):
+        calls = _calls(model, ids)
+    found: list[Block] = []
+    for block in layers_of(model.encoder):
+        inside = set(block.modules())
+        linear = [_projection(call) for call in calls if call.module in inside and _is_linear(call.module)]
+        if len(linear) not in {4, 6}:
+            raise _unlike(model, "four or six linear maps in each block", f"{len(linear)}")
+        found.append(Block(tuple(linear[:-3]), *linear[-3:]))
+    if len(found) < 2:
+        raise _unlike(model, "at least two blocks", f"{len(found)}")
+    return tuple(found)
 
 
 def inputs_of(model: Classifier, module: nn.Module, sentences: Tensor) -> Tensor:
@@ -189,10 +221,11 @@ def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> lis
                 break
         else:
             groups.append([call])
-    return [
-        tuple(Projection(f"{c.name}.weight", c.module, not isinstance(c.module, nn.Linear)) for c in group)
-        for group in groups
-    ]
+    return [tuple(_projection(call) for call in group) for group in groups]
+
+
+def _projection(call: _Call) -> Projection:
+    return Projection(f"{call.name}.weight", call.module, not isinstance(call.module, nn.Linear))
 
 
 def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], given: Tensor) -> Embeddings:
@@ -215,6 +248,7 @@ def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], given: Tenso
             constant,
             _layer_norm(call.module),
             f"{types[0].name}.weight" if types else None,
+            call.name,
         )
         made = parts.inputs(ids.view(-1), torch.arange(_PROBE, device=ids.device))
         if float((made - given.view(made.shape)).abs().max()) <= _SAME * float(given.abs().max()):
