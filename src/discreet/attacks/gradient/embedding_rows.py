@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from discreet.attacks.gradient.layers import dissect, model_of
 from discreet.core.checks import non_negative
@@ -26,6 +27,7 @@ class EmbeddingRows:
     """
 
     rounding: float = 0.0
+    ordered: ClassVar[bool] = False  # it reads which tokens, not where they stand
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -179,14 +179,16 @@ def gaussian_sweep(
 
 
 def direction_sweep(
-    gram: Floats, kappas: Sequence[float], dimension: int, rng: Rng, *, draws: int = 20_000
+    gram: Floats, kappas: Sequence[float], dimension: int, rng: Rng, *, steps: int = 1, draws: int = 20_000
 ) -> list[Identified]:
     """Return the attack's success at each concentration, exactly simulated from the inner products alone.
 
     A draw is w u_i + sqrt(1 - w^2) v with v uniform across u_i. The scores <y, u_j> see only v's part in the span of
     the candidates; its coordinates there are normal numbers over the length of a normal vector of the full dimension.
+    Over several steps with the same gradients the scores of independent draws add up.
     """
     n, square = _checked(gram, draws)
+    whole("steps", steps)
     norms = np.sqrt(np.maximum(np.diag(square), 1e-300))
     cosines = square / norms[:, None] / norms[None, :]
     root = _root(cosines)  # rows: the candidates' directions in an orthonormal basis of their span
@@ -198,15 +200,17 @@ def direction_sweep(
         source = rng.fork("direction", f"{strength!r}")
         generator = source.numpy("OneOfN")
         truth = generator.integers(n, size=draws)
-        w = VonMisesFisher(strength, dimension).cosines(draws, source.fork("cosine")).numpy()
-        normal = generator.standard_normal((draws, rank))
         own = root[truth]
-        along = (normal * own).sum(axis=1)
-        across = normal - along[:, None] * own
-        rest = generator.chisquare(dimension - rank, size=draws)
-        length = np.sqrt((across**2).sum(axis=1) + rest)
-        y = w[:, None] * own + (np.sqrt(1 - w**2) / length)[:, None] * across
-        found.append(Identified(float(strength), int(((y @ root.T).argmax(axis=1) == truth).sum()), draws, n))
+        total = np.zeros((draws, rank))
+        for step in range(steps):
+            w = VonMisesFisher(strength, dimension).cosines(draws, source.fork("cosine", step)).numpy()
+            normal = generator.standard_normal((draws, rank))
+            along = (normal * own).sum(axis=1)
+            across = normal - along[:, None] * own
+            rest = generator.chisquare(dimension - rank, size=draws)
+            length = np.sqrt((across**2).sum(axis=1) + rest)
+            total += w[:, None] * own + (np.sqrt(1 - w**2) / length)[:, None] * across
+        found.append(Identified(float(strength), int(((total @ root.T).argmax(axis=1) == truth).sum()), draws, n))
     return found
 
 

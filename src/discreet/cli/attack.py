@@ -1,0 +1,273 @@
+"""`discreet attack`: what somebody who sees a release reads in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from discreet.cli.catalog import ATTACKS
+from discreet.cli.options import Device, Json, Label, Seed, Text, TextPair, Unit
+from discreet.cli.output import as_json, note, stop_on_interrupt
+from discreet.core.checks import refuse, whole
+from discreet.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from discreet.experiment import AttackRequest, AttackResult, Scene
+
+_MODEL, _PRIVACY, _ONE, _COLUMNS = "Model", "Release", "1-of-n", "Data"
+_EXAMPLES = 8
+
+
+def attack(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Run folder; without it, a fresh model.")] = None,
+    attack: Annotated[str, typer.Option("--attack", help=", ".join(ATTACKS) + ".")] = "dager",
+    data: Annotated[str | None, typer.Option("--data", help="As for train; the run's own, or notes.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Texts to attack; 8, or a whole batch.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Texts in one release.")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="Time for each batch; the best so far is kept.")] = None,
+    max_words: Annotated[int | None, typer.Option(help="Attack only texts of at most this many words.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to attack; validation, else test, else all.")] = None,
+    public: Annotated[
+        str | None, typer.Option("--public", help="Text the attacker has; else the rows that are not attacked.")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="What to measure; several times for several.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the attack, NAME=VALUE.")] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="minilm, bilstm, a folder, or a hub name.", rich_help_panel=_MODEL)
+    ] = "minilm",
+    parts: Annotated[
+        str, typer.Option("--train", help="What is trained, so released: head … all.", rich_help_panel=_MODEL)
+    ] = "all",
+    embeddings: Annotated[bool, typer.Option(help="Word vectors are trained too.", rich_help_panel=_MODEL)] = True,
+    pooling: Annotated[str, typer.Option(help="cls, mean or last.", rich_help_panel=_MODEL)] = "mean",
+    head: Annotated[str, typer.Option(help="linear or mlp.", rich_help_panel=_MODEL)] = "linear",
+    download: Annotated[
+        bool, typer.Option("--download", help="Allow fetching the encoder from the hub.", rich_help_panel=_MODEL)
+    ] = False,
+    protect: Annotated[
+        str | None, typer.Option("--protect", help="As for train, or none; the run's own.", rich_help_panel=_PRIVACY)
+    ] = None,
+    noise_multiplier: Annotated[
+        list[str] | None, typer.Option(help="Noise over clip norm; 0.1,1 tries both.", rich_help_panel=_PRIVACY)
+    ] = None,
+    kappa: Annotated[
+        list[str] | None, typer.Option(help="Concentration of dir-dp-sgd, one or several.", rich_help_panel=_PRIVACY)
+    ] = None,
+    epsilon: Annotated[
+        list[str] | None, typer.Option(help="Of the one release; the noise is solved.", rich_help_panel=_PRIVACY)
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Of the one release.", rich_help_panel=_PRIVACY)] = 1e-5,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="Longest gradient of one unit; 1.", rich_help_panel=_PRIVACY)
+    ] = None,
+    protect_settings: Annotated[
+        list[str] | None,
+        typer.Option("--protect-set", help="Another setting of the protection, NAME=VALUE.", rich_help_panel=_PRIVACY),
+    ] = None,
+    noise_seed: Annotated[
+        int | None, typer.Option(help="Repeatable noise; epsilon is then an estimate.", rich_help_panel=_PRIVACY)
+    ] = None,
+    candidates: Annotated[int, typer.Option(help="One of how many.", rich_help_panel=_ONE)] = 64,
+    draws: Annotated[int, typer.Option(help="Simulated releases for each noise.", rich_help_panel=_ONE)] = 20_000,
+    steps: Annotated[int, typer.Option(help="Releases of the same record.", rich_help_panel=_ONE)] = 1,
+    text: Text = "text",
+    text_pair: TextPair = None,
+    label: Label = "label",
+    unit: Unit = None,
+    rows: Annotated[int | None, typer.Option(help="Keep this many training rows, or make this many notes.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    threads: Annotated[int, typer.Option(help="One busy core beats two that wait for each other.")] = 1,
+    json: Json = False,
+) -> None:
+    """Attack what would be released of some texts, and print what was read beside what was written.
+
+    The attack's kind picks the release: a gradient, or representations. The texts are private: so is the output.
+    """
+    from discreet.cli import catalog
+    from discreet.data.sources import Columns
+    from discreet.experiment import AttackRequest, SceneRequest, load_scene
+    from discreet.experiment.reading import METRICS
+    from discreet.models.classifier import ModelSettings
+
+    _set_threads(threads)
+    ruler = catalog.attack_of(attack, catalog.settings_given(settings or [], "--set"))
+    strengths = _strengths(noise_multiplier=noise_multiplier, kappa=kappa, epsilon=epsilon)
+    whole("batch_size", batch_size, 1, "It counts the texts in one release.")
+    request = AttackRequest(
+        ruler,
+        name=attack,
+        examples=-(-_EXAMPLES // batch_size) * batch_size if examples is None else examples,
+        batch_size=batch_size,
+        max_words=max_words,
+        seconds=seconds,
+        delta=delta,
+        metrics=tuple(metric or METRICS),
+        seed=seed,
+        noise_seed=noise_seed,
+        candidates=candidates,
+        draws=draws,
+        steps=steps,
+    )
+    scene = load_scene(
+        SceneRequest(
+            source=data,
+            columns=Columns(text=text, text_pair=text_pair, label=label, unit=unit),
+            model=ModelSettings(
+                encoder=model, pooling=pooling, head=head, train=parts, embeddings=embeddings, dropout=0.0
+            ),
+            run=run,
+            split=split,
+            public=public,
+            rows=rows,
+            seed=seed,
+            device=device,
+            download=download,
+        )
+    )
+    given = catalog.settings_given(protect_settings or [], "--protect-set")
+    if clip_norm is not None:
+        given["clip_norm"] = clip_norm
+    protections = _protections(request, scene, protect, strengths, given)
+    results = _attacked(request, scene, protections, json)
+    if json:
+        as_json(_values(request, results, protections))
+        return
+    _show(results, protections)
+
+
+def _attacked(
+    request: AttackRequest, scene: Scene, protections: Sequence[tuple[str, Any]], json: bool
+) -> list[AttackResult]:
+    """Attack the same texts under each protection in turn; Ctrl-C ends with what was read so far."""
+    from dataclasses import replace
+
+    from discreet.cli.attack_table import plain, reading
+    from discreet.experiment import run_attack
+    from discreet.experiment.reading import metrics_for
+
+    results: list[AttackResult] = []
+    main = metrics_for(request.attack, request.metrics)[0]
+    total = request.examples // request.batch_size if _is_bag(request.attack) else request.examples
+    with stop_on_interrupt() as asked:
+        for words, protect in protections:
+            if len(protections) > 1 and request.name != "one-of-n" and not json:
+                from rich.console import Console
+
+                Console(highlight=False).print(plain(f"\n{words}"), style="bold")
+            with reading(total, main, hidden=json) as watch:
+                results.append(
+                    run_attack(replace(request, protect=protect), scene, watch=watch, should_stop=lambda: bool(asked))
+                )
+            if asked:
+                note("Stopped; what was read so far follows.")
+                break
+    return results
+
+
+def _is_bag(attack: object) -> bool:
+    from discreet.experiment.reading import reads_a_bag
+
+    return reads_a_bag(attack)
+
+
+def _strengths(**given: list[str] | None) -> tuple[str, list[float]] | None:
+    """Return the one option that says how strong the protection is, and its values."""
+    named = {name: _numbers(name, values) for name, values in given.items() if values}
+    if len(named) > 1:
+        options = ", ".join("--" + name.replace("_", "-") for name in named)
+        raise SettingError(f"Expected one of {options}. Each says how much noise there is; leave the others out.")
+    return next(iter(named.items()), None)
+
+
+def _numbers(name: str, values: Sequence[str]) -> list[float]:
+    found = []
+    for value in (part for text in values for part in text.split(",") if part.strip()):
+        try:
+            found.append(float(value))
+        except ValueError:
+            raise refuse(name, value, "a number, or several with commas", "") from None
+    if not found:
+        raise refuse(name, ",".join(values), "a number, or several with commas", "")
+    return found
+
+
+def _protections(
+    request: AttackRequest,
+    scene: Scene,
+    protect: str | None,
+    strengths: tuple[str, list[float]] | None,
+    given: dict[str, Any],
+) -> list[tuple[str, Any]]:
+    """Return the protections to attack with the words for each: the one asked for, at every strength asked for."""
+    from discreet.cli import catalog
+
+    name, base = protect, dict(given)
+    if name is None and strengths is not None and strengths[0] != "epsilon":
+        name = {"noise_multiplier": "dp-sgd", "kappa": "dir-dp-sgd"}[strengths[0]]
+    if name is None and strengths is None:
+        own = catalog.protection_of_run(scene)
+        if own is not None:
+            name, base = own[0], {**own[1], **given}
+            note(f"The release is protected as the run's training was, by {name}; --protect none attacks a plain one.")
+        elif request.name == catalog.ONE_OF_N:
+            name, strengths = "dp-sgd", ("noise_multiplier", list(catalog.USUAL_NOISES))
+    if name is None or name == catalog.NONE:
+        for option in [*given, *([strengths[0]] if strengths else [])]:
+            raise refuse(
+                option, given.get(option, strengths and strengths[1][0]), "together with --protect", "Name one."
+            )
+        return [("no protection", None)]
+    if name == "dp-sgd":
+        base.setdefault("clip_norm", catalog.CLIP_NORM)
+    values: list[float | None] = list(strengths[1]) if strengths else [None]
+    found = []
+    for value in values:
+        asked = base if strengths is None else {**base, strengths[0]: value}
+        built = catalog.protection_of(name, scene.model, asked, delta=request.delta, batch_size=request.batch_size)
+        words = name if strengths is None else f"{strengths[0].replace('_', ' ')} {value:g}"
+        found.append((words, built))
+    return found
+
+
+def _values(
+    request: AttackRequest, results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]]
+) -> dict[str, Any]:
+    """Return what --json prints: the result, or for several strengths all of them in order."""
+    if len(protections) == 1:
+        return results[0].as_dict()
+    return {
+        "attack": request.label,
+        "n": results[0].n,
+        "sweep": [result.as_dict() for result in results],
+        "seconds": sum(result.seconds for result in results),
+    }
+
+
+def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]]) -> None:
+    from rich.console import Console
+
+    from discreet.cli.attack_table import plain, summary, sweep
+
+    console = Console(highlight=False)
+    console.print()
+    if len(results) == 1 and results[0].bound is None:
+        summary(results[0], console)
+    else:
+        words = [words for words, _ in protections[: len(results)]]
+        head, _, first = words[0].rpartition(" ")
+        sweep(results, [w.rpartition(" ")[2] for w in words] if head else [first], head or "protection", console)
+    console.print(plain(f"{sum(result.seconds for result in results):.1f} s."))
+
+
+def _set_threads(threads: int) -> None:
+    import os
+
+    whole("threads", threads, 1, "One is usually best.")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    import torch
+
+    torch.set_num_threads(threads)

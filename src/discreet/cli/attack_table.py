@@ -1,0 +1,213 @@
+"""Truth and guess side by side, a row for each example as soon as it is done; and what it all amounts to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from discreet.cli.output import note
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from discreet.core.types import Leakage
+    from discreet.experiment import AttackResult, Example
+
+NAMES = {
+    "rouge_1": "ROUGE-1",
+    "rouge_2": "ROUGE-2",
+    "rouge_l": "ROUGE-L",
+    "lcs_over_longer": "LCS / longer",
+    "bag_recall": "words found",
+    "exact_match": "exact",
+    "token_accuracy": "words in place",
+    "jaccard": "Jaccard",
+    "semantic_cosine": "meaning",
+    "identified": "identified",
+}
+_NUMBER, _SCORE, _GAPS = 3, 5, 6
+_FOUND = "bold green"
+
+
+def printable(text: str) -> str:
+    """Return text on one line in which no character can move the cursor, colour the terminal or turn the line around.
+
+    >>> printable("a\\x1b[31m b\\u202ec")
+    'a\\ufffd[31m b\\ufffdc'
+    """
+    clean = "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return " ".join(clean.split())
+
+
+def marked(text: str, other: str) -> Text:
+    """Return a text with the words that stand in the other one too made visible, each as often as it stands there."""
+    from rich.text import Text
+
+    left = Counter(printable(other).lower().split())
+    drawn = Text(overflow="fold")
+    for number, word in enumerate(printable(text).split()):
+        drawn.append(" " if number else "")
+        found = left[word.lower()] > 0
+        left[word.lower()] -= 1
+        drawn.append(word, style=_FOUND if found else "")
+    return drawn
+
+
+@contextmanager
+def reading(total: int, metric: str, hidden: bool) -> Iterator[Callable[[Example], None]]:
+    """Draw each example when it is done, and meanwhile say which is being read; hidden, a line on stderr for each."""
+    if hidden:
+        yield _counted(total, metric)
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    width = max(12, (console.width - _NUMBER - _SCORE - _GAPS) // 2)
+    heading = _grid(width)
+    heading.add_row("", "truth", "what the attacker read", NAMES.get(metric, metric)[:7])
+    done = 0
+
+    def say() -> str:
+        return f"reading {min(done + 1, total)} of {total}"
+
+    status = console.status(say()) if console.is_terminal else None
+
+    def show(example: Example) -> None:
+        nonlocal done
+        done += 1
+        if done == 1:
+            console.print(heading, style="bold")
+        row = _grid(width)
+        score = example.scores.get(metric)
+        truth, guess = marked(example.truth, example.guess), marked(example.guess, example.truth)
+        row.add_row(str(done), truth, guess if guess.plain else "nothing", "" if score is None else f"{score:.2f}")
+        console.print(row)
+        if status is not None:
+            status.update(say())
+
+    if status is None:
+        yield show
+        return
+    with status:
+        yield show
+
+
+def _grid(width: int) -> Table:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", width=_NUMBER)
+    grid.add_column(width=width - 2, overflow="fold")
+    grid.add_column(width=width - 2, overflow="fold")
+    grid.add_column(justify="right", width=_SCORE + 2, no_wrap=True)
+    return grid
+
+
+def _counted(total: int, metric: str) -> Callable[[Example], None]:
+    done = 0
+
+    def show(example: Example) -> None:
+        nonlocal done
+        done += 1
+        score = example.scores.get(metric)
+        note(f"{done}/{total}" + ("" if score is None else f"  {NAMES.get(metric, metric)} {score:.2f}"))
+
+    return show
+
+
+def summary(result: AttackResult, console: Console) -> None:
+    """Print every metric with its interval and chance level, the release, and what is guaranteed for it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(f"{result.attack}, n = {result.n}")
+    for name in ("mean", "95% interval", "chance"):
+        table.add_column(name, justify="right")
+    for leakage in result.leakages:
+        table.add_row(NAMES.get(leakage.metric, leakage.metric), *_cells(leakage))
+    console.print(table)
+    console.print(plain("Release: " + release_words(result.release) + "."))
+    console.print(plain("Privacy of this release: " + guarantee_words(result)))
+
+
+def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, console: Console) -> None:
+    """Print one row for each strength of the noise: epsilon, success with its interval, the bound and chance."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    bounded = any(result.bound is not None for result in results)
+    main = results[0].leakages[0]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    heads = [name, "epsilon", NAMES.get(main.metric, main.metric), "95% interval"]
+    for head in heads + (["bound"] if bounded else []) + ["chance"]:
+        table.add_column(head, justify="right")
+    for strength, result in zip(strengths, results, strict=True):
+        value, interval, chance = _cells(result.leakages[0])
+        bound = [] if not bounded else ["" if result.bound is None else f"{result.bound:.4f}"]
+        table.add_row(strength, epsilon_words(result), value, interval, *bound, chance)
+    console.print(table)
+    facts = dict(results[0].release)
+    facts["protection"] = {"name": (facts.get("protection") or {}).get("name", "none")}
+    console.print(plain("Release: " + release_words(facts) + "."))
+    if bounded:
+        console.print(plain("No attack whatever names the right candidate more often than the bound."))
+    console.print(plain(f"In the last row: {guarantee_words(results[-1])}"))
+
+
+def epsilon_words(result: AttackResult) -> str:
+    """Return the epsilon of one release, marked where it is an estimate."""
+    promise = result.guarantee
+    if promise is None or not promise.exists:
+        return "none"
+    return f"{promise.epsilon:.4g}" + ("" if promise.certified else " (est.)")
+
+
+def guarantee_words(result: AttackResult) -> str:
+    """Return what is guaranteed for the release that was attacked, in a sentence, and under the other adjacencies."""
+    if result.guarantee is None:
+        return "no guarantee for this release, it was not protected."
+    others = [
+        f"{value:.4g} under {name}"
+        for name, value in result.epsilon_by_adjacency.items()
+        if value is not None and name != result.guarantee.adjacency.value
+    ]
+    more = f" Epsilon is {' and '.join(others)}." if others and result.guarantee.exists else ""
+    return result.guarantee.sentence() + more
+
+
+def release_words(facts: Any) -> str:
+    """Return what the attacker saw, in a sentence's worth of words."""
+    times = "once" if facts["steps"] == 1 else f"{facts['steps']} times"
+    texts = "1 text" if facts["batch_size"] == 1 else f"{facts['batch_size']} texts"
+    if facts["kind"] == "gradient":
+        what = f"the gradient of {texts} at {facts['model']}, {times}; {facts['parameters']}"
+    else:
+        what = f"{facts['vectors']} vectors of {facts['width']} numbers from {facts['model']}, {times}"
+    protection = facts["protection"]
+    words = "no protection"
+    if protection is not None:
+        settings = ", ".join(f"{k.replace('_', ' ')} {_number(v)}" for k, v in protection.items() if k != "name")
+        words = f"{protection['name']} ({settings})" if settings else protection["name"]
+    known = f"; known besides: {', '.join(facts['known'])}" if facts["known"] else ""
+    return f"{what}; {words}{known}"
+
+
+def plain(text: str) -> Text:
+    """Return text that is printed as it is, whatever it holds."""
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _cells(leakage: Leakage) -> tuple[str, str, str]:
+    chance = "" if leakage.chance is None else f"{leakage.chance:.4f}"
+    return f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]", chance
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

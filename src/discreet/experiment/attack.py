@@ -1,0 +1,183 @@
+"""One attack from text to leakage: rows, a release, what an attacker knows, its guess, how close it came."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from discreet.core.checks import open_probability, positive, refuse, whole
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
+from discreet.core.types import Guess, Knowledge, Leakage
+from discreet.data.corpus import Corpus
+from discreet.experiment.reading import METRICS, Example, compared, leakages, metrics_for
+from discreet.experiment.releases import by_adjacency, release_facts, released
+from discreet.experiment.scene import Scene
+from discreet.models.classifier import Classifier
+
+
+class Attack(Protocol):
+    """Public settings and one verb; the annotation of `seen` says which release it is for."""
+
+    def run(self, seen: Any, knows: Knowledge, rng: Rng) -> Guess:
+        """Return what is read in a release."""
+        ...
+
+
+@dataclass(frozen=True)
+class AttackRequest:
+    """What is asked of an attack: which one, against which protection, on how much text, for how long.
+
+    `protect` is the protection itself, or None for what an unprotected client sends. `delta` is that of the one
+    release attacked. `seconds` is the budget of each batch. `noise_seed` makes the noise repeatable, and the guarantee
+    an estimate; without it noise comes from the operating system. `candidates`, `draws` and `steps` are for 1-of-n.
+    """
+
+    attack: Attack
+    protect: Any = None
+    name: str = ""
+    examples: int = 8
+    batch_size: int = 1
+    max_words: int | None = None
+    seconds: float | None = None
+    delta: float = 1e-5
+    metrics: tuple[str, ...] = METRICS
+    seed: int = 0
+    noise_seed: int | None = None
+    candidates: int = 64
+    draws: int = 20_000
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        whole("batch_size", self.batch_size, 1, "It counts the texts in one release.")
+        whole("examples", self.examples, 1, "It counts the texts to attack.")
+        if self.examples % self.batch_size:
+            remedy = "Every release has a whole batch."
+            raise refuse("examples", self.examples, f"a multiple of batch_size={self.batch_size}", remedy)
+        if self.max_words is not None:
+            whole("max_words", self.max_words)
+        if self.seconds is not None:
+            positive("seconds", self.seconds, "It is the time for each batch; leave it out to let the attack finish.")
+        open_probability("delta", self.delta, "It belongs to the one release that is attacked; 1e-5 is usual.")
+        whole("metrics", len(self.metrics), 1, "Name at least one.")
+        whole("candidates", self.candidates, 2, "One of at least two.")
+        whole("draws", self.draws, 1, "20000 give an interval of a few parts in a thousand.")
+        whole("steps", self.steps, 1, "It counts the releases of the same record.")
+
+    @property
+    def label(self) -> str:
+        """The attack's name, as it was asked for, or that of its class."""
+        return self.name or type(self.attack).__name__
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What an attack reached, on which release, and what is guaranteed for that release: never for a training.
+
+    `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification.
+    """
+
+    attack: str
+    leakages: tuple[Leakage, ...]
+    examples: tuple[Example, ...] = field(repr=False)
+    release: Mapping[str, Any] = field(repr=False)
+    guarantee: Guarantee | None
+    epsilon_by_adjacency: Mapping[str, float | None]
+    seconds: float
+    bound: float | None = None
+    finished: bool = True
+
+    @property
+    def n(self) -> int:
+        """How many times it was tried."""
+        return self.leakages[0].n if self.leakages else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        promise = self.guarantee
+        return {
+            "attack": self.attack,
+            "n": self.n,
+            "leakage": [dataclasses.asdict(leakage) for leakage in self.leakages],
+            "examples": [example.as_dict() for example in self.examples],
+            "release": dict(self.release),
+            "guarantee": None if promise is None else {**promise.as_dict(), "sentence": promise.sentence()},
+            "epsilon_by_adjacency": dict(self.epsilon_by_adjacency),
+            **({} if self.bound is None else {"bound": self.bound}),
+            "finished": self.finished,
+            "seconds": self.seconds,
+        }
+
+
+def run_attack(
+    request: AttackRequest,
+    scene: Scene,
+    *,
+    watch: Callable[[Example], None] = lambda example: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> AttackResult:
+    """Take rows, release what a server would see of them, attack each release, and compare guesses with truths.
+
+    The attack is given the release and its knowledge; only the comparison sees the truth. The same seed attacks the
+    same rows of a scene whatever the protection, so that results can be set side by side.
+
+    Guarantee: none for the result, which holds private texts; that of one release is in it.
+    """
+    from discreet.attacks.gradient.one_of_n import OneOfN
+    from discreet.experiment.identification import identify
+
+    if isinstance(request.attack, OneOfN):
+        return identify(request, scene)
+    began = time.monotonic()
+    rng = Rng(request.seed)
+    noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
+    metrics = metrics_for(request.attack, request.metrics)
+    rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
+    attack = within(request.attack, request.seconds)
+    craft = getattr(attack, "craft", None)  # a malicious server hands out a model of its own
+    model = scene.model if craft is None else craft(scene.model, rng.fork("craft"))
+    knows = knowledge(request, scene, model, rows)
+    examples: list[Example] = []
+    facts: dict[str, Any] = {}
+    promise: Guarantee | None = None
+    finished = True
+    for number in range(len(rows) // request.batch_size):
+        if number and should_stop():
+            finished = False
+            break
+        batch = rows.take(range(number * request.batch_size, (number + 1) * request.batch_size))
+        seen = released(request, model, batch, noise.fork("release", number))
+        guess = attack.run(seen, knows, rng.fork("attack", number))
+        found = compared(attack, guess, batch, model, metrics, number)
+        if not number:
+            facts = release_facts(seen, model, request, scene.origin)
+            promise = seen.guarantee
+        examples += found
+        for example in found:
+            watch(example)
+    return AttackResult(
+        attack=request.label,
+        leakages=leakages(examples, metrics, rng.fork("leakage")),
+        examples=tuple(examples),
+        release=facts,
+        guarantee=promise,
+        epsilon_by_adjacency=by_adjacency(request.protect, request.delta),
+        seconds=time.monotonic() - began,
+        finished=finished,
+    )
+
+
+def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Corpus) -> Knowledge:
+    """Return what the attacker has besides the release: the public model, public text, the settings of the defence."""
+    return Knowledge(model=model, auxiliary=scene.public_without(rows.texts), defence=request.protect)
+
+
+def within(attack: Attack, seconds: float | None) -> Attack:
+    """Return the attack with a time budget, where it has a field for one."""
+    if seconds is None or not any(f.name == "seconds" for f in dataclasses.fields(attack)):  # type: ignore[arg-type]
+        return attack
+    return dataclasses.replace(attack, seconds=seconds)  # type: ignore[type-var]

@@ -1,0 +1,138 @@
+"""Which release an attack is for, how it is made under a protection, and what it was, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from discreet.core.errors import UnsupportedError
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+from discreet.core.types import GradientRelease, Release, RepresentationRelease
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+from discreet.training.release import open_release, protected_release
+
+if TYPE_CHECKING:
+    from discreet.experiment.attack import AttackRequest
+
+GRADIENT, REPRESENTATION = "gradient", "representation"
+_KINDS = {GradientRelease.__name__: GRADIENT, RepresentationRelease.__name__: REPRESENTATION}
+
+
+def kind_of(attack: object) -> str:
+    """Return the kind of release an attack is for, as the annotation of what it sees says.
+
+    >>> from discreet.attacks.gradient.dager import Dager
+    >>> kind_of(Dager())
+    'gradient'
+    """
+    stated = getattr(getattr(attack, "run", None), "__annotations__", {}).get("seen")
+    name = stated if isinstance(stated, str) else getattr(stated, "__name__", str(stated))
+    if name not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise UnsupportedError(f"Expected an attack on {known}, found {type(attack).__name__} on {name}.")
+    return _KINDS[name]
+
+
+def place_of(protect: object) -> str:
+    """Return what a protection alters before it leaves."""
+    return GRADIENT if hasattr(protect, "gather") else str(getattr(protect, "place", type(protect).__name__))
+
+
+def released(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng) -> Any:
+    """Return exactly what a server would see of a batch: the kind that the attack is for, under the protection.
+
+    Guarantee: that of the protection for this one release, in the release; none without one.
+    """
+    kind, protect = kind_of(request.attack), request.protect
+    if kind == GRADIENT and protect is None:
+        return open_release(model, batch)
+    if kind == GRADIENT and place_of(protect) == GRADIENT:
+        return protected_release(model, batch, protect, noise, delta=request.delta)
+    raise misfit(request.label, kind, protect)
+
+
+def misfit(attack: str, kind: str, protect: object) -> UnsupportedError:
+    """Return the error for an attack on one thing and a protection of another."""
+    name = getattr(protect, "name", type(protect).__name__)
+    return UnsupportedError(
+        f"Expected a protection of the {kind} for {attack}, found {name}, which alters the {place_of(protect)}. "
+        "What it lets go is another release; choose an attack on that, or another protection."
+    )
+
+
+def release_facts(seen: Release, model: Classifier, request: AttackRequest, origin: str) -> dict[str, Any]:
+    """Return what the attacker saw as plain values: which numbers, of how many texts, how often, how protected."""
+    facts: dict[str, Any] = {"model": origin, "batch_size": request.batch_size, "steps": request.steps}
+    if isinstance(seen, GradientRelease):
+        known = [name for name in ("lengths", "labels") if getattr(seen, name) is not None]
+        sizes = {name: value.numel() for name, value in seen.gradients.items()}
+        facts = {**gradient_facts(sizes, model), **facts, "known": known}
+    elif isinstance(seen, RepresentationRelease):
+        count, width = seen.vectors.shape
+        known = ["labels"] if seen.labels is not None else []
+        facts = {"kind": REPRESENTATION, "vectors": int(count), "width": int(width), **facts, "known": known}
+    return {**facts, "protection": protection_facts(request.protect)}
+
+
+def protection_facts(protect: Any) -> dict[str, Any] | None:
+    """Return the public settings of a protection, by name; never its secrets."""
+    if protect is None:
+        return None
+    shown = {f.name: getattr(protect, f.name) for f in dataclasses.fields(protect) if f.repr}
+    plain = {name: value for name, value in shown.items() if isinstance(value, int | float | str | bool)}
+    return {"name": getattr(protect, "name", type(protect).__name__), **plain}
+
+
+def gradient_facts(sizes: Mapping[str, int], model: Classifier) -> dict[str, Any]:
+    """Return which of the model's parameters a release holds, and how many numbers they are."""
+    numbers = sum(sizes.values())
+    return {
+        "kind": GRADIENT,
+        "parameters": parameters(set(sizes), numbers, {name for name, _ in model.named_parameters()}),
+        "tensors": len(sizes),
+        "numbers": numbers,
+    }
+
+
+def parameters(names: set[str], numbers: int, every: set[str]) -> str:
+    """Return which parameters these are, in a few words.
+
+    >>> parameters({"head.weight", "head.bias"}, 770, {"encoder.weight", "head.weight", "head.bias"})
+    'head only: 2 tensors, 770 numbers'
+    """
+    count = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
+    size = f"{count}, {_short(numbers)} numbers"
+    if names == every:
+        return f"all {size}"
+    if all(name.startswith("head.") for name in names):
+        return f"head only: {size}"
+    if all(name.startswith(("head.", "pooler.")) for name in names):
+        return f"pooler and head: {size}"
+    if not any("embeddings" in name for name in names) and all("embeddings" in name for name in every - names):
+        return f"all but the embeddings: {size}"
+    return f"{size}, of {len(every)} tensors in all"
+
+
+def by_adjacency(protect: Any, delta: float, steps: int = 1) -> dict[str, float | None]:
+    """Return the epsilon of one release, or of several of the same record, under each adjacency; None where none."""
+    if protect is None or not hasattr(protect, "event"):
+        return {}
+    from discreet.accounting.events import SelfComposedDpEvent
+    from discreet.accounting.interpret import guarantee
+
+    event = protect.event if steps == 1 else SelfComposedDpEvent(protect.event, steps)
+    columns: dict[str, float | None] = {}
+    for adjacency in Adjacency:
+        try:
+            found = guarantee(event, delta=delta, adjacency=adjacency, unit="record")
+            columns[adjacency.value] = found.epsilon if found.exists else None
+        except UnsupportedError:
+            columns[adjacency.value] = None
+    return columns
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"

@@ -1,0 +1,146 @@
+"""What is attacked: the rows of a corpus, the public model and public text; made once, used often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.core.checks import refuse, whole
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.data.sources import BUILT_IN, Columns, load
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.training.precision import find_device
+from discreet.training.run_folder import Run, load_run
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The rows that may be attacked, the model whose gradients or vectors are released, and text of the same kind.
+
+    `kept` holds work that several attacks share, such as the inner products of candidates; it is filled as needed.
+    """
+
+    model: Classifier = field(repr=False)
+    rows: Corpus
+    public: tuple[str, ...] = field(default=(), repr=False)
+    origin: str = "a fresh model"
+    run: Run | None = field(default=None, repr=False)
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        corpus: Corpus,
+        model: Classifier,
+        *,
+        split: str | None = None,
+        public: Sequence[str] | None = None,
+        origin: str = "a fresh model",
+        run: Run | None = None,
+    ) -> Scene:
+        """Return the scene of one split, validation if there is one; what the other rows say is public if not given."""
+        name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
+        rows = corpus.split(name) if name is not None else corpus
+        texts = corpus.texts if public is None else tuple(public)
+        return cls(model, rows, tuple(texts), origin, run)
+
+    def draw(self, count: int, rng: Rng, *, max_words: int | None = None, what: str = "examples") -> Corpus:
+        """Return rows with different texts, drawn at random; refuse more than there are."""
+        whole(what, count, 1, "It counts the rows to attack.")
+        short = list(self._distinct(max_words))
+        if len(short) < count:
+            limit = "" if max_words is None else f" of at most {max_words} words"
+            remedy = f"{self.rows.name!r} has {len(short)} different texts{limit}; ask for fewer, or another split."
+            raise refuse(what, count, f"at most {len(short)}", remedy)
+        order = rng.permutation(len(short))[:count]
+        return self.rows.take([short[i] for i in order.tolist()])
+
+    def _distinct(self, max_words: int | None) -> list[int]:
+        seen: set[str] = set()
+        found: list[int] = []
+        for row, text in enumerate(self.rows.texts):
+            plain = _plain(text)
+            if plain not in seen and (max_words is None or len(plain.split()) <= max_words):
+                seen.add(plain)
+                found.append(row)
+        return found
+
+    def public_without(self, attacked: Sequence[str]) -> tuple[str, ...]:
+        """Return the public text without the texts under attack, whatever their case or spacing."""
+        hidden = {_plain(text) for text in attacked}
+        return tuple(text for text in self.public if _plain(text) not in hidden)
+
+    def gram(self, candidates: Corpus) -> npt.NDArray[np.float64]:
+        """Return the inner products of candidates' gradients, computed once for each set of them."""
+        from discreet.attacks.gradient.one_of_n import gram_matrix
+
+        key = ("gram", candidates.texts, candidates.second, candidates.labels, candidates.scores)
+        if key not in self.kept:
+            self.kept[key] = gram_matrix(self.model, candidates)
+        found: npt.NDArray[np.float64] = self.kept[key]
+        return found
+
+
+@dataclass(frozen=True)
+class SceneRequest:
+    """Which text and model are asked for: a source and a fresh model, or a run folder and, by default, its text."""
+
+    source: str | None = None
+    columns: Columns | None = None
+    model: ModelSettings = field(default_factory=ModelSettings)
+    run: Path | None = None
+    split: str | None = None
+    public: str | None = None
+    rows: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    download: bool = False
+
+
+def load_scene(request: SceneRequest) -> Scene:
+    """Return the scene a request names.
+
+    Guarantee: none, this reads private text; nothing is released yet.
+    """
+    where = find_device(request.device)
+    public = None
+    if request.public is not None:
+        text = (request.columns or Columns()).text
+        columns = Columns() if request.public in BUILT_IN else Columns(text, label=None)
+        public = load(request.public, columns, validation=0).texts
+    if request.run is not None:
+        return _scene_of_run(request, request.run, public)
+    corpus = load(request.source or "notes", request.columns, seed=request.seed, rows=request.rows)
+    rng = Rng(request.seed).fork("model")
+    model = Classifier.build(corpus, request.model, rng=rng, download=request.download).to(where).eval()
+    return Scene.of(corpus, model, split=request.split, public=public, origin=f"a fresh {request.model.encoder}")
+
+
+def _scene_of_run(request: SceneRequest, folder: Path, public: Sequence[str] | None) -> Scene:
+    """Return the scene of a run: its model, and its own text unless other text is named."""
+    done = load_run(folder, find_device(request.device))
+    asked = done.settings
+    own = request.source is None or request.source == asked.data.source
+    columns = request.columns
+    if own:
+        columns = Columns(asked.data.text, asked.data.text_pair, asked.data.label, asked.data.unit)
+    corpus = load(
+        request.source or asked.data.source,
+        columns,
+        seed=asked.seed if own else request.seed,
+        rows=asked.data.rows if own else request.rows,
+        validation=asked.data.validation if own else None,
+        task="regression" if done.model.task == "regression" else None,
+        label_names=done.model.label_names or None,
+    )
+    return Scene.of(corpus, done.model, split=request.split, public=public, origin=f"the model of {folder}", run=done)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())

@@ -1,0 +1,154 @@
+"""`discreet attack` as a user meets it: the table, the JSON, and what is refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from discreet.cli.attack_table import marked, printable
+from discreet.cli.catalog import ATTACKS, kappa_for, protection_of, settings_given
+from discreet.cli.main import main
+from discreet.core.errors import SettingError
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    toy_csv: Path,
+    tiny_encoder: Callable[[str], Path],
+) -> Say:
+    """Return a function that runs the command on the toy rows with a tiny model."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: object, model: bool = True, data: bool = True) -> tuple[int, str, str]:
+        usual = ["--data", toy_csv] if data else []
+        usual += ["--model", tiny_encoder("bert")] if model else []
+        status = main(["attack", *map(str, [*usual, *arguments])])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_truth_and_guess_stand_side_by_side_in_eighty_columns(say: Say) -> None:
+    status, out, err = say("--attack", "dager", "--examples", 2, "--noise-multiplier", 1, "--clip-norm", 0.5)
+    assert (status, err) == (0, "")
+    assert "truth" in out and "what the attacker read" in out and "heart was" in out
+    assert "ROUGE-L" in out and "95% interval" in out and "chance" in out
+    flat = " ".join(out.split())
+    assert "Release: the gradient of 1 text at a fresh" in flat and re.search(r"all \d+ tensors, [\d,]+ numbers", flat)
+    assert "dp-sgd (noise multiplier 1, clip norm 0.5" in flat
+    assert "Certified: differential privacy with epsilon = 4.377 and delta = 1e-05" in flat
+    assert "replace-one" in flat and max(map(len, out.splitlines())) <= 80
+
+
+def test_json_is_one_object_and_nothing_else(say: Say) -> None:
+    status, out, err = say("--attack", "embedding-rows", "--examples", 4, "--batch-size", 2, "--json")
+    found = json.loads(out)
+    assert status == 0 and err.count("\n") == 2
+    assert {"attack", "n", "leakage", "examples", "release", "guarantee", "seconds"} <= set(found)
+    assert (found["attack"], found["n"], found["guarantee"]) == ("embedding-rows", 2, None)
+    assert set(found["leakage"][0]) == {"metric", "value", "low", "high", "n", "chance"}
+    assert found["leakage"][0]["metric"] == "bag_recall" and found["leakage"][0]["value"] == 1.0
+    assert {"truth", "guess"} <= set(found["examples"][0])
+    assert found["release"]["batch_size"] == 2 and found["release"]["protection"] is None
+
+
+def test_the_seed_of_the_noise_makes_an_estimate_of_the_epsilon(say: Say) -> None:
+    arguments = ("--attack", "embedding-rows", "--examples", 1, "--protect", "dp-sgd", "--epsilon", 8, "--json")
+    certified = json.loads(say(*arguments)[1])["guarantee"]
+    assert certified["certified"] and certified["epsilon"] == pytest.approx(8, rel=1e-3)
+    first, second = (json.loads(say(*arguments, "--noise-seed", 3)[1]) for _ in range(2))
+    assert not first["guarantee"]["certified"] and "whoever knows it" in first["guarantee"]["reason"]
+    assert first["examples"] == second["examples"]
+
+
+def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
+    status, out, _ = say("--attack", "one-of-n", "--candidates", 6, "--noise-multiplier", "0.1,1", "--json")
+    found = json.loads(out)
+    assert status == 0 and len(found["sweep"]) == 2 and found["n"] == 20_000
+    for one in found["sweep"]:
+        assert one["leakage"][0]["low"] <= one["bound"] <= 1 and one["guarantee"]["epsilon"] > 0
+    status, out, _ = say("--attack", "one-of-n", "--candidates", 6, "--steps", 3)
+    assert status == 0 and "noise multiplier" in out and "bound" in out and "3 times" in " ".join(out.split())
+    assert out.count("0.1667") == 10  # the usual strengths, each beside chance
+    status, out, _ = say("--attack", "one-of-n", "--candidates", 6, "--kappa", 10, "--kappa", 1000)
+    assert status == 0 and "kappa" in out
+    status, out, _ = say("--attack", "one-of-n", "--candidates", 6, "--protect", "none", "--json")
+    plain = json.loads(out)
+    assert plain["leakage"][0]["value"] == 1.0 and plain["bound"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--attack", "dagger"], "Did you mean 'dager'"),
+        (["--attack", "dager", "--set", "stepps=3"], "Did you mean 'steps'"),
+        (["--attack", "dager", "--set", "steps"], "as NAME=VALUE"),
+        (["--attack", "dager", "--seconds", "0"], "Expected seconds=0.0 > 0"),
+        (["--attack", "dager", "--examples", "500"], "Expected examples=500 at most"),
+        (["--attack", "dager", "--examples", "0"], "Expected examples=0 a whole number"),
+        (["--attack", "dager", "--batch-size", "0"], "Expected batch_size=0 a whole number"),
+        (["--attack", "dager", "--examples", "3", "--batch-size", "2"], "a multiple of batch_size=2"),
+        (["--attack", "dager", "--split", "trian"], "Did you mean 'train'"),
+        (["--attack", "dager", "--device", "cuda"], "no usable GPU"),
+        (["--attack", "dager", "--threads", "0"], "Expected threads=0"),
+        (["--attack", "dager", "--max-words", "1"], "texts of at most 1 words"),
+        (["--attack", "dager", "--examples", "8", "--batch-size", "8"], "fewer than 16 tokens for DAGER"),
+        (["--attack", "dager", "--train", "head"], "A head alone"),
+        (["--attack", "dager", "--epsilon", "8"], "together with --protect"),
+        (["--attack", "dager", "--protect", "dp-sdg", "--epsilon", "8"], "Did you mean 'dp-sgd'"),
+        (["--attack", "dager", "--noise-multiplier", "1", "--kappa", "3"], "one of --noise-multiplier, --kappa"),
+        (["--attack", "dager", "--noise-multiplier", "much"], "Expected noise_multiplier='much' a number"),
+        (["--attack", "dager", "--noise-multiplier", "-1"], "Expected noise_multiplier=-1.0 >= 0"),
+        (["--attack", "dager", "--metric", "rogue_l"], "Did you mean 'rouge_l'"),
+        (["--attack", "one-of-n", "--batch-size", "2", "--examples", "2"], "Expected batch_size=2 1 for 1-of-n"),
+        (["--attack", "one-of-n", "--candidates", "1"], "Expected candidates=1"),
+        (["--attack", "one-of-n", "--candidates", "5000"], "Expected candidates=5000 at most"),
+        (["--attack", "one-of-n", "--delta", "0", "--noise-multiplier", "1"], "Expected delta=0.0 in (0, 1)"),
+        (["no/such/run", "--attack", "dager"], "Expected a run folder at"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_with_a_sentence(say: Say, arguments: list[str], words: str) -> None:
+    status, out, err = say(*arguments)
+    assert status == 2 and not out.strip()
+    assert words in err and "Traceback" not in err and err.count("\n") <= 2
+
+
+def test_help_names_every_attack(say: Say, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attack", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(name in shown for name in ATTACKS)
+
+
+def test_hostile_text_stays_text() -> None:
+    assert printable("a\x1b[31mb\n\u202e c") == "a\N{REPLACEMENT CHARACTER}[31mb \N{REPLACEMENT CHARACTER} c"
+    drawn = marked("[bold]the Heart the\x07", "the heart")
+    assert drawn.plain == "[bold]the Heart the\N{REPLACEMENT CHARACTER}"
+    assert [drawn.plain[span.start : span.end] for span in drawn.spans] == ["Heart"]
+
+
+def test_values_are_read_as_toml_or_as_words() -> None:
+    assert settings_given(["a=1", "b=true", "c=x y", "d-e=[1, 2]"], "--set") == {
+        "a": 1, "b": True, "c": "x y", "d_e": [1, 2],
+    }  # fmt: skip
+
+
+def test_an_epsilon_of_one_release_is_solved_for(tiny_encoder: Callable[[str], Path]) -> None:
+    corpus = Corpus("toy", ("a", "b"), labels=(0, 1))
+    model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")))
+    protect = protection_of("dp-sgd", model, {"epsilon": 4.377}, delta=1e-5)
+    assert protect.noise_multiplier == pytest.approx(1, abs=2e-3)  # nothing is gained by sampling
+    kappa = kappa_for(model, 4.0, 1e-5)
+    turned = protection_of("dir-dp-sgd", model, {"epsilon": 4.0}, delta=1e-5)
+    assert turned.kappa == kappa > 1
+    with pytest.raises(SettingError, match="kappa"):
+        protection_of("dir-dp-sgd", model, {}, delta=1e-5)

@@ -1,0 +1,202 @@
+"""The law book of attacks, kept by every attack in the catalog."""
+
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+from discreet.cli.catalog import ATTACKS, ONE_OF_N, attack_class, attack_of
+from discreet.core.errors import DiscreetError, SettingError, UnsupportedError
+from discreet.core.randomness import Rng
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release, RepresentationRelease
+from discreet.data.corpus import Corpus
+from discreet.experiment import AttackRequest, Scene, run_attack
+from discreet.experiment.attack import knowledge, within
+from discreet.experiment.reading import compared, metrics_for
+from discreet.experiment.releases import GRADIENT, kind_of, released
+from discreet.metrics.text import PAIRS
+from discreet.models.classifier import Classifier
+from discreet.models.encoder import quiet
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.dp_sgd import DPSGD
+
+CORPUS = Corpus(
+    "toy",
+    (
+        "the heart was dull", "a knee", "very slow walk and sharp pain", "the lung is bright", "fever and cough",
+        "the nurse was calm", "a dose of water", "sleep and rest", "the scan is not good", "a bad week",
+        "call the doctor", "quick food",
+    ),
+    labels=(0, 1) * 6,
+    splits=("validation",) * 8 + ("train",) * 4,
+)  # fmt: skip
+GRADIENTS = [name for name in ATTACKS if kind_of(attack_class(name)()) == GRADIENT]
+READERS = [name for name in ATTACKS if name != ONE_OF_N]
+SECONDS = 1.0
+
+
+@pytest.fixture(scope="module")
+def model(tiny_encoder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Classifier:
+    """A tiny BERT, wide enough to tell a few sentences apart."""
+    folder = tmp_path_factory.mktemp("wide")
+    shutil.copytree(tiny_encoder("bert"), folder, dirs_exist_ok=True)
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(folder, hidden_size=64, intermediate_size=128, num_hidden_layers=3)
+        fresh = AutoModel.from_config(config)
+        for weight in fresh.parameters():  # fresh weights of 0.02 make every token much the same
+            if weight.dim() == 2:
+                weight.data.mul_(4)
+        fresh.save_pretrained(folder)
+    return Classifier.build(CORPUS, rng=Rng(0), encoder=str(folder), dropout=0.0).eval()
+
+
+@pytest.fixture(scope="module")
+def scene(model: Classifier) -> Scene:
+    return Scene.of(CORPUS, model)
+
+
+def request_for(name: str, **changes: Any) -> AttackRequest:
+    asked: dict[str, Any] = {"examples": 4, "batch_size": 1, "seconds": SECONDS, "noise_seed": 0, "candidates": 8}
+    return AttackRequest(attack_of(name), name=name, **{**asked, **changes})
+
+
+def prepared(name: str, scene: Scene, rows: Corpus) -> tuple[Any, Classifier, Knowledge]:
+    """Return an attack, the model it is used with, and what it knows."""
+    request = request_for(name)
+    attack: Any = within(request.attack, SECONDS)
+    model = attack.craft(scene.model, Rng(0)) if hasattr(attack, "craft") else scene.model
+    return attack, model, knowledge(request, scene, model, rows)
+
+
+def random_release(name: str, model: Classifier, seed: int) -> Release:
+    source = torch.Generator().manual_seed(seed)
+    if name in GRADIENTS:
+        drawn = {n: torch.randn(p.shape, generator=source) for n, p in model.named_parameters()}
+        return GradientRelease(drawn, 1, noise_std=1.0, lengths=(6,), labels=(0,))
+    return RepresentationRelease(torch.randn(1, model.width, generator=source))
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield every text that can be reached from a value."""
+    if isinstance(value, str):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from strings(getattr(value, field.name))
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from strings(key)
+            yield from strings(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from strings(inner)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_it_is_a_frozen_dataclass_whose_settings_all_have_defaults(name: str) -> None:
+    attack = attack_class(name)()
+    assert dataclasses.is_dataclass(attack) and type(attack).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert attack == attack_of(name)
+    assert kind_of(attack) in {"gradient", "representation"}
+    with pytest.raises(SettingError, match="only known keys"):
+        attack_of(name, {"no_such_setting": 1})
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_random_releases_give_chance_level(name: str, scene: Scene) -> None:
+    rows = scene.rows.take([0, 2, 3, 4])
+    scores, others = [], []
+    for i in range(4):
+        attack, model, knows = prepared(name, scene, rows)
+        metric = metrics_for(attack, ("rouge_1", "bag_recall"))[0]
+        try:
+            guess = attack.run(random_release(name, model, i), knows, Rng(i))
+        except UnsupportedError:
+            guess = Guess()  # saying that nothing can be read is right
+        for j in range(4):
+            found = compared(attack, guess, rows.take([j]), model, (metric,), 0)[0]
+            (scores if i == j else others).append(PAIRS[metric](found.guess, found.truth))
+    assert np.mean(scores) <= np.mean(others) + 0.25
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_same_source_gives_the_same_guess(name: str, scene: Scene) -> None:
+    rows = scene.rows.take([0])
+    attack, model, knows = prepared(name, scene, rows)
+    attack = dataclasses.replace(attack, seconds=None) if hasattr(attack, "seconds") else attack
+    seen = released(request_for(name), model, rows, Rng(0))
+    try:
+        first, second = (attack.run(seen, knows, Rng(3)) for _ in range(2))
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    assert first.texts == second.texts and first.indices == second.indices
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_neither_the_release_nor_the_knowledge_holds_the_truth(name: str, scene: Scene) -> None:
+    rows = scene.rows.take([0, 1])
+    attack, model, knows = prepared(name, scene, rows)
+    for protect in (None, DPSGD(1.0, 1.0)) if name in GRADIENTS else (None,):
+        seen = released(request_for(name, protect=protect), model, rows, Rng(0))
+        assert not set(rows.texts) & set(strings(seen))
+    assert not set(rows.texts) & set(knows.auxiliary)
+    if kind_of(attack) == GRADIENT:
+        assert not set(rows.texts) & set(strings((knows.auxiliary, knows.candidates, dict(knows.extra))))
+    else:  # candidates hold it among others, in an order that says nothing
+        assert len(knows.candidates) > len(rows)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_release_that_it_cannot_use_is_refused(name: str, scene: Scene) -> None:
+    rows = scene.rows.take([0])
+    attack, _, knows = prepared(name, scene, rows)
+    if name == ONE_OF_N:
+        knows = dataclasses.replace(knows, extra={"candidates": scene.rows})
+    other = GradientRelease({"another.weight": torch.ones(3, 3)}, 1, lengths=(6,), labels=(0,))
+    with pytest.raises(UnsupportedError):
+        attack.run(other, knows, Rng(0))
+    with pytest.raises(UnsupportedError):
+        attack.run(other, Knowledge(), Rng(0))
+
+
+@pytest.mark.parametrize("name", [name for name in GRADIENTS if name in {"dager", "decepticons", "embedding-rows"}])
+def test_a_head_alone_is_refused_with_the_reason(name: str, scene: Scene) -> None:
+    head = Classifier.build(CORPUS, rng=Rng(0), encoder=scene.model.settings.encoder, train="head")
+    with pytest.raises(UnsupportedError, match=r"found none|No gradient|frozen|head"):
+        run_attack(request_for(name), Scene.of(CORPUS, head))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_protection_of_something_else_is_refused(name: str, scene: Scene) -> None:
+    class Other:
+        name = "other"
+        place = "text"
+
+    with pytest.raises(DiscreetError, match=f"protection of the gradient for {name}, found other"):
+        run_attack(request_for(name, protect=Other()), scene)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("kind", ["dp-sgd", "dir-dp-sgd"])
+def test_no_identification_beats_the_bound(kind: str, steps: int, scene: Scene) -> None:
+    values = (0.03, 0.1, 0.3, 1.0, 4.0) if kind == "dp-sgd" else (1e5, 3e3, 1e3, 300.0, 10.0)
+    reached = []
+    for value in values:
+        protect = DPSGD(value, 1.0) if kind == "dp-sgd" else DirDPSGD.for_model(scene.model, value)
+        found = run_attack(request_for(ONE_OF_N, protect=protect, steps=steps), scene)
+        (leak,) = found.leakages
+        assert leak.n >= 20_000 and leak.chance == 1 / 8 and found.bound is not None
+        assert leak.low <= found.bound <= 1
+        assert found.release["steps"] == steps
+        reached.append(leak.value)
+    assert reached[0] > 0.99 and reached[-1] < 0.5
+    assert all(a >= b - 0.01 for a, b in itertools.pairwise(reached))
+    assert len(scene.kept) == 1  # one Gram matrix served all strengths

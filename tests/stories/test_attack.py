@@ -1,0 +1,96 @@
+"""A release is attacked, end to end: from a corpus to what was read, with a fresh model and with a trained one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from discreet.attacks.gradient.dager import Dager
+from discreet.attacks.gradient.one_of_n import OneOfN
+from discreet.cli.main import main
+from discreet.core.errors import SettingError
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.experiment import AttackRequest, Example, Scene, SceneRequest, load_scene, run_attack
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.dp_sgd import DPSGD
+
+TEXTS = ("irena rybak called", "a record of 33419", "the plan was a scan", "phone 555 0133", "a sharp pain", "rest")
+CORPUS = Corpus("clinic", TEXTS, labels=(0, 1, 0, 1, 0, 1), splits=("validation",) * 4 + ("train",) * 2)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Scene:
+    return Scene.of(CORPUS, Classifier.build(CORPUS, rng=Rng(0), dropout=0.0).eval())
+
+
+def test_a_plain_gradient_gives_its_text_away_and_noise_keeps_it(minilm: Scene) -> None:
+    seen: list[Example] = []
+    request = AttackRequest(Dager(), name="dager", examples=4, batch_size=2)
+    plain = run_attack(request, minilm, watch=seen.append)
+    assert {example.guess for example in plain.examples} == set(TEXTS[:4])
+    assert plain.leakages[0].metric == "rouge_l" and plain.leakages[0].value == 1.0 and plain.n == 4
+    assert plain.guarantee is None and plain.release["protection"] is None and plain.finished
+    assert tuple(seen) == plain.examples and [example.batch for example in seen] == [0, 0, 1, 1]
+    for protect in (DPSGD(1.0, clip_norm=1.0), DirDPSGD.for_model(minilm.model, 1000.0)):
+        kept = run_attack(replace(request, protect=protect), minilm)
+        assert [example.truth for example in kept.examples] == [example.truth for example in plain.examples]
+        assert kept.leakages[0].value <= 0.1
+        assert kept.guarantee is not None and kept.guarantee.certified
+        assert kept.guarantee.epsilon == kept.epsilon_by_adjacency[kept.guarantee.adjacency.value]
+    json.dumps(plain.as_dict(), allow_nan=False)
+
+
+def test_an_attack_that_is_stopped_keeps_what_it_read(minilm: Scene) -> None:
+    seen: list[Example] = []
+    request = AttackRequest(Dager(), examples=4)
+    half = run_attack(request, minilm, watch=seen.append, should_stop=lambda: len(seen) >= 2)
+    assert (half.n, half.finished, half.attack) == (2, False, "Dager")
+
+
+def test_the_same_seed_attacks_the_same_texts_and_repeats_itself(minilm: Scene) -> None:
+    request = AttackRequest(Dager(), protect=DPSGD(1e-7, clip_norm=1.0), examples=2, seed=5, noise_seed=1)
+    first, second = (run_attack(request, minilm) for _ in range(2))
+    assert first.examples == second.examples and first.leakages == second.leakages
+    assert first.guarantee is not None and not first.guarantee.certified
+
+
+def test_what_the_attacker_reads_publicly_is_not_what_is_attacked(minilm: Scene) -> None:
+    assert set(minilm.public_without(TEXTS[:2])) == set(TEXTS[2:])
+    assert minilm.public_without(["  IRENA   rybak called"]) == TEXTS[1:]
+    with pytest.raises(SettingError, match="at most 4"):
+        run_attack(AttackRequest(OneOfN(), candidates=5), minilm)
+
+
+def test_a_run_is_attacked_as_it_was_trained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    out = tmp_path / "run"
+    trained = ["train", toy_csv, "--model", tiny_encoder("bert"), "--out", out, "--epochs", 1, "--device", "cpu"]
+    private = ["--protect", "dp-sgd", "--epsilon", 8, "--batch-size", 20, "--json"]
+    assert main([str(a) for a in [*trained, *private]]) == 0
+    done = json.loads(capsys.readouterr().out)
+    attack = ["attack", out, "--attack", "dager", "--examples", 1, "--json"]
+    assert main([str(a) for a in attack]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert "as the run's training was" in shown.err
+    noise = found["release"]["protection"]["noise_multiplier"]
+    assert noise == done["protection"]["noise_multiplier"]
+    # the epsilon of one release, with nothing hidden by sampling, is not that of the training
+    assert found["guarantee"]["epsilon"] > done["guarantee"]["epsilon"]
+    assert found["release"]["model"] == f"the model of {out}"
+    assert main([str(a) for a in [*attack, "--protect", "none", "--split", "train"]]) == 0
+    assert json.loads(capsys.readouterr().out)["guarantee"] is None
+
+
+def test_a_scene_is_loaded_as_it_is_asked_for(toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> None:
+    asked = SceneRequest(
+        str(toy_csv), model=ModelSettings(encoder=str(tiny_encoder("bert"))), split="train", device="cpu"
+    )
+    scene = load_scene(asked)
+    assert len(scene.rows) == 108 and scene.origin.startswith("a fresh ")
+    assert load_scene(replace(asked, public="notes")).public != scene.public
