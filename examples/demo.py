@@ -21,14 +21,14 @@ from discreet.accounting.risk import most_true_positives
 from discreet.cli.progress import training_bar
 from discreet.data.notes import secrets_of
 from discreet.experiment import RunRequest, run_training
-from discreet.protections.settings import ProtectSettings
+from discreet.protections.settings import DirDPSGDSettings, DPSGDSettings
 from discreet.training.defaults import defaults_for
 
 RUNS = {
     "no protection": None,
-    "DP-SGD, epsilon 8": ProtectSettings(epsilon=8.0),
-    "DP-SGD, epsilon 1": ProtectSettings(epsilon=1.0),
-    "directional, kappa 50": ProtectSettings(name="dir-dp-sgd", kappa=50.0),
+    "DP-SGD, epsilon 8": DPSGDSettings(epsilon=8.0),
+    "DP-SGD, epsilon 1": DPSGDSettings(epsilon=1.0),
+    "directional, kappa 50": DirDPSGDSettings(kappa=50.0),
 }
 FALSE_ALARMS = 0.01
 

@@ -1,16 +1,19 @@
+from typing import Any
+
 import pytest
 from torch import nn
 
 from discreet.core.errors import SettingError
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.settings import ProtectSettings
+from discreet.protections.settings import SETTINGS, Conditions, as_table, from_table, protect_settings, settings_of
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
 
-def build(**changes: object) -> object:
-    return ProtectSettings(**changes).build(MODEL, sampling_rate=0.1, steps=50, delta=1e-5)
+def build(name: str = "dp-sgd", **values: Any) -> object:
+    given = Conditions(MODEL, units=100, rows=100, batch_size=10, steps=50, epochs=5.0, delta=1e-5)  # type: ignore[arg-type]
+    return protect_settings(name, values).build(given)
 
 
 def test_the_stricter_of_two_targets_wins() -> None:
@@ -22,26 +25,59 @@ def test_the_stricter_of_two_targets_wins() -> None:
 
 
 def test_a_partition_by_layers() -> None:
-    found = build(name="dir-dp-sgd", kappa=5.0, partition="layers")
+    found = build("dir-dp-sgd", kappa=5.0, partition="layers")
     assert isinstance(found, DirDPSGD)
     assert [block.names for block in found.blocks] == [("0.weight", "0.bias"), ("1.weight", "1.bias")]
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "values"),
     [
-        ({}, "Expected --epsilon, --noise-multiplier or --true-positive-rate"),
-        ({"name": "dp-sdg", "epsilon": 1.0}, "Did you mean 'dp-sgd'"),
-        ({"epsilon": 0.0}, "epsilon=0.0 > 0"),
-        ({"epsilon": 1.0, "delta": 1.0}, "delta=1.0"),
-        ({"epsilon": 1.0, "clip_norm": 0.0}, "clip_norm=0.0"),
-        ({"epsilon": 1.0, "kappa": 3.0}, "kappa=3.0 left out for dp-sgd"),
-        ({"name": "dir-dp-sgd"}, "Expected --kappa"),
-        ({"name": "dir-dp-sgd", "kappa": float("inf")}, "kappa=inf"),
-        ({"name": "dir-dp-sgd", "kappa": 1.0, "noise_multiplier": 1.0}, "left out for dir-dp-sgd"),
-        ({"true_positive_rate": 2.0}, "true_positive_rate=2.0"),
+        ("dp-sgd", {"epsilon": 3.0, "clipping": "automatic"}),
+        ("dir-dp-sgd", {"kappa": 2.0}),
+        ("texthide", {"masks": 16, "mix": 2, "mix_cap": 0.7}),
     ],
 )
-def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
+def test_settings_come_back_from_a_file_as_they_were(name: str, values: dict[str, Any]) -> None:
+    asked = protect_settings(name, values)
+    assert from_table(as_table(asked)) == asked
+    assert as_table(asked)["name"] == name
+
+
+def test_every_registered_protection_has_settings_that_say_what_they_are_for() -> None:
+    for name in SETTINGS:
+        kind = settings_of(name)
+        assert kind.name == name
+        assert kind.place in {"text", "representation", "gradient"}
+        assert kind.usual_train in {"head", "all"} and kind.usual_head in {"linear", "mlp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("dp-sgd", {}, "Expected --epsilon, --noise-multiplier or --true-positive-rate"),
+        ("dp-sdg", {"epsilon": 1.0}, "Did you mean 'dp-sgd'"),
+        ("dp-sgd", {"epsilon": 0.0}, "epsilon=0.0 > 0"),
+        ("dp-sgd", {"epsilon": 1.0, "delta": 1.0}, "delta=1.0"),
+        ("dp-sgd", {"epsilon": 1.0, "clip_norm": 0.0}, "clip_norm=0.0"),
+        ("dp-sgd", {"epsilon": 1.0, "kappa": 3.0}, "kappa=3.0 left out for dp-sgd. It belongs to dir-dp-sgd"),
+        ("dp-sgd", {"epsilon": 1.0, "colour": 3.0}, "No protection has it"),
+        ("dir-dp-sgd", {}, "Expected --kappa"),
+        ("dir-dp-sgd", {"kappa": float("inf")}, "kappa=inf"),
+        ("dir-dp-sgd", {"kappa": 1.0, "noise_multiplier": 1.0}, "left out for dir-dp-sgd. It belongs to dp-sgd"),
+        ("dp-sgd", {"true_positive_rate": 2.0}, "true_positive_rate=2.0"),
+        ("texthide", {"epsilon": 2.0}, "epsilon=2.0 left out for texthide"),
+        ("texthide", {"masks": 0, "fresh_masks": True}, "masks=0 left out with fresh masks"),
+        ("texthide", {"mix": 0}, "mix=0 a whole number >= 1"),
+        ("texthide", {"mix": 4, "mix_cap": 0.2}, r"cap=0.2 in \[0.25, 1\]"),
+        ("texthide", {"mix": 1, "public": "web.csv"}, "mix=1 >= 2 with a public corpus"),
+    ],
+)
+def test_bad_settings_are_refused(name: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        ProtectSettings(**changes)
+        protect_settings(name, values)
+
+
+def test_a_file_without_a_name_is_refused() -> None:
+    with pytest.raises(SettingError, match="Expected .protect. with a name"):
+        from_table({"epsilon": 3.0})

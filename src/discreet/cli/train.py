@@ -4,107 +4,54 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from discreet.cli.options import Data, Device, Json, Label, Seed, Text, TextPair, Unit
 from discreet.cli.output import as_json, note, paragraph, stop_on_interrupt, table
 from discreet.cli.progress import training_bar
+from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
 from discreet.core.checks import positive, refuse
 
-_MODEL, _TRAINING, _PRIVACY, _COLUMNS = "Model", "Training", "Privacy", "Data"
+if TYPE_CHECKING:
+    from discreet.protections.settings import ProtectSettings
+
+PROTECTIONS = ("dp-sgd", "dir-dp-sgd", "texthide", "dp-ie")
+# What has a default that depends on the corpus and the protection.
+_TUNED = {"epochs", "batch_size", "learning_rate", "weight_decay", "dropout", "embeddings", "accumulate"}
+_MOST_ROWS = 100_000_000
 
 
+@gathering(model=(MODEL, "Model"), private=(PRIVACY, "Privacy"), training=(TRAINING, "Training"))
 def train(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist yet.")],
-    model: Annotated[
-        str, typer.Option("--model", help="minilm, bilstm, a folder, or a hub name.", rich_help_panel=_MODEL)
-    ] = "minilm",
-    parts: Annotated[
-        str,
-        typer.Option("--train", help="What is trained: head, pooler+head, top-N or all.", rich_help_panel=_MODEL),
-    ] = "all",
-    pooling: Annotated[
-        str, typer.Option(help="How states become one vector: cls, mean or last.", rich_help_panel=_MODEL)
-    ] = "mean",
-    head: Annotated[str, typer.Option(help="linear or mlp.", rich_help_panel=_MODEL)] = "linear",
-    pooler: Annotated[
-        bool | None, typer.Option(help="A dense layer with tanh before the head.", rich_help_panel=_MODEL)
-    ] = None,
-    embeddings: Annotated[
-        bool | None, typer.Option(help="Train word vectors too; not by default if private.", rich_help_panel=_MODEL)
-    ] = None,
-    dropout: Annotated[
-        float | None, typer.Option(help="Dropout; the encoder's own, none if private.", rich_help_panel=_MODEL)
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Cut texts to this many tokens.", rich_help_panel=_MODEL)
-    ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Allow fetching the encoder from the hub.", rich_help_panel=_MODEL)
-    ] = False,
+    model: dict[str, Any],
+    private: dict[str, Any],
+    training: dict[str, Any],
     protect: Annotated[
-        str | None, typer.Option("--protect", help="dp-sgd or dir-dp-sgd.", rich_help_panel=_PRIVACY)
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Budget of the whole training; the noise is solved.", rich_help_panel=_PRIVACY)
+        str | None,
+        typer.Option("--protect", help=f"{', '.join(PROTECTIONS)}.", rich_help_panel="Privacy"),
     ] = None,
     delta: Annotated[
-        str, typer.Option(help="auto is a tenth of one over the units.", rich_help_panel=_PRIVACY)
+        str, typer.Option(help="auto is a tenth of one over the units.", rich_help_panel="Privacy")
     ] = "auto",
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise over clip norm, instead of a budget.", rich_help_panel=_PRIVACY)
-    ] = None,
-    true_positive_rate: Annotated[
-        float | None,
-        typer.Option(help="The most any membership attack may reach, instead.", rich_help_panel=_PRIVACY),
-    ] = None,
-    false_positive_rate: Annotated[
-        float, typer.Option(help="At this share of false alarms.", rich_help_panel=_PRIVACY)
-    ] = 0.01,
-    clip_norm: Annotated[float, typer.Option(help="Longest gradient of one unit.", rich_help_panel=_PRIVACY)] = 0.1,
-    clipping: Annotated[str, typer.Option(help="flat, per-layer or automatic.", rich_help_panel=_PRIVACY)] = "flat",
-    kappa: Annotated[float | None, typer.Option(help="Concentration of dir-dp-sgd.", rich_help_panel=_PRIVACY)] = None,
-    partition: Annotated[
-        str, typer.Option(help="Directions of dir-dp-sgd: whole or layers.", rich_help_panel=_PRIVACY)
-    ] = "whole",
     noise_seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise for experiments; keep it secret.", rich_help_panel=_PRIVACY)
+        int | None, typer.Option(help="Repeatable noise for experiments; keep it secret.", rich_help_panel="Privacy")
     ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the text; by what is trained.", rich_help_panel=_TRAINING)
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Rows, or units if private, in a batch.", rich_help_panel=_TRAINING)
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Highest learning rate.", rich_help_panel=_TRAINING)
-    ] = None,
-    warmup: Annotated[
-        float, typer.Option(help="Share of steps in which the rate rises.", rich_help_panel=_TRAINING)
-    ] = 0.06,
-    weight_decay: Annotated[
-        float | None, typer.Option(help="Weight decay of matrices.", rich_help_panel=_TRAINING)
-    ] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.", rich_help_panel=_TRAINING)] = "adamw",
-    accumulate: Annotated[int, typer.Option(help="Read a batch in this many parts.", rich_help_panel=_TRAINING)] = 1,
-    patience: Annotated[
-        int | None, typer.Option(help="Epochs without improvement before it stops.", rich_help_panel=_TRAINING)
-    ] = None,
-    precision: Annotated[
-        str, typer.Option(help="auto (bf16 on a GPU), float32 or bf16.", rich_help_panel=_TRAINING)
-    ] = "auto",
     checkpoint_seconds: Annotated[
-        float, typer.Option(help="Save progress this often.", rich_help_panel=_TRAINING)
+        float, typer.Option(help="Save progress this often.", rich_help_panel="Training")
     ] = 30.0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was stopped.", rich_help_panel=_TRAINING)
+        bool, typer.Option("--resume", help="Go on with a run that was stopped.", rich_help_panel="Training")
     ] = False,
     cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Keep a frozen encoder's outputs.", rich_help_panel=_TRAINING)
+        bool, typer.Option("--cache/--no-cache", help="Keep a frozen encoder's outputs.", rich_help_panel="Training")
     ] = True,
+    download: Annotated[
+        bool, typer.Option("--download", help="Allow fetching the encoder from the hub.", rich_help_panel="Model")
+    ] = False,
     text: Text = "text",
     text_pair: TextPair = None,
     label: Label = "label",
@@ -123,35 +70,22 @@ def train(
     from discreet.data.sources import Columns
     from discreet.experiment import RunRequest, load_corpus, run_training
     from discreet.models.classifier import ModelSettings
-    from discreet.protections.settings import ProtectSettings
     from discreet.training.defaults import defaults_for
     from discreet.training.settings import TrainSettings
 
-    protection = None
-    if protect is not None:
-        protection = ProtectSettings(
-            name=protect,
-            epsilon=epsilon,
-            delta=_delta(delta),
-            noise_multiplier=noise_multiplier,
-            true_positive_rate=true_positive_rate,
-            false_positive_rate=false_positive_rate,
-            clip_norm=clip_norm,
-            clipping=clipping,
-            kappa=kappa,
-            partition=partition,
-        )
-    else:
-        for name, value in (("epsilon", epsilon), ("noise-multiplier", noise_multiplier), ("kappa", kappa)):
-            if value is not None:
-                raise refuse(name, value, "together with --protect", "Add --protect dp-sgd, or leave it out.")
+    protection = protection_of(protect, delta, private)
     positive("checkpoint-seconds", checkpoint_seconds)
-    chosen = ModelSettings(encoder=model, pooling=pooling, head=head, train=parts, pooler=pooler, max_length=max_length)
+    if rows is not None and rows > _MOST_ROWS:
+        raise refuse("rows", rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
+    model.setdefault("train", protection.usual_train if protection else "all")
+    model.setdefault("head", protection.usual_head if protection else "linear")
+    chosen = {key: value for key, value in model.items() if key not in _TUNED}
+    asked = {key: value for key, value in training.items() if key not in _TUNED}
     request = RunRequest(
         source=data,
         columns=Columns(text=text, text_pair=text_pair, label=label, unit=unit),
-        model=chosen,
-        train=TrainSettings(warmup=warmup, optimizer=optimizer, patience=patience, precision=precision),
+        model=ModelSettings(**chosen),
+        train=TrainSettings(**asked),
         protect=protection,
         seed=seed,
         rows=rows,
@@ -160,18 +94,9 @@ def train(
         task=_task(task),
     )
     corpus = load_corpus(request)
-    usual = defaults_for(parts, protect, corpus.split("train").unit_count)
-    request = request.tuned(
-        usual,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        dropout=dropout,
-        embeddings=embeddings,
-        accumulate=accumulate,
-    )
-    with stop_on_interrupt() as asked, training_bar() as watch:
+    usual = defaults_for(request.model.train, protect, corpus.split("train").unit_count)
+    request = request.tuned(usual, **{key: value for key, value in {**model, **training}.items() if key in _TUNED})
+    with stop_on_interrupt() as stopping, training_bar() as watch:
         done = run_training(
             request,
             out,
@@ -183,18 +108,37 @@ def train(
             cache=cache,
             watch=watch,
             say=note,
-            should_stop=lambda: bool(asked),
+            should_stop=lambda: bool(stopping),
         )
     if not done["finished"]:
         note(f"Stopped at step {done['steps']} and saved. Go on with the same command and --resume.")
         raise typer.Exit(130)
     if json:
         as_json(_finite(done))
-        return
+    else:
+        _say(done, out)
+
+
+def protection_of(name: str | None, delta: str, given: dict[str, Any]) -> ProtectSettings | None:
+    """Return the settings of the protection that was asked for; options without one are refused by name."""
+    if name is None:
+        if given:
+            option, value = next(iter(given.items()))
+            raise refuse(option.replace("_", "-"), value, "together with --protect", "Add it, or leave this out.")
+        return None
+    from discreet.protections.settings import protect_settings
+
+    at = _delta(delta)
+    return protect_settings(name, given if at is None else {**given, "delta": at})
+
+
+def _say(done: dict[str, Any], out: Path) -> None:
     if done["utility"]:
         table(done["utility"], title=f"Utility on the {done['evaluated_on']} split")
     else:
         print("Utility: not measured, as no rows were held out.")
+    if done.get("utility_averaged"):
+        table(done["utility_averaged"], title="The same, averaged over the pool of masks")
     _say_privacy(done)
     print(f"Written to {out} in {done['seconds']:.1f} s.")
 
@@ -220,6 +164,8 @@ def _say_privacy(done: dict[str, Any]) -> None:
         print("Privacy: no guarantee, this training was not protected.")
         return
     paragraph("Privacy: " + promise["sentence"])
+    if promise["epsilon"] is None:
+        return
     columns = {
         f"epsilon, {name}": "not defined here" if value is None else f"{value:.4g}"
         for name, value in done["epsilon_by_adjacency"].items()

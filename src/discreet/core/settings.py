@@ -42,13 +42,17 @@ def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
 
 def read(kind: type[T], path: Path) -> T:
     """Return a frozen dataclass from a TOML file."""
+    return parse(kind, read_values(path), path.name)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the plain values of a TOML file."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingError(f"Expected a settings file at {str(path)!r}. There is none; check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"Expected TOML in {str(path)!r}. {error}.") from None
-    return parse(kind, values, path.name)
 
 
 def dump(settings: Any) -> str:

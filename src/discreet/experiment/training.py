@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.settings import ProtectSettings
+from discreet.protections.representation import at_text, at_vectors, place_of
+from discreet.protections.settings import Conditions, ProtectSettings
 from discreet.training.defaults import Defaults
-from discreet.training.encode import cache_folder, ready
+from discreet.training.encode import cache_folder, encode, ready
 from discreet.training.evaluate import evaluate, matched
 from discreet.training.loop import Trained, train
 from discreet.training.meter import Report
@@ -32,10 +34,15 @@ from discreet.training.run_folder import (
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from discreet.accounting.ledger import Ledger
+    from discreet.data.batches import Tokens, Vectors
     from discreet.data.corpus import Corpus, Task
     from discreet.data.samplers import Sampler
-    from discreet.protections.gradient import GradientProtection
+    from discreet.training.loop import Protection
+
+_MANY_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,13 @@ class RunRequest:
 class Plan:
     """The private side of a run, once corpus and model are known."""
 
-    protect: GradientProtection
-    sampler: Sampler
+    protect: Protection
+    sampler: Sampler | None
     ledger: Ledger
     secret: Rng
     delta: float
     units: int
+    public: Corpus | None = None
 
 
 def load_corpus(request: RunRequest) -> Corpus:
@@ -109,6 +117,7 @@ def run_training(
     corpus = corpus or load_corpus(request)
     for remark in corpus.remarks:
         say(remark)
+    warn_of_size(request, corpus, say)
     rng = Rng(request.seed)
     workspace = workspace_of(out, resume=resume)
     model = Classifier.build(corpus, request.model, rng=rng.fork("model"), download=download).to(where)
@@ -127,6 +136,7 @@ def run_training(
             delta=plan.delta if plan else None,
             secret=plan.secret if plan else None,
             sampler=plan.sampler if plan else None,
+            public=plan.public if plan else None,
             workspace=workspace,
             cache=kept,
             checkpoint_seconds=checkpoint_seconds,
@@ -140,14 +150,18 @@ def run_training(
         if trained.out_of_budget:
             say(f"The budget allows no further step: training ended after step {trained.steps}.")
         split = "validation" if "validation" in corpus.split_names else None if plan else "train"
-        utility = {}
+        utility, averaged = {}, {}
         if split is not None:  # a protected run says nothing about its training rows
-            utility = evaluate(model, ready(model, matched(corpus.split(split), model), kept, request.train.precision))
+            held_out = asked_as(plan, matched(corpus.split(split), model))
+            rows = ready(model, held_out, kept, request.train.precision)
+            utility = evaluate(model, rows)
+            averaged = averaged_utility(plan, model, rows)
         result: dict[str, Any] = {
             "out": str(out),
             "finished": True,
             "utility": utility,
             "evaluated_on": split,
+            **({"utility_averaged": averaged} if averaged else {}),
             **described(plan, trained),
             "seconds": time.monotonic() - began,
             "train_seconds": trained.seconds,
@@ -156,6 +170,11 @@ def run_training(
             "device": str(where),
             "seed": request.seed,
         }
+        if plan is not None and at_vectors(plan.protect):
+            plan.protect.end(model)
+        write = getattr(request.protect, "write", None)
+        if write is not None and plan is not None:
+            write(workspace, model, plan.protect)
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
     return result
@@ -180,17 +199,78 @@ def plan_for(
             "guarantee would allow one of them to be published whole. Use --delta auto."
         )
     size = min(request.train.batch_size, units)
-    steps = max(1, round(request.train.epochs * -(-units // size)))
-    protect = asked.build(model, sampling_rate=size / units, steps=steps, delta=delta)
-    sampler = sampler_for(protect, size, units)
+    public = public_corpus(request, corpus, say)
+    given = Conditions(
+        model=model,
+        units=units,
+        rows=len(train_split),
+        batch_size=size,
+        steps=max(1, round(request.train.epochs * -(-units // size))),
+        epochs=request.train.epochs,
+        delta=delta,
+        public=None if public is None else lambda: public_vectors(model, public, request.train.precision),
+    )
+    protect = asked.build(given)
+    sampler = sampler_for(protect, size, units) if place_of(protect) == "gradient" else None
     secret = secret_of(workspace) if request.noise_seed is None else Rng(request.noise_seed).fork("secret")
+    limited = asked.epsilon is not None and getattr(asked, "limits", True)
     ledger = Ledger.open(
         workspace / LEDGER,
         unit=corpus.unit_name,
         adjacency=protect.adjacency,
-        budget=Budget(asked.epsilon, delta) if asked.epsilon is not None else None,
+        budget=Budget(asked.epsilon, delta) if limited and asked.epsilon is not None else None,
     )
-    return Plan(protect, sampler, ledger, secret, delta, units)
+    return Plan(protect, sampler, ledger, secret, delta, units, public)
+
+
+def public_corpus(request: RunRequest, private: Corpus, say: Callable[[str], None]) -> Corpus | None:
+    """Return the public corpus that a protection asks for, without what stands in the private one."""
+    from discreet.data.overlap import without_overlap
+
+    source = getattr(request.protect, "public", None)
+    if source is None:
+        return None
+    columns = request.columns if private.is_pairs else replace(request.columns, text_pair=None)
+    public = without_overlap(load(source, replace(columns, unit=None), seed=request.seed, validation=0), private)
+    for remark in public.remarks:
+        say(f"Public text: {remark}.")
+    return public
+
+
+def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
+    """Return the vectors of public text by a frozen encoder, and its labels where they mean what the model's do."""
+    if not model.settings.frozen:
+        raise refuse("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
+    rows = encode(model, public, cache_folder(), precision)
+    labelled = public.task == model.task and public.label_names == model.label_names
+    return rows.vectors, rows.targets if labelled else None
+
+
+def asked_as(plan: Plan | None, corpus: Corpus) -> Corpus:
+    """Return held-out text as the model will be asked about it: rewritten, if the protection rewrites queries too."""
+    if plan is None or not at_text(plan.protect) or not plan.protect.rewrites_queries:
+        return corpus
+    return plan.protect.rewrite(corpus, plan.secret.fork("held out"))
+
+
+def averaged_utility(plan: Plan | None, model: Classifier, rows: Tokens | Vectors) -> dict[str, float]:
+    """Return the utility of predictions averaged over a pool of masks, where there is one."""
+    from discreet.protections.texthide import TextHide
+
+    if plan is None or not isinstance(plan.protect, TextHide) or not plan.protect.masks:
+        return {}
+    return evaluate(model, rows, query=plan.protect.averaged(model.width, plan.secret))
+
+
+def warn_of_size(request: RunRequest, corpus: Corpus, say: Callable[[str], None]) -> None:
+    """Say where more was asked for than there is, or than will be over soon."""
+    found = len(corpus.split("train")) if "train" in corpus.split_names else 0
+    if request.rows is not None and request.rows > found:
+        say(f"Only {found:,} training rows are there; --rows {request.rows} keeps them all.")
+    units = corpus.split("train").unit_count if found else 0
+    steps = round(request.train.epochs * -(-units // max(1, min(request.train.batch_size, units or 1))))
+    if steps > _MANY_STEPS:
+        say(f"Warning: {steps:,} steps were asked for; Ctrl-C stops after a step, and --resume goes on.")
 
 
 def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
@@ -207,11 +287,11 @@ def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
             columns[adjacency.value] = found.epsilon if found.exists else None
         except UnsupportedError:
             columns[adjacency.value] = None
-    result = {
+    result: dict[str, Any] = {
         "guarantee": as_json(trained.guarantee),
         "epsilon_by_adjacency": columns,
-        "protection": {key: value for key, value in vars(plan.protect).items() if key != "blocks"},
-        "sampler": vars(plan.sampler),
+        "protection": public_fields(plan.protect),
+        "sampler": None if plan.sampler is None else vars(plan.sampler),
         "units": plan.units,
         "out_of_budget": trained.out_of_budget,
     }
@@ -220,6 +300,12 @@ def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
         result["pure_epsilon"] = plan.protect.pure_epsilon(trained.steps)
         result["dimension"] = plan.protect.dimension
     return result
+
+
+def public_fields(protect: Protection) -> dict[str, Any]:
+    """Return what a protection was set to, where that is a plain value."""
+    fields = {} if place_of(protect) == "gradient" else {"name": protect.name}
+    return fields | {k: v for k, v in vars(protect).items() if v is None or isinstance(v, str | int | float | bool)}
 
 
 def as_json(promise: Guarantee) -> dict[str, Any]:

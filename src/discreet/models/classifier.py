@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,6 +87,8 @@ class Classifier(nn.Module):
         self.width = encoder.width
         self.max_length = min(settings.max_length or encoder.max_length, encoder.max_length)
         self.encoder = encoder.module
+        # What sentence vectors pass through before the head when the model is asked; a protection may set it.
+        self.query: Callable[[Tensor], Tensor] | None = None
         outputs = len(self.label_names) if self.task == "classification" else 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.fork("head").seed())

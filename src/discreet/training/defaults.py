@@ -29,7 +29,7 @@ def defaults_for(train: str, protect: str | None, units: int, width: int = 384) 
     4096
     """
     frozen = train in {"head", "pooler+head"}
-    if protect is None:
+    if protect not in {"dp-sgd", "dir-dp-sgd"}:  # not protected, or before the gradient: a step is an ordinary one
         fine = 5e-5 if width <= 512 else 3e-5
         return Defaults(20.0 if frozen else 3.0, 32, 2e-3 if frozen else fine, 0.01, None, True)
     if protect == "dir-dp-sgd":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from discreet.models.classifier import Classifier
 from discreet.training.precision import autocast
 
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 65536}
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,16 @@ def represent(model: Classifier, tokens: Tokens, precision: str = "auto") -> tor
 
 
 @torch.inference_mode()
-def predict(model: Classifier, rows: Corpus | Tokens | Vectors, precision: str = "auto") -> Predictions:
+def predict(
+    model: Classifier,
+    rows: Corpus | Tokens | Vectors,
+    precision: str = "auto",
+    query: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Predictions:
     """Return what a model says of every row.
+
+    `query` is what vectors pass through before the head, if not the model's own; where it gives several views of a row,
+    their predictions are averaged.
 
     Guarantee: none for the rows; the model's own guarantee is untouched, as this is post-processing.
     """
@@ -73,18 +84,39 @@ def predict(model: Classifier, rows: Corpus | Tokens | Vectors, precision: str =
     model.eval()
     with autocast(model.device, precision):
         vectors = rows.vectors if isinstance(rows, Vectors) else represent(model, rows, precision)
-        scores = model.decide(vectors).float()
+        scores = _answers(model, vectors, query or model.query)
     model.train(was_training)
-    if model.task == "classification":
-        scores = scores.softmax(dim=-1)
     return Predictions(scores.cpu().numpy(), model.task, rows.truncated)
 
 
-def evaluate(model: Classifier, corpus: Corpus | Tokens | Vectors, precision: str = "auto") -> dict[str, float]:
+def _answers(model: Classifier, vectors: torch.Tensor, query: Callable[[torch.Tensor], torch.Tensor] | None) -> Any:
+    """Return class probabilities or numbers from sentence vectors."""
+
+    def say(seen: torch.Tensor) -> torch.Tensor:
+        scores = model.decide(seen).float()
+        return scores.softmax(dim=-1) if model.task == "classification" else scores
+
+    if query is None:
+        return say(vectors)
+    found = []
+    for part in torch.split(
+        vectors, _ROWS_AT_ONCE
+    ):  # a view of a row for each of thousands of masks would fill the memory
+        seen = query(part)
+        found.append(say(seen).mean(dim=0) if seen.ndim > 2 else say(seen))
+    return torch.cat(found) if found else say(vectors)
+
+
+def evaluate(
+    model: Classifier,
+    corpus: Corpus | Tokens | Vectors,
+    precision: str = "auto",
+    query: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> dict[str, float]:
     """Return the utility of a model on a corpus by the names of its metrics."""
     if isinstance(corpus, Corpus):
         corpus = tokenise(matched(corpus, model), model.tokenizer, model.max_length, model.device)
-    found = predict(model, corpus, precision)
+    found = predict(model, corpus, precision, query)
     return utility(model.task, found.best, corpus.targets.cpu().numpy())
 
 

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from discreet.core.errors import BudgetError, DataError
+from discreet.core.checks import refuse
+from discreet.core.errors import BudgetError, DataError, UnsupportedError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import Sampler, Shuffled
+from discreet.data.samplers import Sampler
 from discreet.metrics.utility import MAIN
 from discreet.models.classifier import Classifier
+from discreet.protections.representation import at_text, at_vectors
 from discreet.training import checkpoint
 from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights
 from discreet.training.defaults import defaults_for
@@ -27,11 +29,14 @@ from discreet.training.evaluate import evaluate
 from discreet.training.meter import Meter, Report
 from discreet.training.optimizer import optimizer_for, set_rate
 from discreet.training.settings import TrainSettings
-from discreet.training.steps import OpenStep, Step
+from discreet.training.steps import OpenStep, Parts, Step
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger import Ledger
     from discreet.protections.gradient import GradientProtection
+    from discreet.protections.representation import RepresentationProtection, TextProtection
+
+    Protection = GradientProtection | RepresentationProtection | TextProtection
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ def train(
     settings: TrainSettings | None = None,
     *,
     rng: Rng,
-    protect: GradientProtection | None = None,
+    protect: Protection | None = None,
+    public: Corpus | None = None,
     ledger: Ledger | None = None,
     delta: float | None = None,
     secret: Rng | None = None,
@@ -72,45 +78,95 @@ def train(
 
     Without `settings`, good ones are chosen by what is trained and how it is protected.
 
-    With `protect`, every step's gradient passes through it and is counted in the ledger (one in memory if none is
-    given, in the workspace if there is one) before its noise is drawn. Batches and noise come from `secret`; without it
-    from a seed of the operating system. With a secret of your own choosing the figure is an estimate: see `Rng.secret`.
+    With `protect`, the texts, the vectors or every step's gradient pass through it, and are counted in the ledger (one
+    in memory if none is given, in the workspace if there is one) before the noise is drawn. Batches and noise come from
+    `secret`; without it from a seed of the operating system. With a secret of your own choosing the figure is an
+    estimate: see `Rng.secret`. `public` is text that a protection may mix with, and that nobody needs to hide.
 
     With a `workspace` folder, what is needed to go on is written there every `checkpoint_seconds` and at a stop; called
     again with the same arguments, training goes on from it and ends with the same weights as an undisturbed one.
 
     Guarantee: that of the protection over all steps, for the train split's units, in the result; none without one.
     """
+    if isinstance(protect, list | tuple):
+        raise UnsupportedError(
+            f"Expected one protection, found {len(protect)}. Their costs do not simply add: a mixed record enters many "
+            "mixtures, so that its clipped gradients weigh k times as much. Choose one."
+        )
     split = matched_split(corpus, model, "train")
+    settings = complete(settings, model, protect, split)
+    with ExitStack() as opened:
+        if protect is not None:
+            secret, ledger = _opened(protect, settings, split, secret, ledger, workspace, opened)
+        held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
+        if at_text(protect):
+            from discreet.training.hidden import rewrite_once
+
+            assert secret is not None and ledger is not None
+            split = rewrite_once(split, protect, ledger, secret)
+            if held_out is not None and protect.rewrites_queries:
+                held_out = protect.rewrite(held_out, secret.fork("held out"))
+        elif at_vectors(protect):
+            assert secret is not None
+            protect.fit(model, rng.fork("fit"))
+            protect.begin(model, secret)
+        rows = ready(model, split, cache, settings.precision)
+        validation = None if held_out is None else ready(model, held_out, cache, settings.precision)
+        parts = Parts(model, optimizer_for(model, settings), settings, rng, sampler)
+        step: Step
+        if secret is None or ledger is None or protect is None:
+            step = OpenStep(model, parts.optimizer, rows, parts.shuffled(len(rows)), rng, settings)
+        elif at_text(protect) or at_vectors(protect):
+            from discreet.training.hidden import step_for
+
+            step = step_for(parts, protect, rows, split, public, ledger, secret, delta)
+        else:
+            from discreet.training.private import PrivateStep
+
+            at_gradient = cast("GradientProtection", protect)
+            step = PrivateStep.of(
+                model, parts.optimizer, at_gradient, rows, split, sampler, settings, ledger, secret, delta
+            )
+        opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
+        name = identity(model, step.rows, settings, step.describe(), rng)
+        step.run = name[:16]
+        run = _Run(model, parts.optimizer, step, validation, settings, workspace, name)
+        return run.go(checkpoint_seconds, watch, should_stop)
+
+
+def _opened(
+    protect: Protection,
+    settings: TrainSettings,
+    split: Corpus,
+    secret: Rng | None,
+    ledger: Ledger | None,
+    workspace: Path | None,
+    opened: ExitStack,
+) -> tuple[Rng, Ledger]:
+    """Return the secret and the ledger of a protected training, made where none was given."""
+    from discreet.training.private import ledger_for
+    from discreet.training.run_folder import secret_of
+
+    if settings.accumulate > 1:
+        remedy = "A protected batch is read in parts that fit by itself; leave --accumulate out."
+        raise refuse("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
+    if secret is None:
+        secret = Rng.secret() if workspace is None else secret_of(workspace)
+    if ledger is None:
+        ledger = opened.enter_context(ledger_for(protect, split, workspace))
+    return secret, ledger
+
+
+def complete(
+    settings: TrainSettings | None, model: Classifier, protect: Protection | None, split: Corpus
+) -> TrainSettings:
+    """Return settings with what is usual where nothing was said."""
     usual = defaults_for(model.settings.train, protect.name if protect else None, split.unit_count, model.width)
     if settings is None:
         settings = TrainSettings(epochs=usual.epochs, batch_size=usual.batch_size, weight_decay=usual.weight_decay)
     if settings.learning_rate is None:
         settings = replace(settings, learning_rate=usual.learning_rate)
-    rows = ready(model, split, cache, settings.precision)
-    validation = None
-    if settings.patience is not None:
-        validation = ready(model, matched_split(corpus, model, "validation"), cache, settings.precision)
-    optimizer = optimizer_for(model, settings)
-    step: Step
-    with ExitStack() as opened:
-        if protect is None:
-            sampler = sampler or Shuffled(min(settings.batch_size, len(rows)))
-            step = OpenStep(model, optimizer, rows, sampler, rng, settings)
-        else:
-            from discreet.training.private import PrivateStep, ledger_for
-            from discreet.training.run_folder import secret_of
-
-            if secret is None:
-                secret = Rng.secret() if workspace is None else secret_of(workspace)
-            if ledger is None:
-                ledger = opened.enter_context(ledger_for(protect, split, workspace))
-            step = PrivateStep.of(model, optimizer, protect, rows, split, sampler, settings, ledger, secret, delta)
-        opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
-        name = identity(model, rows, settings, step.describe(), rng)
-        step.run = name[:16]
-        run = _Run(model, optimizer, step, validation, settings, workspace, name)
-        return run.go(checkpoint_seconds, watch, should_stop)
+    return settings
 
 
 def matched_split(corpus: Corpus, model: Classifier, name: str) -> Corpus:

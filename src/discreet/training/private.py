@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -244,7 +245,16 @@ def sampler_for(protect: GradientProtection, batch_size: int, n: int) -> Sampler
     return FixedSize(size) if protect.visible == "each" else Poisson.expecting(size, n)
 
 
-def ledger_for(protect: GradientProtection, corpus: Corpus, workspace: Path | None = None) -> Ledger:
+class Accounted(Protocol):
+    """Anything that is accounted for under an adjacency of its own."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The adjacency."""
+        ...
+
+
+def ledger_for(protect: Accounted, corpus: Corpus, workspace: Path | None = None) -> Ledger:
     """Return a ledger for the units of a corpus under a protection's adjacency, in a workspace or in memory."""
     path = None if workspace is None else workspace / LEDGER
     return Ledger.open(path, unit=corpus.unit_name, adjacency=protect.adjacency)

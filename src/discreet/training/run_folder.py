@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,12 +15,12 @@ import torch
 from discreet.core.errors import ModelError, OutputError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.settings import dump, read
+from discreet.core.settings import as_dict, parse, read_values
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
 from discreet.models.builtin import sha256
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, assemble, quiet
-from discreet.protections.settings import ProtectSettings
+from discreet.protections.settings import ProtectSettings, as_table, from_table
 from discreet.training import checkpoint
 from discreet.training.card import model_card
 from discreet.training.checkpoint import LEDGER
@@ -51,7 +52,7 @@ class RunSettings:
     data: DataSettings
     model: ModelSettings
     train: TrainSettings
-    protect: ProtectSettings | None = None
+    protect: Any = None  # the settings of a protection, by its name in `discreet.protections.settings`
     seed: int = 0
     task: str = "classification"
     label_names: tuple[str, ...] = ()
@@ -139,7 +140,7 @@ def finish(
         save_tensors(model.state_dict(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
         model.tokenizer.save_pretrained(workspace / "tokenizer")
         (workspace / "encoder.json").write_text(_encoder_config(model), encoding="utf-8")
-        (workspace / "settings.toml").write_text(dump(settings), encoding="utf-8")
+        (workspace / "settings.toml").write_text(settings_text(settings), encoding="utf-8")
         (workspace / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
         (workspace / "README.md").write_text(model_card(model, settings, metrics, guarantee), encoding="utf-8")
         _sync(workspace)
@@ -148,6 +149,21 @@ def finish(
         forget_secrets(out)
     except OSError as error:
         raise cannot_write(out, error) from None
+
+
+def settings_text(settings: RunSettings) -> str:
+    """Return the settings of a run as TOML."""
+    import tomli_w
+
+    values = as_dict(dataclasses.replace(settings, protect=None))
+    return tomli_w.dumps(values | ({} if settings.protect is None else {"protect": as_table(settings.protect)}))
+
+
+def read_settings(path: Path) -> RunSettings:
+    """Return the settings of a run from its TOML file, strict in every key."""
+    values = read_values(path)
+    protect: ProtectSettings | None = from_table(values.pop("protect")) if "protect" in values else None
+    return dataclasses.replace(parse(RunSettings, values, path.name), protect=protect)
 
 
 def _encoder_config(model: Classifier) -> str:
@@ -175,7 +191,7 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
         hint = f"It is unfinished: go on with --resume --out {folder}." if unfinished.exists() else "Check the path."
         raise ModelError(f"Expected a run folder at {str(folder)!r}. {hint}")
     forget_secrets(folder)  # a crash in the very last moment may have left them
-    settings = read(RunSettings, folder / "settings.toml")
+    settings = read_settings(folder / "settings.toml")
     try:
         about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         tensors, _ = load_tensors(folder / "model.safetensors")
@@ -187,6 +203,9 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
             tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
         encoder = assemble(settings.model.encoder, module, tokenizer, sha256(folder / "model.safetensors"))
         model = Classifier(encoder, settings.model, settings, Rng(settings.seed))
+        shape = getattr(settings.protect, "shape", None)
+        if shape is not None:  # a protection may have changed what stands between encoder and classes
+            shape(model)
         model.load_state_dict(tensors)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(

@@ -6,6 +6,7 @@ captured once per batch shape and replayed: docs/decisions/training.md has the m
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
-from discreet.data.samplers import Sampler
+from discreet.data.samplers import Sampler, Shuffled
 from discreet.models.classifier import Classifier
 from discreet.training.precision import autocast
 from discreet.training.settings import TrainSettings
@@ -60,6 +61,21 @@ class Step(Protocol):
     def guarantee(self) -> Guarantee | None:
         """Return what all steps so far guarantee, or None if nothing is."""
         ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every step is made of."""
+
+    model: Classifier
+    optimizer: torch.optim.Optimizer
+    settings: TrainSettings
+    rng: Rng
+    sampler: Sampler | None = None
+
+    def shuffled(self, rows: int) -> Sampler:
+        """Return the sampler that was asked for, or every row in turn."""
+        return self.sampler or Shuffled(min(self.settings.batch_size, rows))
 
 
 @dataclass
@@ -125,9 +141,11 @@ class PlainStep:
     gradient_norm: float
     accumulate: int
     precision: str
+    losses: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None  # the model's own, if not given
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take one step and return the mean loss, still on the device."""
+        losses = self.losses or self.model.losses
         self.optimizer.zero_grad(set_to_none=True)
         size = len(batch)
         part = -(-size // self.accumulate)
@@ -135,7 +153,7 @@ class PlainStep:
         for start in range(0, size, part):
             piece = batch if part >= size else batch.slice(start, min(start + part, size))
             with autocast(batch.targets.device, self.precision):
-                loss = self.model.losses(piece.inputs, piece.targets).sum() / size
+                loss = losses(piece.inputs, piece.targets).sum() / size
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         parameters = [p for p in self.model.parameters() if p.grad is not None]
@@ -162,7 +180,7 @@ class GraphedStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take one step and return the mean loss, still on the device."""
-        shape = (*batch.targets.shape, *next(iter(batch.inputs.values())).shape)
+        shape = (*batch.targets.shape, *(size for value in batch.inputs.values() for size in value.shape))
         if shape not in self.captured:
             self.captured[shape] = None  # the first time is a real step that also warms up the libraries
             return self._aside(batch)

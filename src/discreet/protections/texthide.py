@@ -1,0 +1,308 @@
+"""TextHide: sentence vectors are mixed with those of other sentences and their signs flipped by a secret mask.
+
+Paper: Huang, Song, Chen, Li and Arora 2020, TextHide: Tackling data privacy in language understanding tasks.
+Differs: a sentence is sure to get another mask in the next epoch, where the paper draws one of m anew; the largest
+weight may be capped; one mask can be folded into the head, so that a finished model needs no secret to predict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from discreet.core.checks import refuse, whole
+from discreet.core.errors import UnsupportedError
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.randomness import Rng
+from discreet.models.classifier import Classifier
+from discreet.protections.representation import Once, Place, Rows, soft_targets
+from discreet.protections.settings import Conditions, check_budget
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
+Floats = npt.NDArray[np.float64]
+
+REASONS = (
+    "the absolute value of a masked vector does not depend on the mask and still finds its sentence",
+    "the gradients of the encoder still span the tokens of the batch",
+)
+_MOST = 1 << 16
+
+
+@dataclass(frozen=True)
+class TextHide:
+    """(m, k)-TextHide: each vector becomes a weighted mean of k of its batch, times one of m secret masks of signs.
+
+    `masks` 0 leaves the signs as they are (mix-only) and `fresh` draws a new mask for every vector; `mix` 1 mixes
+    nothing; `cap` limits the largest weight; `public` takes half of the partners from a public corpus, whose labels
+    count for nothing.
+
+    Guarantee: none. Measured here (docs/instance_encoding.md): the absolute value of a masked vector still finds its
+        sentence, and the gradients of the encoder still span its tokens.
+
+    >>> TextHide(masks=256, mix=4)
+    TextHide(masks=256, mix=4, fresh=False, cap=None, public=False)
+    """
+
+    masks: int = 256
+    mix: int = 4
+    fresh: bool = False
+    cap: float | None = None
+    public: bool = False
+    name: ClassVar[str] = "texthide"
+    place: ClassVar[Place] = "representation"
+    stored: ClassVar[bool] = False
+    position: ClassVar[Literal["sentence"]] = "sentence"
+    sampling: ClassVar[Literal["shuffled"]] = "shuffled"
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        if whole("masks", self.masks, 0, "It is the size of the pool; 0 is none.") > _MOST:
+            raise refuse("masks", self.masks, f"<= {_MOST}", "Use fresh masks instead of so large a pool.")
+        whole("mix", self.mix, 1, "It counts the sentences in a mixture; 1 mixes nothing.")
+        if self.cap is not None and not 1 / self.mix <= self.cap <= 1:
+            raise refuse("cap", self.cap, f"in [{1 / self.mix:.3g}, 1]", "The weights of a mixture add up to 1.")
+        if self.public and self.mix < 2:
+            raise refuse("mix", self.mix, ">= 2 with a public corpus", "Half of the partners are public.")
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether public rows are encoded with every batch."""
+        return self.public
+
+    def check(self, batch_size: int, rows: int) -> None:
+        """Refuse mixtures of more sentences than a batch has."""
+        size = min(batch_size, rows)
+        if self.mix > size:
+            remedy = "A sentence is mixed with others of its batch; take larger batches, or mix fewer."
+            raise refuse("mix", self.mix, f"<= {size}, the rows of a batch", remedy)
+
+    def fit(self, model: Classifier, rng: Rng) -> None:
+        """Change nothing: what leaves has the encoder's width."""
+
+    def begin(self, model: Classifier, secret: Rng) -> None:
+        """Let the model predict through one secret mask, without mixing."""
+        if self.masks or self.fresh:
+            model.query = OneMask(self.one_mask(model.width, secret).to(model.device))
+
+    def end(self, model: Classifier) -> None:
+        """Fold the one mask into the first layer after the encoder: the model then reads plain vectors."""
+        if isinstance(model.query, OneMask):
+            fold(model, model.query)
+        model.query = None
+
+    def pool(self, width: int, secret: Rng) -> Tensor:
+        """Return the secret masks, (masks, width), of -1 and 1."""
+        return signs(self.masks, width, secret.fork("texthide", "masks"))
+
+    def one_mask(self, width: int, secret: Rng) -> Tensor:
+        """Return the mask of predictions: the first of the pool, or a fresh one."""
+        if self.fresh:
+            return signs(1, width, secret.fork("texthide", "query"))[0]
+        return self.pool(width, secret)[0]
+
+    def averaged(self, width: int, secret: Rng) -> AllMasks:
+        """Return what predicts as the mean over the whole pool, without mixing: `predict(model, rows, query=…)`."""
+        if not self.masks or self.fresh:
+            raise refuse("masks", self.masks, "at least 1 and not fresh", "There is no pool to average over.")
+        return AllMasks(self.pool(width, secret))
+
+    def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
+        """Refuse: TextHide hides every batch anew."""
+        raise UnsupportedError("Expected texthide live. It hides the vectors of every batch anew; see TextHide.live.")
+
+    def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> Hidden:
+        """Return what hides the vectors of every step."""
+        pool = self.pool(width, secret).to(device) if self.masks and not self.fresh else None
+        return Hidden(self, rows, width, classes, secret.fork("texthide"), device, pool)
+
+
+@dataclass(repr=False)
+class Hidden:
+    """TextHide at work, with its secrets; its repr shows none of them."""
+
+    asked: TextHide
+    rows: int
+    width: int
+    classes: int
+    secret: Rng
+    device: torch.device
+    pool: Tensor | None
+    order: dict[int, Rows] = field(default_factory=dict)
+
+    def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
+        """Return, once for the whole training, that nothing is guaranteed, and why."""
+        from discreet.accounting.events import NoGuaranteeDpEvent
+
+        return NoGuaranteeDpEvent("; ".join(REASONS)), "texthide"
+
+    def stated(self, found: Guarantee) -> Guarantee:
+        """Return the guarantee as it is: none."""
+        return found
+
+    def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
+        """Return the mixture of each row, how its label is mixed, and its mask."""
+        source = self.secret.fork("batch", step).numpy("TextHide")
+        count, public = len(rows), self.asked.public
+        mixture, label = mixtures(count, self.asked.mix, self.asked.cap, public, source)
+        drawn = {"mix": torch.from_numpy(mixture).float()}
+        if public:
+            drawn["label"] = torch.from_numpy(label).float()
+        if self.asked.fresh:
+            drawn["mask"] = signs(count, self.width, self.secret.fork("fresh", step))
+        found = {name: value.to(self.device, non_blocking=True) for name, value in drawn.items()}
+        if self.pool is not None:
+            found["mask"] = self.pool[torch.from_numpy(self.masks_at(epoch)[rows]).to(self.device, non_blocking=True)]
+        return found
+
+    def hide(
+        self, vectors: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], public: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return masked mixtures and the mixtures of their labels."""
+        mixed = drawn["mix"] @ (vectors if public is None else torch.cat([vectors, public])).float()
+        soft = soft_targets(targets, self.classes)
+        weights = drawn.get("label", drawn["mix"])
+        with torch.autocast(soft.device.type, enabled=False):
+            hidden_targets = weights @ soft
+        return (mixed * drawn["mask"] if "mask" in drawn else mixed), hidden_targets
+
+    def masks_at(self, epoch: int) -> Rows:
+        """Return the number of each row's mask in an epoch: never that of the epoch before, if there are two."""
+        if epoch not in self.order:
+            m = self.asked.masks
+            source = self.secret.fork("order", epoch).numpy("TextHide")
+            if epoch == 0 or m == 1:
+                self.order[epoch] = source.integers(0, m, self.rows)
+            else:
+                self.order[epoch] = (self.masks_at(epoch - 1) + source.integers(1, m, self.rows)) % m
+            for old in [e for e in self.order if e < epoch - 1]:
+                del self.order[old]
+        return self.order[epoch]
+
+    def __repr__(self) -> str:
+        """Return the settings, and no secret."""
+        return f"Hidden({self.asked})"
+
+
+class OneMask(nn.Module):
+    """Predict through one mask, as the paper's code does; the mask is in no state and no repr."""
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor) -> None:
+        """Keep the mask out of what is saved."""
+        super().__init__()
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return masked vectors."""
+        return vectors * self.mask.to(vectors.dtype)
+
+
+class AllMasks(nn.Module):
+    """Predict through every mask of the pool and average; the masks are in no state and no repr."""
+
+    masks: Tensor
+
+    def __init__(self, masks: Tensor) -> None:
+        """Keep the masks out of what is saved."""
+        super().__init__()
+        self.register_buffer("masks", masks, persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return the vectors under each mask, (masks, rows, width)."""
+        return vectors * self.masks.to(vectors.device, vectors.dtype)[:, None, :]
+
+
+def signs(count: int, width: int, secret: Rng) -> Tensor:
+    """Return vectors of -1 and 1, all alike likely, from the bits of a source of randomness."""
+    size = count * width
+    bits = np.unpackbits(np.frombuffer(secret.bytes(-(-size // 8)), dtype=np.uint8))[:size]
+    return torch.from_numpy(bits.astype(np.float32) * 2 - 1).view(count, width)
+
+
+def mixtures(count: int, k: int, cap: float | None, public: bool, source: np.random.Generator) -> tuple[Floats, Floats]:
+    """Return how vectors and how labels are mixed, each a table with one row per output.
+
+    The j-th partners are a permutation of the batch, so that a row enters k outputs, and may meet itself. With `public`
+    every second partner is a row of the public batch, in the columns after the private ones.
+    """
+    weights = capped(np.abs(source.standard_normal((count, k))), cap)
+    table = np.zeros((count, (2 if public else 1) * count))
+    outputs = np.arange(count)
+    for j in range(k):
+        partners = source.permutation(count) if j else outputs
+        np.add.at(table, (outputs, partners + (count if public and j % 2 else 0)), weights[:, j])
+    label = table[:, :count]
+    return table, label / label.sum(axis=1, keepdims=True)
+
+
+def capped(weights: Floats, cap: float | None) -> Floats:
+    """Return weights that add up to 1 in each row, none above the cap; what is cut goes to the others in proportion.
+
+    >>> capped(np.array([[8.0, 1.0, 1.0]]), 0.5).tolist()
+    [[0.5, 0.25, 0.25]]
+    """
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    if cap is None:
+        return weights
+    for _ in range(weights.shape[1]):
+        weights = np.minimum(weights, cap)
+        free = np.where(weights < cap, weights, 0.0)
+        room = free.sum(axis=1, keepdims=True)
+        left = 1 - weights.sum(axis=1, keepdims=True)
+        weights = weights + np.divide(free * left, room, out=np.zeros_like(free), where=room > 0)
+    return np.minimum(weights, cap)
+
+
+def fold(model: Classifier, query: OneMask) -> None:
+    """Multiply the columns of the first layer after the encoder by a mask, so that plain vectors give what masked did.
+
+    Whoever knew the layer before can divide and has this one mask.
+    """
+    layer = model.pooler if model.pooler is not None else next(m for m in model.head.modules() if type(m) is nn.Linear)
+    with torch.no_grad():
+        layer.weight.mul_(query.mask.to(layer.weight.dtype))
+
+
+@dataclass(frozen=True)
+class TextHideSettings:
+    """TextHide as it is asked for; partners are public where a public corpus is given."""
+
+    masks: int | None = None
+    mix: int = 4
+    fresh_masks: bool = False
+    mix_cap: float | None = None
+    public: str | None = None
+    name: ClassVar[str] = "texthide"
+    place: ClassVar[Place] = "representation"
+    usual_train: ClassVar[str] = "all"
+    usual_head: ClassVar[str] = "mlp"
+    epsilon: ClassVar[None] = None
+    delta: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules, and masks that are both on and off."""
+        check_budget(self.epsilon, self.delta)
+        if self.fresh_masks and self.masks is not None:
+            raise refuse("masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two.")
+        self.protection()
+
+    def protection(self) -> TextHide:
+        """Return the protection itself."""
+        size = 0 if self.fresh_masks else 256 if self.masks is None else self.masks
+        return TextHide(size, self.mix, self.fresh_masks, self.mix_cap, self.public is not None)
+
+    def build(self, given: Conditions) -> Any:
+        """Return the protection itself."""
+        found = self.protection()
+        found.check(given.batch_size, given.rows)
+        return found
