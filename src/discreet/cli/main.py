@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
+from discreet.cli.attack import attack
 from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.ledger import ledger
 from discreet.cli.predict import predict
+from discreet.cli.sanitize import sanitize
 from discreet.cli.solve import solve
 from discreet.cli.spend import spend
 from discreet.cli.train import train
@@ -50,6 +52,8 @@ app.command("data")(data)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
+app.command("attack")(attack)
+app.command("sanitize")(sanitize)
 app.command("spend")(spend)
 app.command("solve")(solve)
 app.command("ledger")(ledger)

@@ -54,6 +54,12 @@ PRIVACY = (
     Option("label_epsilon", float, "dp-ie: the part of epsilon that noisy labels get."),
     Option("calibration", str, "dp-ie: sound, or paper (no bound)."),
     Option("dimension", int, "dp-ie: project to so many dimensions, learned from --public."),
+    Option("epsilon_per_word", float, "santext, santext+, word-noise: cost of one word."),
+    Option("keep_marks", bool, "santext, santext+, word-noise: leave . , ; : ! ? where they stand."),
+    Option("unknown", str, "santext, santext+, word-noise: unknown words by pieces, or refuse."),
+    Option("rewrite_queries", bool, "santext, santext+, word-noise: rewrite held-out text too."),
+    Option("sensitive", str, "santext+: file with sensitive words, one a line."),
+    Option("sample_others", float, "santext+: how often other words are drawn too (0.2)."),
 )
 TRAINING = (
     Option("epochs", float, "Passes over the text; by what is trained."),

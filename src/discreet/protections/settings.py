@@ -28,6 +28,10 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "dp-sgd": ("discreet.protections.settings", "DPSGDSettings"),
     "dir-dp-sgd": ("discreet.protections.settings", "DirDPSGDSettings"),
     "texthide": ("discreet.protections.texthide", "TextHideSettings"),
+    "dp-ie": ("discreet.protections.instance_encoding", "InstanceEncodingSettings"),
+    "santext": ("discreet.protections.word_settings", "SanTextSettings"),
+    "santext+": ("discreet.protections.word_settings", "SanTextPlusSettings"),
+    "word-noise": ("discreet.protections.word_settings", "WordNoiseSettings"),
 }
 PARTITIONS = ("whole", "layers")
 

@@ -1,0 +1,142 @@
+"""A file taken apart into columns and written again, whole or not at all, with some of its texts rewritten."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from discreet.core.errors import DataError, OutputError
+from discreet.data.corpus import check_texts
+from discreet.data.tables import READERS, Table, read_table
+
+_LINES = ".txt"
+_STDIN = Path("/dev/stdin")
+
+
+@dataclass(frozen=True, repr=False)
+class FileColumns:
+    """The columns of a file in order, those with the texts, and what is needed to read the others.
+
+    Guarantee: none, this is the private data itself.
+    """
+
+    where: str
+    names: tuple[str, ...]
+    texts: dict[str, list[str]]
+    table: Table | None = field(default=None, compare=False)
+
+    def other(self, name: str) -> list[Any]:
+        """Return a column that is copied as it is."""
+        assert self.table is not None
+        return self.table.read(name)
+
+
+def read_columns(source: str, suffix: str, text: Sequence[str]) -> FileColumns:
+    """Return a file, or stdin as `-`, with the columns named in `text` read and checked; plain text is one column."""
+    if suffix not in READERS:
+        return _read_lines(source, text)
+    if source == "-":
+        table = READERS[suffix](_STDIN)
+        if table.rows == 0:
+            raise DataError("Expected rows on stdin, found none. Check what is piped in.")
+    else:
+        table = read_table(Path(source)) if Path(source).suffix.lower() == suffix else READERS[suffix](Path(source))
+    twice = sorted({name for name in table.names if table.names.count(name) > 1})
+    if twice:
+        raise DataError(f"Expected each column once in {source!r}, found {twice[0]!r} again. Rename all but one.")
+    texts = {name: table.column(name, "text") for name in dict.fromkeys(text)}
+    for column in texts.values():
+        check_texts(column, source)
+    return FileColumns(source, table.names, texts, table)
+
+
+def _read_lines(source: str, text: Sequence[str]) -> FileColumns:
+    if tuple(text) != ("text",):
+        raise DataError(
+            f"Expected no --text for {source!r}. Lines of plain text have no columns; give a file that ends in one of "
+            f"{', '.join(READERS)}, or say --format csv."
+        )
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"Expected a file at {source!r}. There is none; check the path, or use - for stdin.") from None
+    except IsADirectoryError:
+        raise DataError(f"Expected a file at {source!r}, found a folder. Name a file in it.") from None
+    try:
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"Expected UTF-8 in {source!r}, but line {line} is not. Convert it, as with iconv.") from None
+    if lines[-1] == "":
+        lines.pop()  # after the last new line
+    lines = [line.removesuffix("\r") for line in lines]
+    if not any(line.strip() for line in lines):
+        raise DataError(f"Expected at least one line of text in {source!r}. It is empty; check that it was written.")
+    check_texts([line for line in lines if line.strip()], source)
+    return FileColumns(source, ("text",), {"text": lines})
+
+
+def render(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
+    """Return the file again with new texts, in the format that a suffix names; other columns are as they were."""
+    columns = {name: texts[name] if name in texts else found.other(name) for name in found.names}
+    if suffix in (".parquet", ".pq"):
+        return _parquet(columns)
+    if suffix in (".csv", ".tsv", ".tab"):
+        return _separated(columns, "," if suffix == ".csv" else "\t").encode()
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
+        whole = "[" + ",\n".join(lines) + "]" if suffix == ".json" else "\n".join(lines)
+        return (whole + "\n").encode()
+    if len(columns) != 1:
+        raise DataError(
+            f"Expected one column to write lines of plain text, found {', '.join(columns)}. Name a file that ends in "
+            f"one of {', '.join(READERS)}."
+        )
+    return ("\n".join(next(iter(columns.values()))) + "\n").encode()
+
+
+def _separated(columns: Mapping[str, Sequence[Any]], mark: str) -> str:
+    held = io.StringIO()
+    writer = csv.writer(held, delimiter=mark, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow(["" if value is None else value for value in row])
+    return held.getvalue()
+
+
+def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    held = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), held)
+    return held.getvalue()
+
+
+def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
+    """Write a file, synced and under its name only when it is whole; one that is there is kept unless `replace`."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            partial.replace(path)
+        else:
+            os.link(partial, path)  # unlike a rename, it fails if something appeared there meanwhile
+    except FileExistsError:
+        raise OutputError(f"Expected no file at {str(path)!r}. It is there; name another, or use --force.") from None
+    except OSError as error:
+        raise OutputError(f"Expected to be able to write {str(path)!r}. {error.strerror}. Check the path.") from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,82 @@
+"""Exact draws over a whole vocabulary, in blocks: by weights that fall with distance, or the nearest to a noisy place.
+
+A word that stands a thousand times in a file has its distances taken once; only its draws are a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.core.randomness import Rng
+from discreet.mechanisms.sphere import uniform_directions
+
+Rows = npt.NDArray[np.int64]
+Watch = Callable[[int], None]
+
+_CHOICE_BLOCK = 128  # places whose distances to all words are held at once
+_NOISE_BLOCK = 256
+
+
+def choose(places: torch.Tensor, table: torch.Tensor, price: float, which: Rows, rng: Rng, watch: Watch) -> Rows:
+    """Return a row of the table for each entry of `which`, drawn with weight exp(-price distance / 2).
+
+    `which` are row numbers of `places`.
+
+    Guarantee: metric privacy of `price` per Euclidean distance for every entry. Uniform numbers have 53 bits, so words
+        that share less than 2^-53 of the weight may never be drawn; see docs/secure_randomness.md.
+    """
+    uniform, squares = rng.uniform(len(which)), (table * table).sum(1)
+    order = np.argsort(which, kind="stable")
+    ends = np.searchsorted(which[order], np.arange(len(places)), side="right")
+    starts = np.concatenate([[0], ends[:-1]])
+    drawn = np.empty(len(which), dtype=np.int64)
+    for start in range(0, len(places), _CHOICE_BLOCK):
+        block = places[start : start + _CHOICE_BLOCK]
+        # In place: over thirty thousand words the passes over memory cost as much as the product.
+        square = torch.addmm(squares, block, table.T, alpha=-2.0).add_((block * block).sum(1)[:, None])
+        square[square < 1e-12] = 0.0  # rounding leaves a word 1e-8 away from itself
+        distances = square.sqrt_()
+        distances -= distances.amin(1, keepdim=True)  # a common factor of the weights, so that none underflows
+        weights = distances.mul_(-price / 2).exp_().cumsum(1).numpy()
+        for row, steps in enumerate(weights, start=start):
+            mine = order[starts[row] : ends[row]]
+            found = np.searchsorted(steps, uniform[mine] * steps[-1], side="right")
+            drawn[mine] = np.minimum(found, len(steps) - 1)
+        watch(int(ends[min(start + _CHOICE_BLOCK, len(places)) - 1]))
+    return drawn
+
+
+def nearest_to_noisy(
+    places: torch.Tensor, table: torch.Tensor, price: float, which: Rows, rng: Rng, watch: Watch
+) -> Rows:
+    """Return, for each entry of `which`, the row nearest to its place plus noise of density e^(-price |z|).
+
+    Guarantee: metric privacy of `price` per Euclidean distance for every entry; which row is nearest is
+        post-processing, so single precision there costs nothing.
+    """
+    small = table.float()
+    half_squares = (table * table).sum(1).div_(2).float()
+    drawn = np.empty(len(which), dtype=np.int64)
+    for start in range(0, len(which), _NOISE_BLOCK):
+        noisy = noisy_places(places[torch.from_numpy(which[start : start + _NOISE_BLOCK])], price, rng).float()
+        scores = torch.addmm(half_squares, noisy, small.T, alpha=-1.0)
+        drawn[start : start + _NOISE_BLOCK] = scores.argmin(1).numpy()
+        watch(min(start + _NOISE_BLOCK, len(which)))
+    return drawn
+
+
+def noisy_places(places: torch.Tensor, price: float, rng: Rng) -> torch.Tensor:
+    """Return each place plus a vector of density proportional to exp(-price |z|): uniform direction, gamma length.
+
+    Guarantee: metric privacy of `price` per Euclidean distance for every row.
+    """
+    count, dimension = places.shape
+    noise: Any = uniform_directions(count, dimension, rng.torch("cpu", "Word noise"), places)
+    lengths = rng.numpy("Word noise").gamma(dimension, 1 / price, count)
+    noisy: torch.Tensor = noise.mul_(torch.from_numpy(lengths)[:, None]).add_(places)
+    return noisy

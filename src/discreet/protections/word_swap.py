@@ -1,0 +1,287 @@
+"""Rewriting text word by word under metric privacy: the place is `text`, and what leaves is readable by anyone.
+
+Papers: Feyisetan, Balle, Drake and Diethe 2020, Privacy- and utility-preserving textual analysis via calibrated
+    multivariate perturbations (`noise`); Yue, Du, Wang, Li, Sun and Chow 2021, Differential privacy for text analytics
+    via natural text sanitization (`santext`, `santext+`).
+Differs: distances are divided by the largest one, so that the price of one word is its worst case too; neighbours are
+    exact; every word is covered, also those outside the vocabulary; rarity is counted in public text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.core.checks import one_of, open_probability, positive, refuse
+from discreet.core.errors import DataError
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.randomness import Rng
+from discreet.core.types import TextRelease
+from discreet.protections.representation import Place
+from discreet.protections.word_neighbours import Rows, choose, nearest_to_noisy
+from discreet.protections.word_table import WordTable
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
+SANTEXT, SANTEXT_PLUS, NOISE = "santext", "santext+", "noise"
+WORD_MECHANISMS = (SANTEXT, SANTEXT_PLUS, NOISE)
+UNKNOWN_WORDS = ("pieces", "refuse")
+C = TypeVar("C")
+METRIC = "euclidean, as a share of the table's diameter"
+_KEPT = -1
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How much a rewriting changed: counts of words, never the words."""
+
+    texts: int = 0
+    words: int = 0
+    changed: int = 0
+    unknown: int = 0
+    kept_marks: int = 0
+    not_sensitive: int = 0
+    longest: int = 0
+
+    def sentence(self) -> str:
+        """Return the counts as a sentence."""
+        share = self.changed / self.words if self.words else 0.0
+        parts = [f"{self.changed:,} of {self.words:,} words ({share:.1%}) changed in {self.texts:,} texts"]
+        parts.append(f"{self.unknown:,} were outside the vocabulary and replaced by words in it")
+        if self.kept_marks:
+            parts.append(f"{self.kept_marks:,} punctuation marks were kept as they are")
+        if self.not_sensitive:
+            parts.append(f"{self.not_sensitive:,} were not sensitive")
+        return "; ".join(parts) + f"; the longest text has {self.longest} words."
+
+
+@dataclass(frozen=True, eq=False)
+class WordSwap:
+    """Replace every word of a text by a random word of a public table, near ones more often.
+
+    `santext` draws a word with weight exp(-epsilon_per_word distance / 2), `noise` adds noise to the word's vector and
+    takes the nearest word, `santext+` draws for sensitive words only, among sensitive words, and does the same to any
+    other word with probability `sample_others`. Distances are shares of the largest one, so at most 1.
+
+    Guarantee: metric privacy: a word exchanged for another at distance r changes no release's probability by more than
+        e^(epsilon_per_word r), so by e^epsilon_per_word at worst; n words of a text cost n times that. The number of
+        words is visible, as are labels and other columns, and with `keep_marks` the marks . , ; : ! ?. Upper case and
+        white space are not released. With `santext+` only sensitive words are covered, among each other: any other
+        released word is the one that stood there.
+    """
+
+    table: WordTable
+    epsilon_per_word: float
+    mechanism: str = SANTEXT
+    sensitive: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
+    sample_others: float = 0.2
+    keep_marks: bool = False
+    unknown: str = "pieces"
+    rewrites_queries: bool = True
+    list_fingerprint: str = field(default="", init=False)  # in the repr, by which a draw of noise is named
+    place: ClassVar[Place] = "text"
+
+    def __post_init__(self) -> None:
+        """Refuse a price that is none, unknown names, and a `santext+` that was not told what is sensitive."""
+        positive("epsilon_per_word", self.epsilon_per_word, "It is the cost of one word; smaller is more noise.")
+        one_of("mechanism", self.mechanism, WORD_MECHANISMS)
+        one_of("unknown", self.unknown, UNKNOWN_WORDS)
+        open_probability("sample_others", self.sample_others, "It is how often a word that is not sensitive is drawn.")
+        if (self.sensitive is not None) != (self.mechanism == SANTEXT_PLUS):
+            raise refuse(
+                "mechanism",
+                self.mechanism,
+                f"{SANTEXT_PLUS} with sensitive words, any other without",
+                "Say which words are sensitive: a list of them, or public text in which they are rare.",
+            )
+        if self.sensitive is not None and (
+            self.sensitive.shape != (len(self.table.words),) or int(self.sensitive.sum()) < 2
+        ):
+            raise DataError("Expected at least 2 sensitive words, marked in an array with one entry for each word.")
+        if self.sensitive is not None:
+            found = hashlib.sha256(np.packbits(self.sensitive).tobytes()).hexdigest()[:16]
+            object.__setattr__(self, "list_fingerprint", found)
+
+    @property
+    def name(self) -> str:
+        """The mechanism's name."""
+        return self.mechanism
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """A word, or a text, is exchanged for another."""
+        return Adjacency.REPLACE_ONE
+
+    @property
+    def event(self) -> DpEvent:
+        """What one word costs, under replace-one."""
+        from discreet.accounting.events import MetricDpEvent
+
+        return MetricDpEvent(self.epsilon_per_word, METRIC, 1.0)
+
+    def text_event(self, words: int) -> DpEvent:
+        """Return what a text of so many words costs when all of them are exchanged."""
+        from discreet.accounting.events import NoGuaranteeDpEvent, SelfComposedDpEvent
+
+        if self.mechanism == SANTEXT_PLUS:
+            return NoGuaranteeDpEvent("words that do not count as sensitive are released as they are")
+        return SelfComposedDpEvent(self.event, words)
+
+    @property
+    def price(self) -> float:
+        """The price per Euclidean distance between vectors, which is the papers' epsilon."""
+        return self.epsilon_per_word / self.table.diameter
+
+    def word_guarantee(self, secret: bool = True) -> Guarantee:
+        """Return what is guaranteed for one word; `secret` says whether nobody else knows the randomness."""
+        from discreet.accounting.interpret import guarantee
+
+        stated = guarantee(
+            self.event, delta=0.0, adjacency=self.adjacency, unit=self._word, assumptions=self.assumptions
+        )
+        return honest(stated, secret)
+
+    def text_guarantee(self, words: int, delta: float = 0.0, secret: bool = True) -> Guarantee:
+        """Return what is guaranteed for a whole text of at most so many words, by composition over its words."""
+        from discreet.accounting.interpret import guarantee
+
+        stated = guarantee(
+            self.text_event(words),
+            delta=delta,
+            adjacency=self.adjacency,
+            unit=f"text of at most {words} words",
+            assumptions=self._of_texts,
+        )
+        return honest(stated, secret)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is visible, and so not protected."""
+        visible = ["the number of words in a text is visible", "labels and other columns are not protected"]
+        if self.keep_marks:
+            visible.append("the marks . , ; : ! ? and their places are visible")
+        if self.mechanism == SANTEXT_PLUS:
+            visible.append("words that do not count as sensitive are released as they are, most of the time")
+        return tuple(visible)
+
+    @property
+    def _word(self) -> str:
+        return "sensitive word" if self.mechanism == SANTEXT_PLUS else "word"
+
+    @property
+    def _of_texts(self) -> tuple[str, ...]:
+        return (*self.assumptions, "a text is exchanged for another with as many words")
+
+    def release(self, texts: Sequence[str], rng: Rng) -> TextRelease:
+        """Return rewritten texts with the guarantee of the longest."""
+        rewritten, changes = self.swap(texts, rng)
+        return TextRelease(rewritten, guarantee=self.text_guarantee(max(1, changes.longest), secret=rng.is_secret))
+
+    def cost(self, corpus: Any) -> DpEvent:
+        """Return what rewriting a corpus costs the unit with the most words."""
+        counts = [len(self.table.split(text)) for text in corpus.texts]
+        if corpus.second is not None:
+            counts = [n + len(self.table.split(text)) for n, text in zip(counts, corpus.second, strict=True)]
+        per_unit = np.bincount(corpus.unit_index, weights=counts) if counts else np.zeros(1)
+        return self.text_event(max(1, int(per_unit.max())))
+
+    def stated(self, found: Guarantee) -> Guarantee:
+        """Return the guarantee of a rewritten corpus with what is visible, and the cost of one word beside it."""
+        word = f"each {self._word} alone has epsilon = {self.epsilon_per_word:g} and delta = 0"
+        if not found.exists:
+            return dataclasses.replace(found, reason=f"{found.reason}; {word}")
+        return dataclasses.replace(found, assumptions=(*found.assumptions, *self._of_texts, word))
+
+    def rewrite(self, corpus: C, rng: Rng) -> C:
+        """Return a corpus with every text rewritten; labels, units and splits stay."""
+        given: Any = corpus
+        texts, _ = self.swap(given.texts, rng)
+        second = None if given.second is None else self.swap(given.second, rng)[0]
+        rewritten: C = dataclasses.replace(given, texts=texts, second=second)
+        return rewritten
+
+    def swap(
+        self, texts: Sequence[str], rng: Rng, watch: Callable[[int, int], None] = lambda done, total: None
+    ) -> tuple[tuple[str, ...], Changes]:
+        """Return rewritten texts, and how much changed; `watch` is told how many of how many words are done.
+
+        Guarantee: that of the class, for each word; n words for a text of n.
+        """
+        split = [self.table.split(text) for text in texts]
+        flat = [word for words in split for word in words]
+        names, which = _distinct(flat)
+        known = np.array([self.table.rows.get(name, -1) for name in names], dtype=np.int64)
+        marks = np.array([self.keep_marks and self.table.is_mark(name) for name in names], dtype=bool)
+        if self.unknown == "refuse" and (known < 0).any():
+            self._refuse_unknown(split)
+        released = np.full(len(flat), _KEPT, dtype=np.int64)
+        to_draw = ~marks[which] if len(flat) else np.zeros(0, dtype=bool)
+        if self.sensitive is not None:
+            others = np.array([row >= 0 and not self.sensitive[row] for row in known], dtype=bool)[which]
+            to_draw &= ~others | (rng.uniform(len(flat)) < self.sample_others)
+        drawn = self._draw(names, which[to_draw], rng, lambda done: watch(done, int(to_draw.sum())))
+        released[to_draw] = drawn
+        words = self.table.words
+        out = [words[row] if row != _KEPT else flat[at] for at, row in enumerate(released.tolist())]
+        changes = Changes(
+            texts=len(texts),
+            words=len(flat),
+            changed=int((known[which] != released)[to_draw].sum()),
+            unknown=int((known[which] < 0).sum()),
+            kept_marks=int(marks[which].sum()),
+            not_sensitive=0 if self.sensitive is None else int(others.sum()),
+            longest=max(map(len, split), default=0),
+        )
+        return _joined(out, split), changes
+
+    def _draw(self, names: Sequence[str], which: Rows, rng: Rng, watch: Callable[[int], None]) -> Rows:
+        used, local = np.unique(which, return_inverse=True)
+        places = self.table.vectors_of([names[row] for row in used])
+        local = local.astype(np.int64).reshape(-1)
+        if self.mechanism == NOISE:
+            return nearest_to_noisy(places, self.table.vectors, self.price, local, rng, watch)
+        if self.sensitive is None:
+            return choose(places, self.table.vectors, self.price, local, rng, watch)
+        rows = np.flatnonzero(self.sensitive)
+        drawn = choose(places, self.table.vectors[torch.from_numpy(rows)], self.price, local, rng, watch)
+        return np.asarray(rows[drawn], dtype=np.int64)
+
+    def _refuse_unknown(self, split: Sequence[Sequence[str]]) -> None:
+        for number, words in enumerate(split, start=1):
+            for place, word in enumerate(words, start=1):
+                if word not in self.table.rows:
+                    raise DataError(
+                        f"Expected every word in the vocabulary of {self.table.name!r}, but word {place} of text "
+                        f"{number} is not. Let it be replaced by its pieces (--unknown pieces), or mend the text."
+                    )
+
+
+def _distinct(flat: Sequence[str]) -> tuple[list[str], Rows]:
+    numbers: dict[str, int] = {}
+    which = np.fromiter((numbers.setdefault(word, len(numbers)) for word in flat), dtype=np.int64, count=len(flat))
+    return list(numbers), which
+
+
+def _joined(out: Sequence[str], split: Sequence[Sequence[Any]]) -> tuple[str, ...]:
+    texts, at = [], 0
+    for words in split:
+        texts.append(" ".join(out[at : at + len(words)]))
+        at += len(words)
+    return tuple(texts)
+
+
+def honest(stated: Guarantee, secret: bool) -> Guarantee:
+    """Return a guarantee as it is, or as an estimate if the randomness was not secret."""
+    if secret or not stated.exists:
+        return stated
+    return dataclasses.replace(
+        stated, certified=False, reason="the randomness came from a given seed, and whoever knows it can undo it"
+    )

@@ -1,0 +1,190 @@
+"""The public table of words: what a text is split into, where each word lies, and how far apart two can be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from discreet.core.errors import DataError, ModelError
+from discreet.models.builtin import MINILM, MINILM_SHA256, minilm_folder
+
+BILSTM = "bilstm"  # its word vectors are those of the built-in encoder
+_MARKS = frozenset(".,;:!?")
+_BLOCK = 256
+_MEASURED = {MINILM_SHA256: 2.3403802695875564}  # by `farthest`, in five seconds; the weights are checked by their hash
+
+
+@dataclass(frozen=True, eq=False)
+class WordTable:
+    """The words that can be released, their vectors, and the pieces of which any other word is made.
+
+    A text is split as the encoder's tokenizer splits it: in lower case if the encoder is, at white space and around
+    every punctuation mark. A word of the vocabulary lies at its vector; any other lies at the mean of the vectors of
+    its pieces, and one that cannot be spelled at the vector of the unknown word: nothing lies outside the table's hull,
+    so no two words are further apart than `diameter`.
+    """
+
+    name: str
+    words: tuple[str, ...] = field(repr=False)
+    vectors: torch.Tensor = field(repr=False)
+    pieces: torch.Tensor = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    unknown: int = field(default=0, repr=False)
+    piece_ids: frozenset[int] = field(default=frozenset(), repr=False)
+    fingerprint: str = ""
+
+    @classmethod
+    def of_encoder(cls, name: str = MINILM) -> WordTable:
+        """Return the table of an encoder: minilm, bilstm (which has the same), or a local folder of a BERT-like one."""
+        folder = minilm_folder() if name in (MINILM, BILSTM) else Path(name)
+        tokenizer = _tokenizer(folder, name)
+        vectors = _word_embeddings(folder, name)
+        vocabulary = {word: row for word, row in tokenizer.get_vocab().items() if row < len(vectors)}
+        special = {
+            row for word, row in vocabulary.items() if word.startswith("[") and word.endswith("]") and word[1:-1]
+        }
+        whole = sorted(
+            (row, word) for word, row in vocabulary.items() if not word.startswith("##") and row not in special
+        )
+        if len(whole) < 2:
+            raise ModelError(f"Expected at least two whole words in the vocabulary of {name!r}, found {len(whole)}.")
+        unknown = vocabulary.get("[UNK]", whole[0][0])
+        rows = torch.tensor([row for row, _ in whole])
+        usable = frozenset(set(vocabulary.values()) - special | {unknown})
+        words = tuple(word for _, word in whole)
+        known = MINILM_SHA256 if name in (MINILM, BILSTM) else ""
+        return cls(name, words, vectors[rows].double(), vectors.double(), tokenizer, unknown, usable, known)
+
+    @functools.cached_property
+    def diameter(self) -> float:
+        """The largest distance of two pieces, which no two words exceed, rounded up."""
+        return (_MEASURED.get(self.fingerprint) or self.measured_diameter()) * (1 + 2.0**-40)
+
+    def measured_diameter(self) -> float:
+        """Return the largest distance of two pieces, measured."""
+        return farthest(self.pieces[torch.tensor(sorted(self.piece_ids))] if self.piece_ids else self.pieces)
+
+    @functools.cached_property
+    def rows(self) -> dict[str, int]:
+        """The row of each word that can be released."""
+        return {word: row for row, word in enumerate(self.words)}
+
+    def split(self, text: str) -> list[str]:
+        """Return the words and marks of a text, in the form the table knows; a text without any is one unknown word."""
+        if self.tokenizer.normalizer is not None:
+            text = self.tokenizer.normalizer.normalize_str(text)
+        return [word for word, _ in self.tokenizer.pre_tokenizer.pre_tokenize_str(text)] or ["[UNK]"]
+
+    def vectors_of(self, words: Sequence[str]) -> torch.Tensor:
+        """Return where words lie, known or not, one row each."""
+        found = torch.empty(len(words), self.vectors.shape[1], dtype=torch.float64)
+        for place, word in enumerate(words):
+            row = self.rows.get(word)
+            found[place] = self.vectors[row] if row is not None else self._mean_of_pieces(word)
+        return found
+
+    def _mean_of_pieces(self, word: str) -> torch.Tensor:
+        ids = [i for i in self.tokenizer.encode(word, add_special_tokens=False).ids if i in self.piece_ids]
+        mean: torch.Tensor = self.pieces[torch.tensor(ids or [self.unknown])].mean(0)
+        return mean
+
+    @staticmethod
+    def is_mark(word: str) -> bool:
+        """Return whether a word is one of the punctuation marks . , ; : ! ?"""
+        return word in _MARKS
+
+
+def rare_words(table: WordTable, public: Sequence[str], share: float = 0.9) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which words of the table count as sensitive: the given share of it that public text uses least.
+
+    Paper: Yue et al. 2021 count in the text to be sanitised.
+    Differs: counted in public text, as which words are rare in private text is itself private.
+    """
+    from discreet.core.checks import open_probability
+
+    open_probability("share", share, "It is the share of the vocabulary that counts as sensitive.")
+    counts = np.zeros(len(table.words), dtype=np.int64)
+    for text in public:
+        for word in table.split(text):
+            row = table.rows.get(word)
+            if row is not None:
+                counts[row] += 1
+    if not counts.any():
+        raise DataError("Expected public text with words of the vocabulary, found none. Give text of the same kind.")
+    usual = np.argsort(-counts, kind="stable")[: round((1 - share) * len(counts))]
+    sensitive = np.ones(len(counts), dtype=bool)
+    sensitive[usual] = False
+    sensitive |= counts == 0
+    return sensitive
+
+
+def listed_words(table: WordTable, words: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which words of the table stand in a list; words outside the vocabulary are sensitive in any case."""
+    rows = [table.rows[part] for word in words for part in table.split(word) if part in table.rows]
+    sensitive = np.zeros(len(table.words), dtype=bool)
+    sensitive[rows] = True
+    if sensitive.sum() < 2:
+        raise DataError(
+            f"Expected at least 2 words of the vocabulary in the sensitive list, found {int(sensitive.sum())}. "
+            "A sensitive word is exchanged for another of the list; add some of the same kind."
+        )
+    return sensitive
+
+
+def farthest(rows: torch.Tensor) -> float:
+    """Return the largest distance of two rows, looking only at pairs that the triangle inequality leaves open.
+
+    >>> farthest(torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]], dtype=torch.float64))
+    5.0
+    """
+    radius = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
+    order = radius.argsort(descending=True)
+    rows, radius = rows[order], radius[order]
+    slack = 1e-9 * float(radius[0]) if len(rows) else 0.0
+    best = float(torch.linalg.vector_norm(rows - rows[0], dim=1).max())
+    for start in range(0, len(rows), _BLOCK):
+        reach = float(radius[start])
+        last = int(torch.searchsorted(-radius, slack - (best - reach), right=True))  # those with reach + radius > best
+        if last <= start:
+            break  # both of any pair left are too near the middle
+        found = torch.cdist(rows[start : start + _BLOCK], rows[start:last], compute_mode="use_mm_for_euclid_dist")
+        best = max(best, float(found.max()))
+    return best
+
+
+def _tokenizer(folder: Path, name: str) -> Any:
+    from tokenizers import Tokenizer, models
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"Expected 'minilm', 'bilstm' or a folder with tokenizer.json for the words of {name!r}. "
+            "Save its fast tokenizer there: tokenizer.save_pretrained(folder)."
+        )
+    tokenizer = Tokenizer.from_file(str(path))
+    if not isinstance(tokenizer.model, models.WordPiece) or tokenizer.pre_tokenizer is None:
+        raise ModelError(
+            f"Expected a WordPiece vocabulary in {name!r}, found {type(tokenizer.model).__name__}. Its entries are "
+            "not whole words; use minilm."
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _word_embeddings(folder: Path, name: str) -> torch.Tensor:
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  (it is no dict)
+                if key.endswith(("word_embeddings.weight", "embed_tokens.weight")):
+                    table: torch.Tensor = file.get_tensor(key).float()
+                    return table
+    raise ModelError(f"Expected word embeddings as *.safetensors in {name!r}. Save the encoder there.")
