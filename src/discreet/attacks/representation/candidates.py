@@ -1,0 +1,108 @@
+"""What an attacker on representations holds: candidate sentences as vectors, and what such vectors look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.core.checks import refuse
+from discreet.core.errors import UnsupportedError
+from discreet.core.types import Knowledge, Release, RepresentationRelease
+from discreet.data.batches import tokenise
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+
+Floats = npt.NDArray[np.float32]
+
+_AT_ONCE = 64
+_LEAST_SPREAD = 1e-3  # of the mean spread: some encoders have coordinates that hardly move
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidate sentences as vectors, (candidates, width), with the mean and spread of public vectors."""
+
+    vectors: Floats = field(repr=False)
+    texts: tuple[str, ...] = field(repr=False)
+    mean: Floats = field(repr=False)
+    spread: Floats = field(repr=False)
+
+    def __len__(self) -> int:
+        """Return the number of candidates."""
+        return len(self.vectors)
+
+    def named(self, rows: Sequence[int]) -> tuple[str, ...]:
+        """Return the texts of some candidates, or nothing if the attacker has only their vectors."""
+        return tuple(self.texts[row] for row in rows) if self.texts else ()
+
+
+def candidates(knows: Knowledge, width: int, attack: str) -> Candidates:
+    """Return the candidates from an attacker's knowledge, on behalf of the named attack.
+
+    They are `extra["vectors"]`, or the public model's vectors of the texts in `candidates`. The mean and spread come
+    from `extra["public"]`, vectors of public text, or else from the candidates themselves.
+    """
+    given = knows.extra.get("vectors")
+    if given is None and knows.candidates and isinstance(knows.model, Classifier):
+        given = representations(knows.model, knows.candidates)
+    if given is None or not len(given):
+        raise UnsupportedError(
+            f"Expected candidates for {attack}, found none. Give the attacker Knowledge(candidates=texts, model=the "
+            "public encoder), or their representations as extra={'vectors': tensor}."
+        )
+    vectors = matrix("extra['vectors']", given, width)
+    texts = tuple(knows.candidates)
+    if texts and len(texts) != len(vectors):
+        raise refuse("candidates", len(texts), f"as many as their vectors, {len(vectors)}", "Give one vector each.")
+    public = knows.extra.get("public")
+    mean, spread = statistics(vectors if public is None else matrix("extra['public']", public, width))
+    return Candidates(vectors, texts, mean, spread)
+
+
+def statistics(vectors: Floats) -> tuple[Floats, Floats]:
+    """Return the mean and the spread of each coordinate; a coordinate that never moves gets a small spread."""
+    spread = vectors.std(axis=0)
+    least = max(float(spread.mean()) * _LEAST_SPREAD, float(np.finfo(np.float32).tiny))
+    return vectors.mean(axis=0), np.asarray(np.maximum(spread, least), dtype=np.float32)
+
+
+def released(seen: Release, attack: str) -> Floats:
+    """Return the vectors of a release, or refuse a release that has none."""
+    if not isinstance(seen, RepresentationRelease):
+        raise UnsupportedError(
+            f"Expected seen={type(seen).__name__} to be a RepresentationRelease. {attack} reads vectors that a server "
+            "sees one by one; attack a gradient with the attacks in discreet.attacks.gradient."
+        )
+    return matrix("seen.vectors", seen.vectors, None)
+
+
+def matrix(name: str, given: torch.Tensor | npt.ArrayLike, width: int | None) -> Floats:
+    """Return vectors as rows of float32, or refuse what is not a matrix of that width and finite."""
+    rows = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+    if rows.ndim != 2 or not rows.size:
+        raise refuse(f"{name}.shape", rows.shape, "(rows, width), neither of them 0", "Give one vector in each row.")
+    if width is not None and rows.shape[1] != width:
+        raise refuse(f"{name}.width", rows.shape[1], f"{width}, that of the release", "Use the same encoder for both.")
+    out = np.ascontiguousarray(rows, dtype=np.float32)
+    if not np.isfinite(out).all():
+        raise refuse(name, "vectors that are not finite", "finite", "Look for overflow in the encoder.")
+    return out
+
+
+@torch.inference_mode()
+def representations(model: Classifier, texts: Sequence[str]) -> torch.Tensor:
+    """Return the public encoder's vectors of some texts, (texts, width)."""
+    tokens = tokenise(Corpus("candidates", tuple(texts)), model.tokenizer, model.max_length, model.device)
+    order = np.argsort(tokens.lengths, kind="stable").astype(np.int64)
+    out = torch.empty(len(order), model.width)
+    was_training = model.training
+    model.eval()
+    for start in range(0, len(order), _AT_ONCE):
+        rows = order[start : start + _AT_ONCE]
+        out[torch.from_numpy(rows)] = model.represent(tokens.batch(rows).inputs).float().cpu()
+    model.train(was_training)
+    return out

@@ -1,0 +1,81 @@
+"""Similarity search: which of the attacker's sentences is behind a released vector.
+
+Paper: Huang et al. 2020, TextHide: Tackling Data Privacy in Language Understanding Tasks, section 4.4 (RSS).
+Differs: the paper prints the smallest cosine where the largest is meant. Its signed cosine finds nothing behind a
+mask, from which it concludes that masks hide. Beside it stand the cosine of absolute values, which no mask changes,
+and the undoing of mix and mask by least squares, which names every sentence of the mixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from discreet.attacks.representation.candidates import candidates, released
+from discreet.attacks.representation.index import Index, unit
+from discreet.attacks.representation.unmask import Unmasker
+from discreet.core.checks import one_of, whole
+from discreet.core.randomness import Rng
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
+
+SCORES = ("signed", "absolute", "least-squares")
+_NAME = "Similarity search"
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Name the candidate nearest to each released vector.
+
+    `score` is `signed` (cosine, the paper's), `absolute` (cosine of absolute values, which masks do not change) or
+    `least-squares` (the heaviest candidate of the mixture found in `rounds` turns of guessing signs and solving for
+    weights, over a growing shortlist that begins with `shortlist` candidates; one round uses only signs that public
+    vectors give away). `masked` says for least squares that signs are hidden.
+
+    It needs the candidates: texts with the public model, or their vectors (see `candidates`).
+
+    The guess: `indices`, `texts` and `scores` have one entry for each released vector, the best candidate and its
+    cosine or weight. `details` has `ranked`, the five best candidates of each, and for least squares `weights`, theirs,
+    and `misfit`, the part of each vector that the mixture leaves unexplained.
+    """
+
+    score: str = "signed"
+    masked: bool = True
+    rounds: int = 12
+    shortlist: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        one_of("score", self.score, SCORES)
+        whole("rounds", self.rounds)
+        whole("shortlist", self.shortlist)
+
+    def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
+        """Return the best candidate for each released vector; nothing in it is random."""
+        queries = released(seen, _NAME)
+        known = candidates(knows, queries.shape[1], _NAME)
+        if self.score == "least-squares":
+            found = Unmasker(known, rounds=self.rounds, shortlist=self.shortlist).mixtures(queries, masked=self.masked)
+            best = tuple(mixture.rows[0] for mixture in found)
+            return Guess(
+                texts=known.named(best),
+                scores=tuple(mixture.weights[0] for mixture in found),
+                indices=best,
+                details={
+                    "ranked": tuple(mixture.rows[:_RANKED] for mixture in found),
+                    "weights": tuple(mixture.weights[:_RANKED] for mixture in found),
+                    "misfit": tuple(mixture.misfit for mixture in found),
+                },
+            )
+        change = np.abs if self.score == "absolute" else np.asarray
+        ranked, cosines = Index(unit(change(known.vectors))).search(unit(change(queries)), _RANKED)
+        best = tuple(int(row) for row in ranked[:, 0])
+        return Guess(
+            texts=known.named(best),
+            scores=tuple(float(score) for score in cosines[:, 0]),
+            indices=best,
+            details={"ranked": tuple(tuple(int(row) for row in rows) for rows in ranked)},
+        )
+
+
+_RANKED = 5
