@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from discreet.protections.representation import (
     Live,
     Once,
     RepresentationProtection,
+    Rows,
     TextProtection,
     at_text,
     at_vectors,
@@ -260,38 +260,64 @@ class HiddenStep:
         torch.manual_seed(secret.fork("dropout", step).seed())
         return self.take(self.batch(drawn, step)), len(drawn)
 
-    def batch(self, drawn: np.ndarray[tuple[int], np.dtype[np.int64]], step: int) -> Batch:
+    def batch(self, drawn: Rows, step: int) -> Batch:
         """Return a batch with public rows beside it and its secret draws."""
-        batch = self.rows.batch(drawn)
-        inputs = dict(batch.inputs)
-        tokens = next(iter(inputs.values())).shape[1]
-        shape = (len(drawn), self.model.width)
-        if self.protect.position == "token":
-            shape = (len(drawn), tokens, self.model.width)  # type: ignore[assignment]
-        if self.public is not None and self.protect.needs_public:
-            source = self.account.secret.fork("public", step).numpy("HiddenStep")
-            chosen = source.integers(0, len(self.public), len(drawn))
-            inputs |= {f"{_PUBLIC}{name}": value for name, value in beside(self.public, chosen, tokens).items()}
-        secrets = self.live.draw(drawn, shape, step, step // self.per_epoch)
-        return Batch(inputs | {f"{_DRAWN}{name}": value for name, value in secrets.items()}, batch.targets)
+        secret, epoch = self.account.secret, step // self.per_epoch
+        return hidden_batch(self.model, self.rows, self.public, self.protect, self.live, secret, drawn, step, epoch)
 
     def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """Return one loss per hidden vector."""
-        drawn = {name.removeprefix(_DRAWN): value for name, value in inputs.items() if name.startswith(_DRAWN)}
-        other = {name.removeprefix(_PUBLIC): value for name, value in inputs.items() if name.startswith(_PUBLIC)}
-        own = {name: value for name, value in inputs.items() if not name.startswith((_DRAWN, _PUBLIC))}
-        if self.protect.position == "token":
-            states, goals = self.live.hide(self.model.states(own), targets, drawn)
-            hidden = pool(states, own["attention_mask"], self.model.settings.pooling)
-        else:
-            together = {name: torch.cat([value, other[name]]) for name, value in own.items()} if other else own
-            vectors = self.model.represent(together)
-            public = vectors[len(targets) :] if other else None
-            hidden, goals = self.live.hide(vectors[: len(targets)], targets, drawn, public)
-        return losses(self.model.decide(hidden), goals, self.model.task)
+        return hidden_losses(self.model, self.protect, self.live, inputs, targets)
 
 
-def beside(public: Tokens | Vectors, rows: np.ndarray[tuple[int], np.dtype[np.int64]], width: int) -> dict[str, Tensor]:
+def hidden_batch(
+    model: Classifier,
+    rows: Tokens | Vectors,
+    public: Tokens | Vectors | None,
+    protect: RepresentationProtection,
+    live: Live,
+    secret: Rng,
+    drawn: Rows,
+    step: int,
+    epoch: int,
+) -> Batch:
+    """Return a batch with public rows beside it and its secret draws, all of fixed shapes."""
+    batch = rows.batch(drawn)
+    inputs = dict(batch.inputs)
+    tokens = next(iter(inputs.values())).shape[1]
+    shape: tuple[int, ...] = (len(drawn), model.width)
+    if protect.position == "token":
+        shape = (len(drawn), tokens, model.width)
+    if public is not None and protect.needs_public:
+        chosen = secret.fork("public", step).numpy("hidden_batch").integers(0, len(public), len(drawn))
+        inputs |= {f"{_PUBLIC}{name}": value for name, value in beside(public, chosen, tokens).items()}
+    secrets = live.draw(drawn, shape, step, epoch)
+    return Batch(inputs | {f"{_DRAWN}{name}": value for name, value in secrets.items()}, batch.targets)
+
+
+def hidden_losses(
+    model: Classifier,
+    protect: RepresentationProtection,
+    live: Live,
+    inputs: Mapping[str, Tensor],
+    targets: Tensor,
+) -> Tensor:
+    """Return one loss per hidden vector; gradients flow through to the encoder."""
+    drawn = {name.removeprefix(_DRAWN): value for name, value in inputs.items() if name.startswith(_DRAWN)}
+    other = {name.removeprefix(_PUBLIC): value for name, value in inputs.items() if name.startswith(_PUBLIC)}
+    own = {name: value for name, value in inputs.items() if not name.startswith((_DRAWN, _PUBLIC))}
+    if protect.position == "token":
+        states, goals = live.hide(model.states(own), targets, drawn)
+        hidden = pool(states, own["attention_mask"], model.settings.pooling)
+    else:
+        together = {name: torch.cat([value, other[name]]) for name, value in own.items()} if other else own
+        vectors = model.represent(together)
+        public = vectors[len(targets) :] if other else None
+        hidden, goals = live.hide(vectors[: len(targets)], targets, drawn, public)
+    return losses(model.decide(hidden), goals, model.task)
+
+
+def beside(public: Tokens | Vectors, rows: Rows, width: int) -> dict[str, Tensor]:
     """Return public rows as wide as the private ones beside them; longer texts are cut, shorter ones padded."""
     if isinstance(public, Vectors):
         return dict(public.batch(rows).inputs)
@@ -309,6 +335,14 @@ def public_rows(
     """Return a public corpus as the loop reads it, refused if it is of another kind or missing."""
     if not protect.needs_public:
         return None
+    public = same_kind(public, private, protect)
+    if model.settings.frozen:
+        return encode(model, public, None, precision)
+    return tokenise(public, model.tokenizer, model.max_length, model.device)
+
+
+def same_kind(public: Corpus | None, private: Corpus, protect: RepresentationProtection) -> Corpus:
+    """Return a public corpus, refused if it is missing or of another kind than the private one."""
     if public is None:
         raise DataError(f"Expected a public corpus for {protect.name} with public partners. Give one with --public.")
     if public.is_pairs != private.is_pairs:
@@ -317,6 +351,4 @@ def public_rows(
             f"Expected {kinds[not private.is_pairs]} in the public corpus {public.name!r}, found "
             f"{kinds[not public.is_pairs]}. Mix like with like."
         )
-    if model.settings.frozen:
-        return encode(model, public, None, precision)
-    return tokenise(public, model.tokenizer, model.max_length, model.device)
+    return public

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 
 from discreet.clipping.tape import Tape
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease
+from discreet.core.types import GradientRelease, RepresentationRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
+from discreet.data.samplers import Shuffled
 from discreet.models.classifier import Classifier
 from discreet.protections.gradient import GradientProtection
-from discreet.training.private import as_drawn
+from discreet.protections.representation import Live, Once, RepresentationProtection
+from discreet.training.encode import encode
+from discreet.training.private import as_drawn, delta_for
 
 
 def open_release(model: Classifier, batch: Corpus) -> GradientRelease:
@@ -72,12 +80,149 @@ def protected_release(
     )
 
 
+def hidden_release(
+    model: Classifier, batch: Corpus, protect: RepresentationProtection, rng: Rng, *, public: Corpus | None = None
+) -> GradientRelease:
+    """Return the mean gradient of a batch whose vectors were hidden between encoder and head, as a client sends it.
+
+    Guarantee: none for TextHide, as every gradient of the encoder still comes from the tokens.
+    """
+    from discreet.training.hidden import classes_of, hidden_batch, hidden_losses, same_kind
+
+    tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
+    other = None
+    if protect.needs_public:
+        other = tokenise(same_kind(public, batch, protect), model.tokenizer, model.max_length, model.device)
+    live = protect.live(len(batch), model.width, classes_of(model), rng, model.device)
+    drawn = np.arange(len(batch), dtype=np.int64)
+    hidden = hidden_batch(model, tokens, other, protect, live, rng, drawn, 0, 0)
+    was_training = model.training
+    model.eval()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    loss = hidden_losses(model, protect, live, hidden.inputs, hidden.targets).mean()
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    model.train(was_training)
+    gradients = {
+        name: torch.zeros_like(p) if gradient is None else gradient
+        for (name, p), gradient in zip(parameters.items(), found, strict=True)
+    }
+    return GradientRelease(
+        gradients=gradients,
+        batch_size=len(batch),
+        divisor=float(len(batch)),
+        lengths=tuple(tokens.lengths.tolist()),
+        labels=batch.labels,
+        guarantee=_guarantee(live.cost(0, 0)[0], live, batch, rng, None),
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Mixture:
+    """The truth behind a release of vectors, for whoever measures an attack: which rows are in an output, how much.
+
+    `rows` and `weights` have one line per output, heaviest first; a public partner is row -1.
+    """
+
+    rows: torch.Tensor
+    weights: torch.Tensor
+
+
+def representation_release(
+    model: Classifier,
+    corpus: Corpus,
+    protect: RepresentationProtection | None,
+    rng: Rng,
+    *,
+    public: Corpus | None = None,
+    batch_size: int = 32,
+    epochs: int = 1,
+    delta: float | None = None,
+    cache: Path | None = None,
+) -> tuple[RepresentationRelease, Mixture]:
+    """Return the vectors that a server would see of a corpus, and the truth behind them, which is no part of it.
+
+    A stored protection releases all rows once; a live one hides every row once an epoch, in batches drawn at random.
+    Without a protection the vectors leave as they are. Vectors come in the order of the outputs, with their labels or
+    mixtures of labels.
+
+    Guarantee: that of the protection for this release alone, in the release; none without one.
+    """
+    from discreet.training.hidden import classes_of, same_kind
+
+    rows = encode(model, corpus, cache, "float32")
+    count, classes = len(rows), classes_of(model)
+    own = torch.arange(count)[:, None]
+    if protect is None:
+        return RepresentationRelease(rows.vectors.clone(), rows.targets), Mixture(own, torch.ones(count, 1))
+    at = delta_for(corpus.unit_count) if delta is None else delta
+    if protect.stored:
+        once = protect.once(corpus.unit_index, model.width, classes, rng)
+        vectors, labels = once(rows.vectors, rows.targets)
+        partners = getattr(once, "partners", None)
+        truth = Mixture(own, torch.ones(count, 1))
+        if partners is not None:
+            truth = _heaviest(torch.from_numpy(partners), torch.from_numpy(once.weights))  # type: ignore[attr-defined]
+        promise = _guarantee(once.event, once, corpus, rng, at)
+        return RepresentationRelease(vectors, labels, guarantee=promise), truth
+    live = protect.live(count, model.width, classes, rng, model.device)
+    others = None
+    if protect.needs_public:
+        others = encode(model, same_kind(public, corpus, protect), cache, "float32").vectors
+    sampler, step = Shuffled(min(batch_size, count)), 0
+    seen, told, whose, weights = [], [], [], []
+    for epoch in range(epochs):
+        for _ in range(sampler.steps_per_epoch(count)):
+            drawn = sampler.draw(step, count, rng.fork("sampler"))
+            chosen = torch.from_numpy(drawn).to(model.device)
+            secrets = live.draw(drawn, (len(drawn), model.width), step, epoch)
+            beside = None
+            if others is not None:
+                picked = rng.fork("public", step).numpy("release").integers(0, len(others), len(drawn))
+                beside = others[torch.from_numpy(picked).to(model.device)]
+            vectors, labels = live.hide(rows.vectors[chosen], rows.targets[chosen], secrets, beside)
+            seen.append(vectors)
+            told.append(labels)
+            mixed = secrets["mix"].cpu() if "mix" in secrets else torch.eye(len(drawn))
+            heaviest = mixed.topk(min(getattr(protect, "mix", 1), mixed.shape[1]), dim=1)
+            padded = torch.cat([torch.from_numpy(drawn), torch.full((mixed.shape[1] - len(drawn),), -1)])
+            whose.append(padded[heaviest.indices])
+            weights.append(heaviest.values)
+            step += 1
+    most = max(part.shape[1] for part in whose)
+    truth = Mixture(
+        torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1]), value=-1) for part in whose]),
+        torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1])) for part in weights]),
+    )
+    promise = _guarantee(_composed(live, step, sampler.steps_per_epoch(count)), live, corpus, rng, at)
+    return RepresentationRelease(torch.cat(seen), torch.cat(told), guarantee=promise), truth
+
+
+def _composed(live: Live, steps: int, per_epoch: int) -> Any:
+    """Return the cost of all steps together, each name counted once."""
+    from discreet.accounting.events import ComposedDpEvent
+
+    named = {name: event for event, name in (live.cost(step, step // per_epoch) for step in range(steps))}
+    events = list(named.values())
+    return events[0] if len(events) == 1 else ComposedDpEvent(events)
+
+
+def _guarantee(event: Any, about: Once | Live, corpus: Corpus, rng: Rng, delta: float | None) -> Guarantee:
+    from discreet.accounting.interpret import guarantee
+
+    at = delta_for(corpus.unit_count) if delta is None else delta
+    found = guarantee(event, delta=at, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name)
+    return about.stated(as_drawn(found, rng))
+
+
+def _heaviest(rows: torch.Tensor, weights: torch.Tensor) -> Mixture:
+    order = weights.argsort(dim=1, descending=True)
+    return Mixture(rows.gather(1, order), weights.gather(1, order).float())
+
+
 def _sums(
     model: Classifier, batch: Corpus, protect: GradientProtection | None, rng: Rng
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
     """Return the sum of a batch's gradients, protected or not, and the lengths of its texts in tokens."""
-    import numpy as np
-
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
     drawn = tokens.batch(np.arange(len(batch), dtype=np.int64))
     tape = Tape(model)

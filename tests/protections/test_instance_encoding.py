@@ -1,0 +1,159 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.accounting.interpret import guarantee
+from discreet.core.errors import SettingError
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+from discreet.protections.instance_encoding import InstanceEncoding, learned, load_of
+from discreet.protections.ldp_projection import principal
+from discreet.protections.settings import protect_settings
+
+ROWS, WIDTH = 200, 24
+
+
+def vectors() -> torch.Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def once(asked: InstanceEncoding, owners: np.ndarray | None = None, seed: int = 0) -> Any:  # type: ignore[type-arg]
+    return asked.once(np.arange(ROWS) if owners is None else owners, WIDTH, 2, Rng(seed))
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "laplace-l2"])
+@pytest.mark.parametrize("mix", [1, 4])
+def test_the_cost_is_what_was_asked_for_and_the_noise_is_what_it_says(mechanism: str, mix: int) -> None:
+    asked = InstanceEncoding(6.0, 1e-5, mechanism=mechanism, mix=mix, rounds=2)
+    release = once(asked)
+    found = guarantee(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    # a delta lets pure noise cost a little less than its epsilon
+    assert 4.5 < found.epsilon <= 6.0 * (1 + 1e-6)
+    targets = torch.arange(ROWS) % 2
+    out, goals = release(vectors(), targets)
+    assert out.shape == (2 * ROWS, WIDTH)
+    mean = torch.zeros(2 * ROWS, WIDTH, dtype=torch.float64)
+    seen = asked.seen(vectors())
+    for j in range(mix):
+        mean += torch.from_numpy(release.weights[:, j : j + 1]) * seen[release.partners[:, j]]
+    noise = (out.double() - mean).flatten()
+    assert float(noise.var()) == pytest.approx(release.noise_variance, rel=0.05)
+    assert goals.shape == ((2 * ROWS,) if mix == 1 else (2 * ROWS, 2))
+
+
+def test_every_output_has_noise_of_its_own() -> None:
+    release = once(InstanceEncoding(1.0, 1e-5, rounds=2))
+    out, _ = release(torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64))
+    assert len({tuple(row.tolist()) for row in out}) == 2 * ROWS
+    close = torch.corrcoef(out)
+    close.fill_diagonal_(0)
+    assert float(close.abs().max()) < 0.95
+
+
+def test_vectors_are_cut_to_the_norm_and_what_is_not_finite_is_nothing() -> None:
+    seen = InstanceEncoding(1.0, 1e-5, clip_norm=0.5).seen(torch.tensor([[3.0, 4.0], [float("nan"), 1.0], [0.1, 0.0]]))
+    assert torch.linalg.vector_norm(seen, dim=1).tolist() == pytest.approx([0.5, 0.0, 0.1])
+
+
+def test_a_unit_with_more_rows_pays_for_all_of_them() -> None:
+    alone = once(InstanceEncoding(4.0, 1e-5))
+    owners = np.arange(ROWS) // 2
+    shared = once(InstanceEncoding(4.0, 1e-5), owners)
+    assert alone.load.squares == 1.0 and shared.load.squares == 2.0
+    assert shared.scale == pytest.approx(alone.scale * 2**0.5)
+    # two rows of one unit in one output add up before they are squared
+    assert load_of(np.array([[0, 1]]), np.array([[0.5, 0.5]]), np.array([0, 0])).squares == 1.0
+
+
+def test_labels_are_noisy_at_their_share_or_declared_public() -> None:
+    asked = InstanceEncoding(4.0, 1e-5, labels="noisy", label_epsilon=1.0)
+    release = once(asked)
+    found = guarantee(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    assert 3.5 < found.epsilon <= 4.0
+    _, told = release(vectors(), torch.zeros(ROWS, dtype=torch.int64))
+    lies = float((told == 1).float().mean())
+    assert lies == pytest.approx(1 - release.label_truth, abs=0.1) and 0.15 < lies < 0.4
+    assert not any("labels" in said for said in release.stated(found).assumptions)
+    public = once(InstanceEncoding(4.0, 1e-5))
+    assert any("labels are public" in said for said in public.stated(found).assumptions)
+
+
+@pytest.mark.parametrize(("claimed", "true"), [(1.0, 1.32), (4.0, 6.4), (10.0, 20.0), (20.0, 52.4)])
+def test_the_paper_s_noise_costs_more_than_it_claims(claimed: float, true: float) -> None:
+    release = once(InstanceEncoding(claimed, 1e-5, calibration="paper"))
+    found = guarantee(release.event, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    assert found.epsilon == pytest.approx(true, rel=0.01)
+    said = release.stated(found)
+    assert not said.certified and said.epsilon == claimed and f"{found.epsilon:.4g}" in str(said.reason)
+
+
+def test_at_every_step_an_epoch_is_counted_once_for_all_its_steps() -> None:
+    asked = InstanceEncoding(4.0, 1e-5, stored=False, epochs=3, mix=2)
+    live = asked.live(ROWS, WIDTH, 2, Rng(0), torch.device("cpu"))
+    assert live.cost(0, 0) == live.cost(5, 0) and live.cost(0, 0)[1] != live.cost(9, 1)[1]
+    from discreet.accounting.events import SelfComposedDpEvent
+
+    found = guarantee(SelfComposedDpEvent(live.cost(0, 0)[0], 3), delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    assert found.epsilon == pytest.approx(4.0, rel=1e-3)
+    drawn = live.draw(np.arange(50), (50, WIDTH), 0, 0)
+    hidden, soft = live.hide(vectors()[:50], torch.arange(50) % 2, drawn)
+    torch.testing.assert_close(
+        hidden - drawn["noise"], (drawn["mix"].double() @ asked.seen(vectors()[:50])).float(), rtol=1e-4, atol=1e-5
+    )
+    assert float(drawn["noise"].std()) == pytest.approx(live.scale, rel=0.1) and soft.shape == (50, 2)
+
+
+def test_noisy_labels_are_told_once_however_often_they_are_drawn() -> None:
+    asked = InstanceEncoding(4.0, 1e-5, stored=False, epochs=3, labels="noisy", label_epsilon=0.5)
+    live = asked.live(ROWS, WIDTH, 2, Rng(0), torch.device("cpu"))
+    rows, targets = np.arange(50), torch.zeros(50, dtype=torch.int64)
+    told = [live.hide(vectors()[:50], targets, live.draw(rows, (50, WIDTH), s, s))[1] for s in range(2)]
+    assert torch.equal(told[0], told[1]) and 0 < float(told[0][:, 1].mean()) < 1
+
+
+def test_a_projection_is_learned_from_public_text_and_makes_the_release_narrower() -> None:
+    public = torch.randn(300, WIDTH, generator=torch.Generator().manual_seed(3))
+    found = learned(public, None, 8)
+    assert found.width == 8
+    assert float(torch.linalg.vector_norm(found(public), dim=1).median()) == pytest.approx(1.0, rel=1e-4)
+    release = once(InstanceEncoding(4.0, 1e-5, projection=found))
+    assert release(vectors(), torch.zeros(ROWS, dtype=torch.int64))[0].shape == (ROWS, 8)
+    assert learned(public, torch.arange(300) % 2, 8).source == "public text with labels"
+    wide = InstanceEncoding(4.0, 1e-5, mechanism="laplace-l2")
+    narrow = InstanceEncoding(4.0, 1e-5, mechanism="laplace-l2", projection=principal(public, 8, "public"))
+    assert once(narrow).noise_variance < once(wide).noise_variance
+
+
+def test_secrets_are_in_no_repr() -> None:
+    release = once(InstanceEncoding(4.0, 1e-5, mix=2))
+    assert "partners" not in repr(release) and "Rng" not in repr(release) and "array" not in repr(release)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "Expected --epsilon for dp-ie"),
+        ({"epsilon": 0.0}, "epsilon=0.0 > 0"),
+        ({"epsilon": 4.0, "mechanism": "gauss"}, "mechanism='gauss' in gaussian, laplace, laplace-l2"),
+        ({"epsilon": 4.0, "labels": "noise"}, "labels='noise' in public, noisy"),
+        ({"epsilon": 4.0, "label_epsilon": 1.0}, "label_epsilon=1.0 left out"),
+        ({"epsilon": 4.0, "labels": "noisy", "label_epsilon": 4.0}, r"label_epsilon=4.0 in \(0, 4\)"),
+        ({"epsilon": 4.0, "mechanism": "laplace-l2", "calibration": "paper"}, "gaussian or laplace"),
+        ({"epsilon": 4.0, "dimension": 8}, "Expected --public DATA beside --dimension"),
+        ({"epsilon": 4.0, "public": "reviews"}, "Expected --dimension N beside --public"),
+        ({"epsilon": 4.0, "clip_norm": 0.0}, "clip_norm=0.0"),
+        ({"epsilon": 4.0, "masks": 4}, "masks=4 left out for dp-ie. It belongs to texthide"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        protect_settings("dp-ie", values)
+
+
+def test_mixtures_larger_than_the_corpus_are_refused() -> None:
+    with pytest.raises(SettingError, match="mix=300 <= 200, the rows"):
+        once(InstanceEncoding(4.0, 1e-5, mix=300))
+    with pytest.raises(SettingError, match="mix=40 <= 32, the rows of a batch"):
+        InstanceEncoding(4.0, 1e-5, mix=40, stored=False).check(32, 1000)
