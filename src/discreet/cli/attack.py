@@ -26,7 +26,7 @@ def attack(
     attack: Annotated[str, typer.Option("--attack", help=", ".join(ATTACKS) + ".")] = "dager",
     data: Annotated[str | None, typer.Option("--data", help="As for train; the run's own, or notes.")] = None,
     examples: Annotated[int | None, typer.Option(help="Texts to attack; 8, or a whole batch.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Texts in one release.")] = 1,
+    batch_size: Annotated[int | None, typer.Option(help="Texts in one release; 1, or all of them for vectors.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Time for each batch; the best so far is kept.")] = None,
     max_words: Annotated[int | None, typer.Option(help="Attack only texts of at most this many words.")] = None,
     split: Annotated[str | None, typer.Option(help="Split to attack; validation, else test, else all.")] = None,
@@ -70,7 +70,9 @@ def attack(
     noise_seed: Annotated[
         int | None, typer.Option(help="Repeatable noise; epsilon is then an estimate.", rich_help_panel=_PRIVACY)
     ] = None,
-    candidates: Annotated[int, typer.Option(help="One of how many.", rich_help_panel=_ONE)] = 64,
+    candidates: Annotated[
+        int | None, typer.Option(help="One of how many: 64; for vectors, the whole split.", rich_help_panel=_ONE)
+    ] = None,
     draws: Annotated[int, typer.Option(help="Simulated releases for each noise.", rich_help_panel=_ONE)] = 20_000,
     steps: Annotated[int, typer.Option(help="Releases of the same record.", rich_help_panel=_ONE)] = 1,
     text: Text = "text",
@@ -91,11 +93,14 @@ def attack(
     from discreet.data.sources import Columns
     from discreet.experiment import AttackRequest, SceneRequest, load_scene
     from discreet.experiment.reading import METRICS
+    from discreet.experiment.releases import REPRESENTATION, kind_of
     from discreet.models.classifier import ModelSettings
 
     _set_threads(threads)
     ruler = catalog.attack_of(attack, catalog.settings_given(settings or [], "--set"))
     strengths = _strengths(noise_multiplier=noise_multiplier, kappa=kappa, epsilon=epsilon)
+    if batch_size is None:
+        batch_size = (examples or _EXAMPLES) if kind_of(ruler) == REPRESENTATION else 1
     whole("batch_size", batch_size, 1, "It counts the texts in one release.")
     request = AttackRequest(
         ruler,

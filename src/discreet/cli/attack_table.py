@@ -191,7 +191,8 @@ def release_words(facts: Any) -> str:
     protection = facts["protection"]
     words = "no protection"
     if protection is not None:
-        settings = ", ".join(f"{k.replace('_', ' ')} {_number(v)}" for k, v in protection.items() if k != "name")
+        shown = {k: v for k, v in protection.items() if k != "name" and v is not False}
+        settings = ", ".join(f"{k.replace('_', ' ')} {_number(v)}" for k, v in shown.items())
         words = f"{protection['name']} ({settings})" if settings else protection["name"]
     known = f"; known besides: {', '.join(facts['known'])}" if facts["known"] else ""
     return f"{what}; {words}{known}"

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 ATTACKS: dict[str, tuple[str, str]] = {
     "dager": ("discreet.attacks.gradient.dager", "Dager"),
     "embedding-rows": ("discreet.attacks.gradient.embedding_rows", "EmbeddingRows"),
+    "decepticons": ("discreet.attacks.gradient.decepticons", "Decepticons"),
     "one-of-n": ("discreet.attacks.gradient.one_of_n", "OneOfN"),
+    "rss": ("discreet.attacks.representation.similarity", "Similarity"),
 }
 ONE_OF_N = "one-of-n"
 NONE = "none"

@@ -14,7 +14,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Leakage
 from discreet.data.corpus import Corpus
 from discreet.experiment.reading import METRICS, Example, compared, leakages, metrics_for
-from discreet.experiment.releases import by_adjacency, release_facts, released
+from discreet.experiment.releases import REPRESENTATION, as_they_leave, by_adjacency, kind_of, release_facts, released
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
 
@@ -33,7 +33,8 @@ class AttackRequest:
 
     `protect` is the protection itself, or None for what an unprotected client sends. `delta` is that of the one
     release attacked. `seconds` is the budget of each batch. `noise_seed` makes the noise repeatable, and the guarantee
-    an estimate; without it noise comes from the operating system. `candidates`, `draws` and `steps` are for 1-of-n.
+    an estimate; without it noise comes from the operating system. `candidates` counts what an attacker chooses among:
+    64 for 1-of-n, the whole split for vectors. `draws` and `steps` are for 1-of-n.
     """
 
     attack: Attack
@@ -47,7 +48,7 @@ class AttackRequest:
     metrics: tuple[str, ...] = METRICS
     seed: int = 0
     noise_seed: int | None = None
-    candidates: int = 64
+    candidates: int | None = None
     draws: int = 20_000
     steps: int = 1
 
@@ -64,7 +65,8 @@ class AttackRequest:
             positive("seconds", self.seconds, "It is the time for each batch; leave it out to let the attack finish.")
         open_probability("delta", self.delta, "It belongs to the one release that is attacked; 1e-5 is usual.")
         whole("metrics", len(self.metrics), 1, "Name at least one.")
-        whole("candidates", self.candidates, 2, "One of at least two.")
+        if self.candidates is not None:
+            whole("candidates", self.candidates, 2, "One of at least two.")
         whole("draws", self.draws, 1, "20000 give an interval of a few parts in a thousand.")
         whole("steps", self.steps, 1, "It counts the releases of the same record.")
 
@@ -150,12 +152,13 @@ def run_attack(
             finished = False
             break
         batch = rows.take(range(number * request.batch_size, (number + 1) * request.batch_size))
-        seen = released(request, model, batch, noise.fork("release", number))
-        guess = attack.run(seen, knows, rng.fork("attack", number))
-        found = compared(attack, guess, batch, model, metrics, number)
+        made = released(request, model, batch, noise.fork("release", number), scene.partners(request.protect, batch))
+        guess = attack.run(made.seen, knows, rng.fork("attack", number))
+        behind = batch if made.rows is None else batch.take(made.rows)
+        found = compared(attack, guess, behind, model, metrics, number)
         if not number:
-            facts = release_facts(seen, model, request, scene.origin)
-            promise = seen.guarantee
+            facts = release_facts(made.seen, model, request, scene.origin)
+            promise = made.seen.guarantee
         examples += found
         for example in found:
             watch(example)
@@ -165,15 +168,27 @@ def run_attack(
         examples=tuple(examples),
         release=facts,
         guarantee=promise,
-        epsilon_by_adjacency=by_adjacency(request.protect, request.delta),
+        epsilon_by_adjacency=by_adjacency(request.protect, request.delta, promise=promise),
         seconds=time.monotonic() - began,
         finished=finished,
     )
 
 
 def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Corpus) -> Knowledge:
-    """Return what the attacker has besides the release: the public model, public text, the settings of the defence."""
-    return Knowledge(model=model, auxiliary=scene.public_without(rows.texts), defence=request.protect)
+    """Return what the attacker has besides the release: the public model, public text, the settings of the defence.
+
+    An attack with a prior over text gets one fitted to the public text. An attack on vectors gets candidates with
+    theirs: the texts under attack among others of their kind, in an order that says nothing.
+    """
+    public = scene.public_without(rows.texts)
+    extra: dict[str, Any] = {}
+    candidates: tuple[str, ...] = ()
+    if hasattr(request.attack, "prior") and public:
+        extra["prior"] = scene.prior(public)
+    if kind_of(request.attack) == REPRESENTATION:
+        candidates = scene.candidates(rows.texts, request.candidates, Rng(request.seed).fork("candidates"))
+        extra["vectors"] = as_they_leave(request.protect, scene.vectors(candidates))
+    return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)
 
 
 def within(attack: Attack, seconds: float | None) -> Attack:

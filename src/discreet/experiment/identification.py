@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from discreet.experiment.scene import Scene
 
 METRIC = "identified"
+USUAL = 64  # candidates, where nothing else is said
 # The null record of the bound: absent from a sum, a uniform direction in place of a draw.
 _NULL = {DPSGD.name: Adjacency.ADD_REMOVE, DirDPSGD.name: Adjacency.ZERO_OUT}
 
@@ -45,7 +46,8 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
     began = time.monotonic()
     _refuse(request)
     rng = Rng(request.seed)
-    rows = scene.draw(request.candidates, rng.fork("rows"), max_words=request.max_words, what="candidates")
+    count = USUAL if request.candidates is None else request.candidates
+    rows = scene.draw(count, rng.fork("rows"), max_words=request.max_words, what="candidates")
     found = _simulated(request, scene, rows, rng.fork("draws"))
     low, high = clopper_pearson(found.hits, found.draws)
     event = _event(request)
@@ -63,11 +65,11 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
         attack=request.label,
         leakages=(Leakage(METRIC, found.success, low, high, found.draws, found.chance),),
         examples=(),
-        release=_facts(request, scene),
+        release=_facts(request, scene, count),
         guarantee=promise,
         epsilon_by_adjacency=by_adjacency(request.protect, request.delta, request.steps),
         seconds=time.monotonic() - began,
-        bound=most_identified(event, request.candidates, adjacency),
+        bound=most_identified(event, count, adjacency),
     )
 
 
@@ -104,7 +106,7 @@ def _refuse(request: AttackRequest) -> None:
         )
 
 
-def _facts(request: AttackRequest, scene: Scene) -> dict[str, Any]:
+def _facts(request: AttackRequest, scene: Scene, count: int) -> dict[str, Any]:
     model = scene.model
     return {
         **gradient_facts({n: p.numel() for n, p in model.named_parameters() if p.requires_grad}, model),
@@ -112,7 +114,7 @@ def _facts(request: AttackRequest, scene: Scene) -> dict[str, Any]:
         "batch_size": 1,
         "steps": request.steps,
         "known": ["candidates", "the other members of the batch"],
-        "candidates": request.candidates,
+        "candidates": count,
         "simulated": True,
         "protection": protection_facts(request.protect),
     }

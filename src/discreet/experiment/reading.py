@@ -10,11 +10,13 @@ from discreet.core.checks import one_of
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Leakage
 from discreet.data.corpus import Corpus
+from discreet.experiment.releases import REPRESENTATION, kind_of
 from discreet.metrics.text import PAIRS, match, semantic_cosine, text_leakage
 from discreet.models.classifier import Classifier
 
 METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
 BAG_METRICS = ("bag_recall", "jaccard")
+VECTOR_METRICS = ("exact_match", "jaccard", "rouge_l", "bag_recall")  # whole texts are named: the right one, or alike
 SEMANTIC = "semantic_cosine"
 
 
@@ -41,9 +43,11 @@ def reads_a_bag(attack: object) -> bool:
 
 
 def metrics_for(attack: object, asked: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics that fit an attack: without an order, ROUGE and its kin would measure the order of nothing."""
+    """Return the metrics that fit an attack: where none were chosen, those of what it reads; never an order of none."""
     for name in asked:
         one_of("metric", name, [*PAIRS, SEMANTIC])
+    if kind_of(attack) == REPRESENTATION and tuple(asked) == METRICS:
+        return VECTOR_METRICS
     if not reads_a_bag(attack):
         return tuple(asked)
     fitting = tuple(name for name in asked if name in BAG_METRICS)
@@ -64,7 +68,11 @@ def compared(
         pairs = [(" ".join(dict.fromkeys(pieces)), " ".join(piece for piece in read if piece not in special))]
     else:
         truths = [spelled(model, text) for text in _texts(batch)]
-        guesses = match([spelled(model, text) for text in guess.texts[: len(batch)]], truths)
+        read = [spelled(model, text) for text in guess.texts[: len(batch)]]
+        if kind_of(attack) == REPRESENTATION:  # vectors have an order, and so have the guesses
+            guesses = (*read, *[""] * (len(batch) - len(read)))
+        else:
+            guesses = match(read, truths)
         pairs = list(zip(truths, guesses, strict=True))
     return [
         Example(truth, read, {m: float(PAIRS[m](read, truth)) for m in metrics if m in PAIRS}, number)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import UnsupportedError
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.training.release import open_release, protected_release
+from discreet.protections.representation import place_of
+from discreet.training.private import as_drawn
+from discreet.training.release import hidden_release, open_release, protected_release, representation_release
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from discreet.experiment.attack import AttackRequest
 
-GRADIENT, REPRESENTATION = "gradient", "representation"
+GRADIENT, REPRESENTATION, TEXT = "gradient", "representation", "text"
+ENCODER_OPEN = "the gradient of the encoder shows what went into it, whatever was done to its output"
 _KINDS = {GradientRelease.__name__: GRADIENT, RepresentationRelease.__name__: REPRESENTATION}
 
 
@@ -36,22 +42,75 @@ def kind_of(attack: object) -> str:
     return _KINDS[name]
 
 
-def place_of(protect: object) -> str:
-    """Return what a protection alters before it leaves."""
-    return GRADIENT if hasattr(protect, "gather") else str(getattr(protect, "place", type(protect).__name__))
+@dataclass(frozen=True)
+class Released:
+    """What a server sees of a batch, and beside it, for whoever measures, the row behind each vector, if it has such.
+
+    Where vectors were mixed, it is the private row that weighs most.
+    """
+
+    seen: Release
+    rows: tuple[int, ...] | None = None
 
 
-def released(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng) -> Any:
+def released(
+    request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None = None
+) -> Released:
     """Return exactly what a server would see of a batch: the kind that the attack is for, under the protection.
+
+    `public` is text that some protections mix with.
 
     Guarantee: that of the protection for this one release, in the release; none without one.
     """
-    kind, protect = kind_of(request.attack), request.protect
-    if kind == GRADIENT and protect is None:
-        return open_release(model, batch)
-    if kind == GRADIENT and place_of(protect) == GRADIENT:
-        return protected_release(model, batch, protect, noise, delta=request.delta)
+    kind, protect, delta = kind_of(request.attack), request.protect, request.delta
+    place = None if protect is None else place_of(protect)
+    if kind == REPRESENTATION and place in {None, REPRESENTATION}:
+        return _vectors(request, model, batch, noise, public)
+    if kind == GRADIENT and place is None:
+        return Released(open_release(model, batch))
+    if kind == GRADIENT and place == GRADIENT:
+        return Released(protected_release(model, batch, protect, noise, delta=delta))
+    if kind == GRADIENT and place == REPRESENTATION and not protect.stored:
+        protect.check(len(batch), len(batch))
+        seen = hidden_release(model, batch, protect, noise, public=public)
+        if seen.guarantee is not None and seen.guarantee.exists and not model.settings.frozen:
+            seen = replace(seen, guarantee=_no_longer(seen.guarantee))
+        return Released(seen)
+    if kind == GRADIENT and place == TEXT:
+        return Released(_rewritten(request, model, batch, noise))
     raise misfit(request.label, kind, protect)
+
+
+def _vectors(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None) -> Released:
+    protect = request.protect
+    if protect is not None:
+        protect.check(len(batch), len(batch))
+    seen, truth = representation_release(
+        model, batch, protect, noise, public=public, batch_size=len(batch), delta=request.delta
+    )
+    rows = [next(row for row in line if row >= 0) for line in truth.rows.tolist()]
+    return Released(seen, tuple(rows))
+
+
+def _rewritten(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng) -> GradientRelease:
+    """Return the gradient of a batch whose texts were rewritten first; what follows is post-processing."""
+    from discreet.accounting.interpret import guarantee
+
+    protect = request.protect
+    seen = open_release(model, protect.rewrite(batch, noise.fork("rewrite")))
+    found = guarantee(protect.cost(batch), delta=request.delta, adjacency=protect.adjacency, unit=batch.unit_name)
+    return replace(seen, guarantee=protect.stated(as_drawn(found, noise)))
+
+
+def _no_longer(found: Guarantee) -> Guarantee:
+    return replace(found, epsilon=float("inf"), certified=False, reason=ENCODER_OPEN)
+
+
+def as_they_leave(protect: Any, vectors: Tensor) -> Tensor:
+    """Return vectors in the coordinates of a release, where a public projection makes them fewer."""
+    projection = getattr(protect, "projection", None)
+    found: Tensor = vectors if projection is None else projection(vectors)
+    return found
 
 
 def misfit(attack: str, kind: str, protect: object) -> UnsupportedError:
@@ -59,7 +118,7 @@ def misfit(attack: str, kind: str, protect: object) -> UnsupportedError:
     name = getattr(protect, "name", type(protect).__name__)
     return UnsupportedError(
         f"Expected a protection of the {kind} for {attack}, found {name}, which alters the {place_of(protect)}. "
-        "What it lets go is another release; choose an attack on that, or another protection."
+        "What it lets go is another release: choose an attack on that, or another protection."
     )
 
 
@@ -82,7 +141,7 @@ def protection_facts(protect: Any) -> dict[str, Any] | None:
     if protect is None:
         return None
     shown = {f.name: getattr(protect, f.name) for f in dataclasses.fields(protect) if f.repr}
-    plain = {name: value for name, value in shown.items() if isinstance(value, int | float | str | bool)}
+    plain = {name: value for name, value in shown.items() if isinstance(value, int | float | str)}
     return {"name": getattr(protect, "name", type(protect).__name__), **plain}
 
 
@@ -116,10 +175,15 @@ def parameters(names: set[str], numbers: int, every: set[str]) -> str:
     return f"{size}, of {len(every)} tensors in all"
 
 
-def by_adjacency(protect: Any, delta: float, steps: int = 1) -> dict[str, float | None]:
-    """Return the epsilon of one release, or of several of the same record, under each adjacency; None where none."""
+def by_adjacency(
+    protect: Any, delta: float, steps: int = 1, promise: Guarantee | None = None
+) -> dict[str, float | None]:
+    """Return the epsilon of one release, or of several of the same record, under each adjacency; None where none.
+
+    Where the cost depends on the rows, only what was found for the release, its `promise`, is known.
+    """
     if protect is None or not hasattr(protect, "event"):
-        return {}
+        return {} if promise is None else {promise.adjacency.value: promise.epsilon if promise.exists else None}
     from discreet.accounting.events import SelfComposedDpEvent
     from discreet.accounting.interpret import guarantee
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from discreet.core.checks import refuse, whole
 from discreet.core.randomness import Rng
@@ -17,6 +19,8 @@ from discreet.data.sources import BUILT_IN, Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.precision import find_device
 from discreet.training.run_folder import Run, load_run
+
+_PARTNERS = 1000  # public texts that are encoded to mix with
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,47 @@ class Scene:
         """Return the public text without the texts under attack, whatever their case or spacing."""
         hidden = {_plain(text) for text in attacked}
         return tuple(text for text in self.public if _plain(text) not in hidden)
+
+    def candidates(self, attacked: Sequence[str], count: int | None, rng: Rng) -> tuple[str, ...]:
+        """Return the attacked texts among others of the split, in a random order; all of it where no count is given."""
+        others = [text for text in dict.fromkeys(self.rows.texts) if text not in set(attacked)]
+        if count is not None:
+            if count - len(attacked) > len(others):
+                remedy = f"{self.rows.name!r} has {len(others) + len(attacked)} different texts; ask for fewer."
+                raise refuse("candidates", count, f"at most {len(others) + len(attacked)}", remedy)
+            kept = rng.fork("others").permutation(len(others))[: max(0, count - len(attacked))]
+            others = [others[i] for i in kept.tolist()]
+        every = [*dict.fromkeys(attacked), *others]
+        return tuple(every[i] for i in rng.fork("order").permutation(len(every)).tolist())
+
+    def vectors(self, texts: Sequence[str]) -> Tensor:
+        """Return the public encoder's vectors of texts, computed once for each text."""
+        from discreet.training.encode import encode
+
+        kept: dict[str, Tensor] = self.kept.setdefault("vectors", {})
+        fresh = [text for text in dict.fromkeys(texts) if text not in kept]
+        if fresh:
+            found = encode(self.model, Corpus("texts", tuple(fresh)), None, "float32").vectors.cpu()
+            kept.update(zip(fresh, found, strict=True))
+        return torch.stack([kept[text] for text in texts])
+
+    def partners(self, protect: Any, batch: Corpus) -> Corpus | None:
+        """Return public text for a protection that mixes with it, without the texts under attack."""
+        if not getattr(protect, "needs_public", False):
+            return None
+        texts = self.public_without(batch.texts)[:_PARTNERS]
+        if len(texts) < len(batch):
+            raise refuse("public", len(texts), f"at least {len(batch)} texts", "Give public text with --public.")
+        return Corpus("public", texts)
+
+    def prior(self, texts: tuple[str, ...]) -> Any:
+        """Return a language model of public text, fitted once."""
+        from discreet.models.ngram import NGram
+
+        key = ("prior", hash(texts))
+        if key not in self.kept:
+            self.kept[key] = NGram.fit(list(texts), self.model.tokenizer)
+        return self.kept[key]
 
     def gram(self, candidates: Corpus) -> npt.NDArray[np.float64]:
         """Return the inner products of candidates' gradients, computed once for each set of them."""

@@ -12,10 +12,12 @@ from discreet.attacks.gradient.token_sets import token_sets
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
+from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.texthide import TextHide
 from discreet.training.release import open_release, protected_release
 
 Build = Callable[..., Classifier]
@@ -140,3 +142,73 @@ def test_the_built_in_encoder_is_read_exactly() -> None:
     noisy = {n: g + 1e-3 * torch.randn(g.shape) for n, g in again.gradients.items()}
     hidden = Dager().run(replace(again, gradients=noisy, noise_std=1e-3), Knowledge(model=model), Rng(0))
     assert not set(hidden.details["tokens"]) & rows_of(model, batch)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_time_limit_ends_with_the_best_so_far(tiny_model: Build, kind: str) -> None:
+    model = tiny_model(kind)
+    seen, knows = open_release(model, BATCH), Knowledge(model=model)
+    hurried = Dager(all_at_most=1, seconds=1e-9).run(seen, knows, Rng(0))
+    patient = Dager(all_at_most=1, seconds=1e9).run(seen, knows, Rng(0))
+    assert set(patient.texts) == set(BATCH.texts)
+    assert hurried.texts and hurried.details["pairs"] == patient.details["pairs"]
+    assert set(hurried.texts) != set(patient.texts)
+    with pytest.raises(SettingError, match="seconds=0"):
+        Dager(seconds=0)
+
+
+def adapted(model: Classifier, rank: int, second_factor: float = 0.1) -> Classifier:
+    """Return a model whose first maps are trained through low-rank adapters alone, after some steps."""
+    peft = pytest.importorskip("peft")
+    targets = ["query", "value", "q_lin", "v_lin", "c_attn"]
+    names = {name.rsplit(".", 1)[-1] for name, _ in model.encoder.named_modules()}
+    fan = "c_attn" in names
+    config = peft.LoraConfig(r=rank, target_modules=[t for t in targets if t in names], fan_in_fan_out=fan)
+    model.encoder = peft.get_peft_model(model.encoder, config)
+    source = torch.Generator().manual_seed(7)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.copy_(second_factor * torch.randn(weight.shape, generator=source))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
+def test_low_rank_adapters_give_the_same_span(tiny_model: Build, kind: str) -> None:
+    model = adapted(tiny_model(kind), 32)
+    seen = open_release(model, BATCH)
+    assert all("lora" in name or name.startswith("head") for name in seen.gradients)
+    guess = Dager().run(seen, Knowledge(model=model), Rng(0))
+    assert set(guess.details["tokens"]) == rows_of(model, BATCH) and all(guess.details["confirmed"])
+
+
+def test_adapters_that_show_too_little_are_refused(tiny_model: Build) -> None:
+    model = adapted(tiny_model("bert"), 4)
+    with pytest.raises(UnsupportedError, match=r"fewer than 8 tokens for DAGER, found gradients.*of 8 rows"):
+        Dager().run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
+    model = adapted(tiny_model("bert"), 32, second_factor=0.0)
+    with pytest.raises(UnsupportedError, match=r"lora_A.*other than zero for DAGER.*attack a later step"):
+        Dager().run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_texthide_hides_nothing_from_it(tiny_model: Build, kind: str) -> None:
+    model = tiny_model(kind)
+    seen = texthide_release(model, BATCH, TextHide(256, 3), Rng(5))
+    guess = Dager().run(seen, Knowledge(model=model), Rng(0))
+    assert set(guess.details["tokens"]) == rows_of(model, BATCH) and all(guess.details["confirmed"])
+
+
+def texthide_release(model: Classifier, batch: Corpus, protect: TextHide, secret: Rng) -> GradientRelease:
+    """Return the gradient of a batch whose sentence vectors were mixed and masked before the head."""
+    tokens = tokenise(batch, model.tokenizer, model.max_length)
+    rows = np.arange(len(batch), dtype=np.int64)
+    drawn = tokens.batch(rows)
+    model.eval()
+    vectors = model.represent(drawn.inputs)
+    hidden = protect.live(len(batch), model.width, len(model.label_names), secret, model.device)
+    secrets = hidden.draw(rows, tuple(vectors.shape), 0, 0)
+    masked, soft = hidden.hide(vectors, drawn.targets, secrets)
+    loss = torch.nn.functional.cross_entropy(model.decide(masked), soft)
+    names, weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+    found = torch.autograd.grad(loss, weights)
+    return GradientRelease(dict(zip(names, found, strict=True)), len(batch), lengths=tuple(tokens.lengths.tolist()))

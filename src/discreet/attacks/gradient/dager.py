@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,8 @@ class Dager:
     where there is no noise; with it, they are widened by what the noise can turn, up to 0.05. `rounding` is what the
     client's arithmetic loses, relative to the largest singular value. An encoder's sentences are searched for with
     `starts` mixtures and `steps` of gradient descent, at most `rounds` times for each length; up to `all_at_most`
-    sentences are simply all tried. A decoder keeps at most `beginnings` beginnings.
+    sentences are simply all tried. A decoder keeps at most `beginnings` beginnings. `seconds` ends the search with
+    the best so far; the first block's tokens are always read.
 
     No label, no prior over text and no word-embedding gradient is used. Lengths are used if the release has them.
 
@@ -52,6 +54,7 @@ class Dager:
     rounds: int = 3
     all_at_most: int = 256
     beginnings: int = 512
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -61,6 +64,8 @@ class Dager:
         non_negative("rounding", self.rounding)
         for name in ("starts", "steps", "sweeps", "rounds", "all_at_most", "beginnings"):
             whole(name, getattr(self, name))
+        if self.seconds is not None:
+            positive("seconds", self.seconds, "It is the time for one release; leave it out to let the search finish.")
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return the sentences of a batch, those that both checks confirm first.
@@ -68,6 +73,7 @@ class Dager:
         `details` has the token ids, which sentences are confirmed, the (position, token) pairs that the first block
         admits (aliases among them), and the ranks of the spans.
         """
+        deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
         model = model_of(knows, _NAME)
         anatomy = dissect(model)
         _refuse_pairs(seen, anatomy)
@@ -83,9 +89,9 @@ class Dager:
         final = Check(model, anatomy.second[0].module, second)
         within = max(self.sentence_distance, second.slack)
         if anatomy.causal:
-            found = self._decoder(final, sets, seen, within)
+            found = self._decoder(final, sets, seen, within, deadline)
         else:
-            found = self._encoder(seen, model, anatomy, first, final, sets, within, rng)
+            found = self._encoder(seen, model, anatomy, first, final, sets, within, deadline, rng)
         found = found[: seen.batch_size]
         distances = [_farthest(final, sentence, model.device) for sentence in found]
         details["tokens"] = tuple(found)
@@ -94,11 +100,11 @@ class Dager:
         return Guess(texts=texts, scores=tuple(-distance for distance in distances), details=details)
 
     def _decoder(
-        self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease, within: float
+        self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease, within: float, deadline: float
     ) -> list[Sentence]:
         """Return the sentences of a causal model; with lengths, also those that begin another sentence."""
-        found = sorted(grow(final, sets, within, self.beginnings), key=len, reverse=True)
-        if seen.lengths is None:
+        found = sorted(grow(final, sets, within, self.beginnings, deadline), key=len, reverse=True)
+        if seen.lengths is None or time.monotonic() >= deadline:
             return found
         kept: list[Sentence] = []
         for length in sorted(seen.lengths, reverse=True):
@@ -116,6 +122,7 @@ class Dager:
         final: Check,
         sets: Sequence[Sequence[int]],
         within: float,
+        deadline: float,
         rng: Rng,
     ) -> list[Sentence]:
         """Return the sentences of a model that looks both ways: confirmed ones, then the closest of the others."""
@@ -126,14 +133,14 @@ class Dager:
             if middle.rank > 0 and not middle.fills_the_width:
                 guide = Check(model, anatomy.middle[0].module, middle)
         start, end = _ends(model)
-        budget = Budget(self.starts, self.steps, self.rate, self.sweeps, self.all_at_most)
+        budget = Budget(self.starts, self.steps, self.rate, self.sweeps, self.all_at_most, deadline)
         open_lengths = list(seen.lengths) if seen.lengths is not None else _possible_lengths(sets, end)
         known = seen.lengths is not None
         confirmed: list[Sentence] = []
         closest: dict[int, Sentence] = {}
         for turn in range(self.rounds):
             for length in sorted(set(open_lengths)):
-                if length > len(sets) or len(confirmed) == seen.batch_size:
+                if length > len(sets) or len(confirmed) == seen.batch_size or (turn and budget.spent):
                     continue
                 choices = _choices(sets, weights, length, start, end)
                 if choices is None or (turn and choices.count <= self.all_at_most):

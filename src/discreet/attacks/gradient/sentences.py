@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,13 +47,19 @@ class Check:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much work the search for one sentence may cost."""
+    """How much work the search for one sentence may cost; at `deadline`, by the monotonic clock, it ends."""
 
     starts: int
     steps: int
     rate: float
     sweeps: int
     all_at_most: int
+    deadline: float = math.inf
+
+    @property
+    def spent(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self.deadline
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ def search(check: Check, choices: Choices, words: Tensor, budget: Budget, source
     scores = (prior + noise).requires_grad_()
     adam = torch.optim.Adam([scores], lr=budget.rate)
     for _ in range(budget.steps):
+        if budget.spent:
+            break
         mixed = torch.einsum("slk,lkd->sld", scores.softmax(dim=-1), vectors)
         loss = (check.squares(mixed, outside) + 1e-6).sqrt().mean(dim=1)  # not squared: many states exact, few far
         (scores.grad,) = torch.autograd.grad(loss.sum(), [scores])
@@ -113,17 +122,17 @@ def search(check: Check, choices: Choices, words: Tensor, budget: Budget, source
         starts = best[check.distances(best).square().mean(dim=1).argsort()[:2]]
     kept = final.amax(dim=0).topk(min(_NARROW, width), dim=-1).indices  # (positions, narrow)
     rows = [[int(ids[p, k]) for k in kept[p].tolist() if k < len(choices.tokens[p])] for p in range(len(ids))]
-    return _descend(check, starts, rows, budget.sweeps)
+    return _descend(check, starts, rows, budget)
 
 
-def _descend(check: Check, sentences: Tensor, tokens: Sequence[Sequence[int]], sweeps: int) -> Sentence:
+def _descend(check: Check, sentences: Tensor, tokens: Sequence[Sequence[int]], budget: Budget) -> Sentence:
     """Return the best sentence that single exchanges lead to, position by position."""
     sentences = sentences.clone()
     squares = check.distances(sentences).square().mean(dim=1)
-    for _ in range(sweeps):
+    for _ in range(budget.sweeps):
         before = squares
         for place, options in enumerate(tokens):
-            if len(options) < 2:
+            if len(options) < 2 or budget.spent:
                 continue
             choice = torch.tensor(options, device=sentences.device)
             tried = sentences[:, None].repeat(1, len(options), 1)
@@ -138,16 +147,20 @@ def _descend(check: Check, sentences: Tensor, tokens: Sequence[Sequence[int]], s
     return _sentence(sentences[squares.argmin()])
 
 
-def grow(check: Check, tokens: Sequence[Sequence[int]], distance: float, most: int) -> list[Sentence]:
+def grow(
+    check: Check, tokens: Sequence[Sequence[int]], distance: float, most: int, deadline: float = math.inf
+) -> list[Sentence]:
     """Return the sentences of a causal model, longest beginnings first grown token by token.
 
     A state depends only on what stands before it, so a wrong beginning ends at once. A sentence is returned when no
-    token continues it.
+    token continues it, or as far as it has grown at the deadline.
     """
     device = next(check.model.parameters()).device
     ended: list[Sentence] = []
     alive: list[Sentence] = [()]
     for options in tokens:
+        if alive != [()] and time.monotonic() >= deadline:
+            break
         tried = torch.tensor([(*start, token) for start in alive for token in options], device=device)
         last = check.distances(tried)[:, -1]
         order = [i for i in last.argsort().tolist() if float(last[i]) <= distance][:most]
