@@ -209,7 +209,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> list[tuple[Projection, ...]]:
     """Return the linear maps of a block in order, those that are given the same input together."""
-    inside = set(block.modules())
+    inside = set(block.modules()) - _second_factors(block)
     linear = [call for call in calls if call.module in inside and _is_linear(call.module)]
     if not linear:
         raise _unlike(model, "linear projections in each block", "none")
@@ -222,6 +222,11 @@ def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> lis
         else:
             groups.append([call])
     return [tuple(_projection(call) for call in group) for group in groups]
+
+
+def _second_factors(block: nn.Module) -> set[nn.Module]:
+    """Return the second factors of low-rank adapters (LoRA), which are given what the first have made of the input."""
+    return {part for module in block.modules() for part in getattr(module, "lora_B", nn.ModuleDict()).modules()}
 
 
 def _projection(call: _Call) -> Projection:
