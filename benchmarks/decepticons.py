@@ -15,12 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from discreet.attacks.gradient.decepticons import Decepticons
-from discreet.core.guarantee import Adjacency
+from discreet.clipping.tape import Tape
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
+from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.metrics.text import match, text_leakage
@@ -68,7 +70,14 @@ def releases(model: Classifier, asked: argparse.Namespace) -> dict[str, Release]
 
 
 def _directions(model: Classifier, batch: Corpus, protect: DirDPSGD, rng: Rng) -> GradientRelease:
-    return protected_release(model, batch, protect, rng, delta=1e-5, adjacency=Adjacency.REPLACE_ONE)
+    """Return noisy directions without their guarantee: there is none to speak of at a kappa that leaves a trace."""
+    tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
+    drawn = tokens.batch(np.arange(len(batch), dtype=np.int64))
+    tape, sums = Tape(model.eval()), dict[str, torch.Tensor]()
+    with tape:
+        losses = model.losses(drawn.inputs, drawn.targets)
+    protect.gather(tape.backward(losses), sums, rng)
+    return GradientRelease(sums, len(batch), lengths=tuple(tokens.lengths.tolist()))
 
 
 def main() -> None:

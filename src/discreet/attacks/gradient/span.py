@@ -85,8 +85,8 @@ def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: 
     rows = [p.rows(seen.gradients[p.name]).detach().double() for p in present]
     if seen.noise_std == 0 and any(".lora_A." in p.name for p in present) and not any(bool(r.any()) for r in rows):
         raise UnsupportedError(
-            f"Expected gradients of {present[0].name!r} other than zero for {attack}. Before its first step an adapter's "
-            "second factor is zero, and so is the gradient of the first; attack a later step."
+            f"Expected gradients of {present[0].name!r} other than zero for {attack}. Before its first step an "
+            "adapter's second factor is zero, and so is the gradient of the first; attack a later step."
         )
     if not all(bool(torch.isfinite(part).all()) for part in rows):
         raise UnsupportedError(f"Expected finite gradients for {attack}, found others. Nothing can be read from them.")
@@ -101,9 +101,9 @@ def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: 
     rank = int((values > least).sum())
     if rank == matrix.shape[0] < matrix.shape[1] and seen.noise_std == 0 and seen.guarantee is None:
         raise UnsupportedError(
-            f"Expected fewer than {rank} tokens for {attack}, found gradients of {present[0].name!r} and its neighbours "
-            f"of {rank} rows, all independent. Low-rank adapters show no more states than they have rows; attack a "
-            "smaller batch."
+            f"Expected fewer than {rank} tokens for {attack}, found gradients of {present[0].name!r} and its "
+            f"neighbours of {rank} rows, all independent. Low-rank adapters show no more states than they have rows; "
+            "attack a smaller batch."
         )
     # The turn is at most the noise over the weakest direction kept; wrong tokens begin not far above the cap.
     slack = min(_MOST_SLACK, edge / float(values[rank - 1])) if rank else 0.0
