@@ -11,11 +11,15 @@ from typing import Annotated
 import typer
 
 from discreet.cli.attack import attack
+from discreet.cli.calibrate import calibrate
 from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.ledger import ledger
 from discreet.cli.predict import predict
+from discreet.cli.query import query
+from discreet.cli.report import report
 from discreet.cli.sanitize import sanitize
+from discreet.cli.serve import serve
 from discreet.cli.solve import solve
 from discreet.cli.spend import spend
 from discreet.cli.train import train
@@ -50,10 +54,14 @@ def _root(
 
 app.command("data")(data)
 app.command("train")(train)
+app.command("calibrate")(calibrate)
+app.command("report")(report)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
 app.command("attack")(attack)
 app.command("sanitize")(sanitize)
+app.command("serve")(serve)
+app.command("query")(query)
 app.command("spend")(spend)
 app.command("solve")(solve)
 app.command("ledger")(ledger)

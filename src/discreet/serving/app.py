@@ -1,0 +1,200 @@
+"""The server as an ASGI application: answers, what it expects, health, and its description.
+
+A body is read by hand and never kept, printed or logged. Whatever is wrong with a request is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from discreet.core.errors import DataError
+from discreet.serving.head import Head
+from discreet.serving.limits import Buckets, Limits
+from discreet.serving.openapi import ABOUT, ANSWERS, HEALTH, OPENAPI, description
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_LOG = logging.getLogger("discreet.serving")
+_JSON = b"application/json"
+_TYPES = (_JSON, b"application/json; charset=utf-8", b"application/json;charset=utf-8")
+_NO_TEXT = "The server takes no text: protect it on the user's side (discreet query) and send the release."
+
+
+class Refusal(Exception):  # noqa: N818  (it is an answer, not a failure)
+    """A request that is not answered: its status, the sentence, and when to come again."""
+
+    def __init__(self, status: int, text: str, retry: float | None = None) -> None:
+        """Hold what is said."""
+        super().__init__(text)
+        self.status, self.text, self.retry = status, text, retry
+
+
+class Answers:
+    """POST /v1/answers: released vectors in, labels or scores out.
+
+    Guarantee: post-processing of releases; nothing of a request is kept or logged.
+    """
+
+    def __init__(self, head: Head, limits: Limits) -> None:
+        """Serve a head within limits."""
+        self.head, self.limits = head, limits
+        self.most_bytes = limits.body_bytes(head.width)
+        self.buckets = Buckets(limits.rate)
+        self.active = self.answered = self.refused = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        self.active += 1
+        try:
+            try:
+                self._admit(scope)
+                body = await self._body(scope, receive)
+                if body is None:
+                    return  # the client has gone
+                reply = orjson.dumps({"answers": self.head.answers(self._vectors(body))})
+            except Refusal as refusal:
+                self.refused += 1
+                await _say(send, refusal.status, {"error": refusal.text}, refusal.retry)
+            except DataError as error:
+                self.refused += 1
+                await _say(send, 422, {"error": str(error)})
+            except Exception as error:
+                _LOG.error("A request failed with %s.", type(error).__name__)  # never what it held
+                await _say(send, 500, {"error": "The server failed on this request. It is not yours to mend."})
+            else:
+                self.answered += 1
+                await _send(send, 200, reply, [])
+        finally:
+            self.active -= 1
+
+    def _admit(self, scope: Scope) -> None:
+        client = scope.get("client")
+        wait = self.buckets.take(client[0] if client else "")
+        if wait:
+            raise Refusal(429, f"Expected at most {self.limits.rate:g} requests a second. Wait, then send again.", wait)
+        if self.active > self.limits.active:
+            raise Refusal(503, f"Expected at most {self.limits.active} requests at once. Wait, then send again.", 1)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        kind = length = None
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                kind = value
+            elif name == b"content-length":
+                length = value
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise Refusal(415, "Expected a body that is not compressed. Send it as it is.")
+        if kind not in _TYPES and (kind is None or kind.split(b";")[0].strip().lower() != _JSON):
+            raise Refusal(415, f"Expected content-type application/json. {_NO_TEXT}")
+        if length is not None and length.isdigit() and int(length[:20]) > self.most_bytes:
+            raise self._too_large()
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body = bytearray(message.get("body", b""))
+        while message.get("more_body"):
+            if len(body) > self.most_bytes:
+                break
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+        if len(body) > self.most_bytes:
+            raise self._too_large()
+        return bytes(body)
+
+    def _too_large(self) -> Refusal:
+        rows = self.limits.rows
+        return Refusal(413, f"Expected at most {self.most_bytes} bytes, {rows} vectors. Send fewer at a time.")
+
+    def _vectors(self, body: bytes) -> Any:
+        try:
+            found = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            raise Refusal(400, 'Expected JSON such as {"vectors": [[0.1, …]]}, found none. Mend the body.') from None
+        if isinstance(found, str):
+            raise Refusal(422, f"Expected an object with vectors, found text. {_NO_TEXT}")
+        if not isinstance(found, dict) or set(found) != {"vectors"}:
+            raise Refusal(422, f'Expected an object with "vectors" alone. {_NO_TEXT}')
+        rows = found["vectors"]
+        if isinstance(rows, list) and len(rows) > self.limits.rows:
+            raise self._too_large()
+        return self.head.checked(rows)
+
+
+def application(head: Head, limits: Limits | None = None) -> Starlette:
+    """Return the server's application around a head."""
+    import discreet
+
+    limits = limits or Limits()
+    answers, begun = Answers(head, limits), time.monotonic()
+    document = orjson.dumps(description(head, limits, discreet.__version__))
+    about = orjson.dumps(
+        {
+            "width": head.width,
+            "task": head.task,
+            "labels": list(head.label_names),
+            "max_rows": limits.rows,
+            "trained": head.about,
+            "version": discreet.__version__,
+        }
+    )
+
+    async def tell(request: Request) -> Response:
+        return Response(about, media_type="application/json")
+
+    async def describe(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    async def health(request: Request) -> Response:
+        facts = {
+            "status": "ok",
+            "answered": answers.answered,
+            "refused": answers.refused,
+            "active": answers.active,
+            "seconds": round(time.monotonic() - begun, 1),
+        }
+        return Response(orjson.dumps(facts), media_type="application/json")
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        said = {404: f"Expected one of {ANSWERS}, {ABOUT}, {HEALTH}, {OPENAPI}.", 405: "Expected another method."}
+        body = orjson.dumps({"error": said.get(status, "Expected another request.")})
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        return Response(body, status, headers, media_type="application/json")
+
+    return Starlette(
+        routes=[
+            Route(ANSWERS, answers, methods=["POST"]),
+            Route(ABOUT, tell, methods=["GET"]),
+            Route(HEALTH, health, methods=["GET"]),
+            Route(OPENAPI, describe, methods=["GET"]),
+        ],
+        exception_handlers={HTTPException: refuse},
+    )
+
+
+async def _say(send: Send, status: int, values: dict[str, Any], retry: float | None = None) -> None:
+    headers = [] if retry is None else [(b"retry-after", str(max(1, math.ceil(retry))).encode())]
+    if status in (413, 415):
+        headers.append((b"connection", b"close"))  # what is left of the body is not read
+    await _send(send, status, orjson.dumps(values), headers)
+
+
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    headers = [(b"content-type", _JSON), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

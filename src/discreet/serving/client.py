@@ -1,0 +1,143 @@
+"""Asking a server: releases go out, answers come back, and a refusal for the moment is waited out.
+
+Sending the same release again costs nothing: the noise in it is the same.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.core.errors import DataError, OutputError, SettingError
+from discreet.serving.openapi import ABOUT, ANSWERS
+
+_LARGEST_ANSWER = 64 << 20
+
+
+@dataclass(frozen=True)
+class About:
+    """What a server says it expects."""
+
+    width: int
+    task: str
+    labels: tuple[str, ...]
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class RemoteServer:
+    """A server by its address; it is given releases and never text.
+
+    Guarantee: nothing is sent but the numbers of a release; how many there are and when is visible.
+    """
+
+    url: str
+    timeout: float = 10.0
+    patience: float = 30.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        """Refuse an address that is none."""
+        try:
+            parts = urlsplit(self.url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise SettingError(f"Expected server={self.url!r} as http://HOST:PORT or https://HOST. Mend the address.")
+
+    def about(self) -> About:
+        """Return what the server expects, before anything is spent."""
+        found = self._ask("GET", ABOUT, None)
+        try:
+            about = About(int(found["width"]), str(found["task"]), tuple(found["labels"]), int(found["max_rows"]))
+        except (KeyError, TypeError, ValueError):
+            raise self._strange() from None
+        if about.width < 1 or about.max_rows < 1 or not all(isinstance(name, str) for name in about.labels):
+            raise self._strange()
+        return about
+
+    def answers(self, vectors: npt.NDArray[Any], about: About) -> list[dict[str, Any]]:
+        """Return the server's answer to each released vector, asked in parts that it takes."""
+        rows = np.asarray(vectors, dtype=np.float32).tolist()
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(rows), about.max_rows):
+            part = rows[start : start + about.max_rows]
+            reply = self._ask("POST", ANSWERS, json.dumps({"vectors": part}, allow_nan=False))
+            answers = reply.get("answers")
+            if not isinstance(answers, list) or len(answers) != len(part):
+                raise self._strange()
+            found += [self._checked(answer, about) for answer in answers]
+        return found
+
+    def _checked(self, answer: Any, about: About) -> dict[str, Any]:
+        if not isinstance(answer, dict):
+            raise self._strange()
+        if about.task != "classification":
+            if not isinstance(answer.get("score"), int | float):
+                raise self._strange()
+            return {"score": float(answer["score"])}
+        values, label = answer.get("probabilities"), answer.get("label")
+        if label not in about.labels or not isinstance(values, list) or len(values) != len(about.labels):
+            raise self._strange()
+        if not all(isinstance(value, int | float) for value in values):
+            raise self._strange()
+        return {"label": label, "probability": float(values[about.labels.index(label)]), "probabilities": values}
+
+    def _ask(self, method: str, path: str, body: str | None) -> dict[str, Any]:
+        until = time.monotonic() + self.patience
+        while True:
+            status, retry, data = self._once(method, path, body)
+            if status in (429, 503) and time.monotonic() + retry < until:
+                self.sleep(retry)
+                continue
+            break
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        if status != 200:
+            said = found.get("error") if isinstance(found, dict) else None
+            said = said[:300] if isinstance(said, str) else "It gave no reason"
+            raise DataError(f"Expected an answer from {self.url!r}, found status {status}. {said}")
+        if not isinstance(found, dict):
+            raise self._strange()
+        return found
+
+    def _once(self, method: str, path: str, body: str | None) -> tuple[int, float, bytes]:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=self.timeout)
+        try:
+            headers = {"content-type": "application/json"} if body is not None else {}
+            connection.request(method, parts.path.rstrip("/") + path, body, headers)
+            response = connection.getresponse()
+            data = response.read(_LARGEST_ANSWER)
+            return response.status, _seconds(response.getheader("retry-after")), data
+        except (OSError, http.client.HTTPException) as error:
+            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise OutputError(
+                f"Expected a server at {self.url!r}. {said}. Start it with discreet serve, or check the address."
+            ) from None
+        finally:
+            connection.close()
+
+    def _strange(self) -> DataError:
+        return DataError(
+            f"Expected answers of a discreet server from {self.url!r}, found something else. Check the address."
+        )
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return min(max(float(text or 1), 0.1), 10.0)
+    except ValueError:
+        return 1.0

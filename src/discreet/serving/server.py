@@ -1,0 +1,84 @@
+"""The server on a socket: one process, quiet, that ends cleanly."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from discreet.core.errors import ExtraError, SettingError
+from discreet.serving.limits import Limits
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from discreet.serving.head import Head
+
+_SEND_BUFFER = 131_072
+_NEEDED = ("uvicorn", "starlette", "httptools", "orjson")
+
+
+def check_installed() -> None:
+    """Refuse to go on without the libraries of the extra `serving`."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExtraError(
+            f"Expected {', '.join(missing)}, with which the server is built. Install: pip install 'discreet[serving]'"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, or refuse a place that is taken or is not ours."""
+    if not 0 <= port <= 65535:
+        raise SettingError(f"Expected port={port} in [0, 65535]. 0 lets the system choose one.")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        place = socket.create_server((host, port), family=family, backlog=2048)
+        # Accepted sockets inherit it: what one that never reads can make the system hold is small.
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        return place
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise SettingError(
+            f"Expected to listen on host={host!r} port={port}. {said}; choose another with --host or --port."
+        ) from None
+
+
+def server_for(head: Head, limits: Limits | None = None) -> uvicorn.Server:
+    """Return the server of a head, not yet running: `server.run(sockets=[listen(host, port)])`.
+
+    Guarantee: nothing of a request is logged or kept; what it answers is post-processing of releases.
+    """
+    check_installed()
+    import uvicorn
+
+    from discreet.serving.app import application
+    from discreet.serving.connection import connection_with
+
+    limits = limits or Limits()
+    config = uvicorn.Config(
+        application(head, limits),
+        http=connection_with(limits),
+        loop="auto",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="critical",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, round(limits.patience)),
+        timeout_graceful_shutdown=5,
+    )
+    return uvicorn.Server(config)
+
+
+def serve(head: Head, host: str, port: int, limits: Limits, say: Callable[[str], None]) -> None:
+    """Serve until interrupted or told to end."""
+    server = server_for(head, limits)
+    with listen(host, port) as place:
+        at = place.getsockname()
+        name = f"[{at[0]}]" if ":" in at[0] else at[0]
+        say(f"Serving vectors {head.width} wide at http://{name}:{at[1]} (openapi.json, health); Ctrl-C ends it.")
+        server.run(sockets=[place])
