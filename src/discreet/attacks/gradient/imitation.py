@@ -1,0 +1,323 @@
+"""The gradients that candidate texts would give, compared with released ones and, where possible, never formed.
+
+For a linear layer with inputs X and output gradients D the weight's gradient is D^T X, so its inner product with a
+target T = U V^T is <D U, X V>, and its squared norm is <X X^T, D D^T>. All candidates of all problems go through one
+forward and one backward pass, and both figures can be differentiated with respect to the candidates.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from discreet.attacks.gradient.dead import alive_masks
+from discreet.attacks.gradient.layers import dissect
+from discreet.clipping.record import Record
+from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
+from discreet.clipping.tape import Tape
+from discreet.core.checks import refuse
+from discreet.core.errors import UnsupportedError
+from discreet.core.types import GradientRelease
+from discreet.models.classifier import Classifier
+
+_SPARE = 8  # columns beyond the number of tokens when the span of a target is sought
+_LOW_RANK = 1e-6  # a target is kept as factors if they miss at most this share of its norm
+
+
+@dataclass(frozen=True)
+class Figures:
+    """For each problem, candidate and tensor: <g, target> and |g|^2, of shape (problems, candidates, tensors)."""
+
+    inner: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True)
+class Target:
+    """One tensor of every release, (problems, *shape), matrices as (outputs, inputs); as factors where its rank is low.
+
+    `left` is (problems, outputs, rank) with orthonormal columns, `right` is (problems, inputs, rank).
+    """
+
+    value: Tensor | None
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """Return the tensor itself."""
+        if self.value is not None:
+            return self.value
+        assert self.left is not None and self.right is not None
+        return self.left @ self.right.mT
+
+
+class Imitation:
+    """A private copy of the public model that imitates clients, and the releases it is compared with.
+
+    The word-embedding gradient is left out, as are the numbers that are zero for every text: attention's key biases.
+    `names` are the tensors compared, in order; `target_squares` has (problems, tensors).
+    """
+
+    def __init__(
+        self, model: Classifier, seens: Sequence[GradientRelease], attack: str, signal_norm: float = 0.0
+    ) -> None:
+        """Take what can be compared from releases of one kind, or refuse them.
+
+        `signal_norm` is how long the gradients were before noise, if the attacker knows it from the protection.
+        """
+        anatomy = dissect(model)
+        self.model = copy.deepcopy(model, {id(model.tokenizer): model.tokenizer}).eval()
+        self.words = anatomy.embeddings.words
+        self.device = model.device
+        shared = [n for n, _ in model.named_parameters() if all(n in seen.gradients for seen in seens)]
+        shared = [n for n in shared if n != anatomy.embeddings.word_name]
+        _refuse_unusable(model, seens, shared, attack)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in shared)
+        self._alive = alive_masks(self.model, self.words)
+        self.names = tuple(n for n in shared if n not in self._alive or bool(self._alive[n].any()))
+        self._place = {name: i for i, name in enumerate(self.names)}
+        self._tape = Tape(self.model, create_graph=True)
+        turned = _turned(self.model)
+        rank = max(_tokens(seen) for seen in seens) + _SPARE
+        self._targets = {n: self._target(n, seens, n in turned, rank) for n in self.names}
+        squares = [self._targets[n].dense().flatten(1).square().sum(1) for n in self.names]
+        self.target_squares = torch.stack(squares, 1)
+        self.sizes = torch.tensor([self._size(n) for n in self.names], device=self.device, dtype=torch.float32)
+        self.divisors = torch.tensor([seen.divisor for seen in seens], device=self.device)
+        self.noise_std = self._noise(seens)
+        self.protected = torch.tensor([seen.guarantee is not None or seen.noise_std > 0 for seen in seens])
+        self.protected = self.protected.to(self.device)
+        self.signal_squares = self._signal(signal_norm)
+        self._vectors = self._stacked_vectors()
+        self.shares = self._shares()
+
+    @property
+    def problems(self) -> int:
+        """The number of releases."""
+        return len(self.divisors)
+
+    def record(self, x: Tensor, mask: Tensor, labels: Tensor) -> Record:
+        """Return the record of one pass over candidates (problems, candidates, sentences, tokens, width).
+
+        The mask is (problems, sentences, tokens); labels are (problems, candidates, sentences), or with a probability
+        for each class as a fourth dimension.
+        """
+        s, k, b, t, width = x.shape
+        targets = labels.flatten(0, 2)
+        inputs = {"inputs_embeds": x.reshape(-1, t, width), "attention_mask": mask[:, None].expand(s, k, b, t)}
+        inputs["attention_mask"] = inputs["attention_mask"].reshape(-1, t)
+        if "token_type_ids" in self.model.tokenizer.model_input_names:
+            inputs["token_type_ids"] = torch.zeros_like(inputs["attention_mask"])
+        # The fused attention kernels have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), self._tape:
+            losses = self.model.losses(inputs, targets)
+        with torch.enable_grad():
+            return self._tape.backward(losses)
+
+    def figures(self, record: Record, shape: Sequence[int]) -> Figures:
+        """Return inner products and squared norms from a record of candidates of a shape."""
+        s, k = shape[:2]
+        inner: list[Tensor] = [torch.empty(0)] * len(self.names)
+        squares: list[Tensor] = [torch.empty(0)] * len(self.names)
+        vectors: dict[str, Tensor] = {}
+        grams: dict[int, Tensor] = {}
+        for slot in record.slots:
+            at = self._place.get(slot.name)
+            if at is None:
+                continue
+            if isinstance(slot, Pair):
+                inner[at], squares[at] = _pair(slot, self._targets[slot.name], s, k, grams)
+            elif isinstance(slot, Lookup):
+                inner[at], squares[at] = _lookup(slot, self._targets[slot.name].dense(), s, k)
+            else:
+                vectors[slot.name] = _values(slot)
+        for names, target, alive in self._vectors:
+            # Small tensors of one size go together: there are many, and each alone costs more to launch than to add up.
+            values = torch.stack([vectors[n] for n in names], 1)
+            values = values.reshape(s, k, -1, *values.shape[1:]).sum(2) * alive
+            found = (values * target[:, None]).sum(-1), values.square().sum(-1)
+            for place, name in enumerate(names):
+                inner[self._place[name]], squares[self._place[name]] = found[0][..., place], found[1][..., place]
+        scale = 1 / self.divisors[:, None, None]
+        return Figures(torch.stack(inner, -1) * scale, torch.stack(squares, -1).clamp_min(0) * scale.square())
+
+    def formed(self, slot: Slot, s: int, k: int) -> Tensor:
+        """Return the gradients of one tensor, (problems, candidates, *shape), matrices as (outputs, inputs)."""
+        if isinstance(slot, Pair):
+            inputs, grads = _by_unit(slot.inputs, s, k), _by_unit(slot.grads, s, k)
+            value = torch.bmm(grads.mT, inputs)
+            value = value.view(s, k, *value.shape[1:])
+        elif isinstance(slot, Lookup):
+            value = slot.gradients().reshape(s, k, -1, *slot.shape).sum(2)
+        else:
+            value = _values(slot).reshape(s, k, -1, *slot.shape).sum(2)
+            if slot.name in self._alive:
+                value = value * self._alive[slot.name]
+        return value / self.divisors.view(-1, 1, *(1 for _ in value.shape[2:]))
+
+    def target(self, name: str) -> Tensor:
+        """Return one tensor of every release, (problems, *shape), matrices as (outputs, inputs)."""
+        return self._targets[name].dense()
+
+    def along(self, slot: Slot, direction: Tensor) -> Tensor:
+        """Return <g, direction>, (problems, candidates), for a direction of its own for every candidate."""
+        s, k = direction.shape[:2]
+        if isinstance(slot, Pair):
+            inputs, grads = _by_unit(slot.inputs, s, k), _by_unit(slot.grads, s, k)
+            found = (torch.bmm(inputs, direction.flatten(0, 1).mT) * grads).sum((1, 2))
+        elif isinstance(slot, Lookup):
+            flat = direction.flatten(0, 1)
+            units = torch.arange(s * k, device=flat.device).repeat_interleave(slot.ids.shape[0] // (s * k))
+            rows = flat[units[:, None], slot.ids]
+            found = _padded(slot, (rows * slot.grads).sum(-1)).reshape(s * k, -1).sum(1)
+        else:
+            values = _values(slot).reshape(s * k, -1, direction[0, 0].numel()).sum(1)
+            found = (values * direction.flatten(0, 1).flatten(1)).sum(1)
+        return found.view(s, k) / self.divisors[:, None]
+
+    def _target(self, name: str, seens: Sequence[GradientRelease], turned: bool, rank: int) -> Target:
+        value = torch.stack([seen.gradients[name].detach().to(self.device, torch.float32) for seen in seens])
+        if name in self._alive:
+            value = value * self._alive[name]
+        if turned:
+            value = value.mT.contiguous()
+        if value.dim() != 3 or rank >= min(value.shape[1:]) // 2 or _is_table(self.model, name):
+            return Target(value)
+        source = torch.Generator(device="cpu").manual_seed(0)
+        probe = torch.randn(value.shape[2], rank, generator=source).to(self.device)
+        left = torch.linalg.qr((value @ probe).double()).Q.float()
+        right = value.mT @ left
+        missed = (value - left @ right.mT).flatten(1).norm(dim=1)
+        if bool((missed <= _LOW_RANK * value.flatten(1).norm(dim=1)).all()):
+            return Target(None, left, right)
+        return Target(value)
+
+    def _size(self, name: str) -> int:
+        alive = self._alive.get(name)
+        return self.model.get_parameter(name).numel() if alive is None else int(alive.sum())
+
+    def _noise(self, seens: Sequence[GradientRelease]) -> Tensor:
+        """Return the standard deviation of the noise on each release, read off the numbers that would be zero."""
+        named = torch.tensor([float(seen.noise_std) for seen in seens], device=self.device)
+        squares, count = torch.zeros_like(named), 0
+        for name, alive in self._alive.items():
+            dead = [seen.gradients[name].detach().to(self.device).float()[~alive] for seen in seens]
+            squares = squares + torch.stack([part.square().sum() for part in dead])
+            count += int((~alive).sum())
+        if count == 0:
+            return named
+        found = (squares / count).sqrt()
+        largest = self.target_squares.sum(1).sqrt()
+        return torch.where(named > 0, named, torch.where(found > 1e-6 * largest, found, torch.zeros_like(found)))
+
+    def _signal(self, signal_norm: float) -> Tensor:
+        """Return the squared length of each gradient without its noise: as known, or as far as it can be told."""
+        if signal_norm > 0:
+            return torch.full_like(self.noise_std, signal_norm**2)
+        whole, square = self.target_squares.sum(1), self.noise_std.square()
+        count = self.sizes.sum()
+        return (whole - square * count).clamp_min(square * (2 * count).sqrt())
+
+    def _shares(self) -> Tensor:
+        """Return each tensor's share of a gradient's squared length, over a few random texts, (tensors,)."""
+        if not bool((self.noise_std > 0).any()):
+            return torch.full((len(self.names),), 1 / len(self.names), device=self.device)
+        source = torch.Generator().manual_seed(1)
+        ids = torch.randint(len(self.words), (self.problems, 1, 1, 12), generator=source).to(self.device)
+        labels = torch.zeros(self.problems, 1, 1, device=self.device)
+        labels = labels.long() if self.model.task == "classification" else labels
+        figures = self.figures(self.record(self.words[ids], torch.ones_like(ids[:, 0]), labels), ids.shape)
+        squares = figures.squares.detach().flatten(0, 1)
+        return (squares / squares.sum(-1, keepdim=True).clamp_min(1e-30)).mean(0)
+
+    def _stacked_vectors(self) -> list[tuple[list[str], Tensor, Tensor]]:
+        """Return the one-dimensional tensors grouped by size: names, targets and which numbers are alive."""
+        groups: dict[int, list[str]] = defaultdict(list)
+        for name in self.names:
+            if self._targets[name].dense().dim() == 2:
+                groups[self._targets[name].dense().shape[1]].append(name)
+        return [
+            (
+                names,
+                torch.stack([self._targets[n].dense() for n in names], 1),
+                torch.stack([self._alive.get(n, torch.ones(size, device=self.device)).float() for n in names]),
+            )
+            for size, names in groups.items()
+        ]
+
+
+def _by_unit(values: Tensor, s: int, k: int) -> Tensor:
+    """Return (rows, time, width) as (problems * candidates, sentences * time, width)."""
+    return values.reshape(s * k, -1, values.shape[-1])
+
+
+def _pair(slot: Pair, target: Target, s: int, k: int, grams: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
+    inputs, grads = slot.inputs.reshape(s, -1, slot.inputs.shape[-1]), slot.grads.reshape(s, -1, slot.grads.shape[-1])
+    if target.value is None:
+        assert target.left is not None and target.right is not None
+        products = (inputs @ target.right) * (grads @ target.left)
+    else:
+        products = (inputs @ target.value.mT) * grads
+    inner = products.reshape(s, k, -1).sum(-1)
+    if id(slot.inputs) not in grams:  # attention's query, key and value are given the same input
+        units = _by_unit(slot.inputs, s, k)
+        grams[id(slot.inputs)] = units @ units.mT
+    units = _by_unit(slot.grads, s, k)
+    squares = ((units @ units.mT) * grams[id(slot.inputs)]).sum((1, 2))
+    return inner, squares.view(s, k)
+
+
+def _lookup(slot: Lookup, table: Tensor, s: int, k: int) -> tuple[Tensor, Tensor]:
+    problem = torch.arange(s, device=table.device).repeat_interleave(slot.ids.shape[0] // s)
+    inner = _padded(slot, (table[problem[:, None], slot.ids] * slot.grads).sum(-1)).reshape(s, k, -1).sum(-1)
+    ids, grads = slot.ids.reshape(s * k, -1), _by_unit(slot.grads, s, k)
+    same = (ids[:, :, None] == ids[:, None, :]).to(grads.dtype)
+    if slot.padding is not None:
+        same = same * (ids != slot.padding)[:, :, None]
+    return inner, ((grads @ grads.mT) * same).sum((1, 2)).view(s, k)
+
+
+def _values(slot: Slot) -> Tensor:
+    assert isinstance(slot, Vectors)
+    return slot.values
+
+
+def _padded(slot: Lookup, each: Tensor) -> Tensor:
+    return each if slot.padding is None else each * (slot.ids != slot.padding)
+
+
+def _tokens(seen: GradientRelease) -> int:
+    return sum(seen.lengths) if seen.lengths is not None else 10**9
+
+
+def _turned(model: Classifier) -> set[str]:
+    """Return the weights that are kept as (inputs, outputs), as in GPT-2's Conv1D."""
+    return {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
+
+
+def _is_table(model: Classifier, name: str) -> bool:
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Embedding)
+
+
+def _refuse_unusable(model: Classifier, seens: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
+    if not any(name.startswith("encoder.") for name in names):
+        found = ", ".join(names) or "nothing"
+        raise UnsupportedError(
+            f"Expected gradients of the encoder's layers for {attack}, found {found}. A head's gradient tells one "
+            "vector, not a text; attack a release of all layers."
+        )
+    shapes: Mapping[str, torch.Size] = {name: model.get_parameter(name).shape for name in names}
+    for seen in seens:
+        for name, shape in shapes.items():
+            if seen.gradients[name].shape != shape:
+                given = tuple(seen.gradients[name].shape)
+                raise refuse(f"gradients[{name!r}].shape", given, f"equal to {tuple(shape)}", "Pass the same model.")
+            if not bool(torch.isfinite(seen.gradients[name]).all()):
+                raise UnsupportedError(f"Expected finite gradients for {attack}, found others in {name!r}.")

@@ -1,0 +1,117 @@
+"""How far a candidate's gradient lies from a released one: the part in which DLG, TAG and LAMP differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from discreet.attacks.gradient.imitation import Imitation
+from discreet.clipping.record import Record
+from discreet.core.checks import non_negative
+
+_FLOOR = 1e-30
+_SPREAD = 0.05  # how much a tensor's cosine varies between texts that tell nothing; noise below it does not matter
+
+
+class MatchingLoss(Protocol):
+    """A distance from what candidates would send to what was sent, (problems, candidates)."""
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances; they can be differentiated with respect to the candidates."""
+        ...
+
+
+@dataclass(frozen=True)
+class SquaredDistance:
+    """The squared distance over all tensors together, as in DLG.
+
+    A protected release has lost its length to the clip, so the candidate's is then the one that fits best.
+    """
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances, relative to the squared length of the release."""
+        figures = imitation.figures(record, shape)
+        inner, squares = figures.inner.sum(-1), figures.squares.sum(-1)
+        target = imitation.target_squares.sum(-1)[:, None]
+        scale = fitting_scale(imitation, inner, squares)
+        return (scale.square() * squares - 2 * scale * inner + target).clamp_min(0) / target.clamp_min(_FLOOR)
+
+
+@dataclass(frozen=True)
+class MeanCosine:
+    """One minus the cosine, averaged over tensors, as in LAMP.
+
+    Under noise the tensors count by what is left of them: with a the share of the signal in a tensor's length and b
+    the noise in its cosine, the weight is a / (0.05^2 + b^2), which is that of a matched filter where noise prevails
+    and the same for all tensors where there is none.
+    """
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances, in [0, 2]."""
+        figures = imitation.figures(record, shape)
+        lengths = figures.squares.clamp_min(_FLOOR).sqrt() * imitation.target_squares.clamp_min(_FLOOR).sqrt()[:, None]
+        weights = signal_weights(imitation)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return ((1 - figures.inner / lengths) * weights[:, None]).sum(-1)
+
+
+@dataclass(frozen=True)
+class SquaredAndAbsolute:
+    """The squared distance plus `absolute` times the sum of absolute differences, as in TAG.
+
+    Absolute differences need the gradients themselves. They are formed once, without a graph; their derivative is a
+    fixed direction v, and what is differentiated is <g, v>, from layer inputs and output gradients.
+    """
+
+    absolute: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse a negative weight."""
+        non_negative("absolute", self.absolute)
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances, relative to the length of the release."""
+        s, k = shape[:2]
+        with torch.no_grad():
+            figures = imitation.figures(record, shape)
+            scale = fitting_scale(imitation, figures.inner.sum(-1), figures.squares.sum(-1))
+        size = imitation.target_squares.sum(-1).sqrt().clamp_min(_FLOOR)
+        value: Tensor = torch.zeros(s, k, device=imitation.device)
+        along = value
+        for slot in record.slots:
+            if slot.name not in imitation.names:
+                continue
+            with torch.no_grad():
+                formed = imitation.formed(slot, s, k)
+                flat = (s, k, *(1 for _ in formed.shape[2:]))
+                gap = formed * scale.view(flat) - imitation.target(slot.name)[:, None]
+                gap /= size.view(s, 1, *flat[2:])
+                value = value + (gap.square() + self.absolute * gap.abs()).flatten(2).sum(-1)
+                direction = (2 * gap + self.absolute * gap.sign()) * (scale / size[:, None]).view(flat)
+            if torch.is_grad_enabled():
+                along = along + imitation.along(slot, direction)
+        return value + (along - along.detach())
+
+
+def fitting_scale(imitation: Imitation, inner: Tensor, squares: Tensor) -> Tensor:
+    """Return what multiplies candidates' gradients: one, or for protected releases what brings them closest."""
+    fitting = (inner.detach() / squares.detach().clamp_min(_FLOOR)).clamp_min(0)
+    return torch.where(imitation.protected[:, None], fitting, torch.ones_like(fitting))
+
+
+def signal_weights(imitation: Imitation) -> Tensor:
+    """Return how much each tensor's cosine tells, (problems, tensors): log-likelihood for a unit of it."""
+    noise = imitation.noise_std[:, None]
+    whole = imitation.target_squares.sqrt().clamp_min(_FLOOR)
+    # How the length is shared among the tensors is known from other texts; the length, from the protection.
+    signal = (imitation.shares * imitation.signal_squares[:, None]).sqrt()
+    share = torch.where(noise > 0, (signal / whole).clamp(1e-12, 1), torch.ones_like(whole))
+    return share / (_SPREAD**2 + (noise / whole) ** 2)
+
+
+def evidence(imitation: Imitation) -> Tensor:
+    """Return the log-likelihood that a unit of the mean cosine is worth, (problems,)."""
+    return signal_weights(imitation).sum(-1)

@@ -1,0 +1,84 @@
+"""The loss of candidate texts against releases, given as vectors or tokens, with or without a graph, in portions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from discreet.attacks.gradient.imitation import Imitation
+from discreet.attacks.gradient.matching_loss import MatchingLoss
+from discreet.attacks.gradient.problems import Problems
+
+# Tokens that go through the model together: a CPU's cache is soon full, a GPU's memory holds 300 kB a token.
+_TOKENS = {"cpu": 1024, "cuda": 100_000}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A time that may end a search early; none if `seconds` is None."""
+
+    seconds: float | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent(self) -> float:
+        """The share of the time that has passed, at most 1; 0 without a limit."""
+        return 0.0 if self.seconds is None else min(1.0, (time.monotonic() - self.began) / self.seconds)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss over candidates (problems, candidates, sentences, tokens, width)."""
+
+    imitation: Imitation = field(repr=False)
+    problems: Problems = field(repr=False)
+    loss: MatchingLoss
+
+    def __call__(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the losses of vectors, (problems, candidates), with a graph where gradients are enabled."""
+        record = self.imitation.record(x, self.problems.mask, self._labels(x, labels))
+        return self.loss(self.imitation, record, x.shape)
+
+    def slopes(self, x: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the losses and their gradients with respect to the vectors."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self(x, labels)
+        (found,) = torch.autograd.grad(losses.sum(), x)
+        return losses.detach(), found
+
+    @torch.no_grad()
+    def of_many(
+        self,
+        count: int,
+        candidates: Callable[[slice], Tensor],
+        labels: Tensor | None = None,
+        budget: Budget | None = None,
+    ) -> Tensor:
+        """Return the losses of `count` candidates a problem, made in portions; infinite where the time was up."""
+        s, b, t = self.problems.mask.shape
+        step = max(1, _TOKENS.get(self.imitation.device.type, 1024) // (s * b * t))
+        found = torch.full((s, count), torch.inf, device=self.imitation.device)
+        for start in range(0, count, step):
+            if start and budget is not None and budget.spent >= 1:
+                break
+            part = slice(start, min(start + step, count))
+            mine = labels if labels is None or labels.shape[1] == 1 else labels[:, part]
+            found[:, part] = self(candidates(part), mine)
+        return torch.nan_to_num(found, nan=torch.inf)
+
+    def of_tokens(self, tokens: Tensor, labels: Tensor | None = None, budget: Budget | None = None) -> Tensor:
+        """Return the losses of tokens, (problems, candidates, sentences, tokens)."""
+        words = self.imitation.words
+        return self.of_many(tokens.shape[1], lambda part: words[tokens[:, part]], labels, budget)
+
+    def _labels(self, x: Tensor, labels: Tensor | None) -> Tensor:
+        s, k, b = x.shape[:3]
+        if labels is not None:
+            return labels.expand(s, k, b, -1)
+        assert self.problems.labels is not None
+        return self.problems.labels[:, None].expand(s, k, b)

@@ -1,0 +1,160 @@
+"""The end of a search: single tokens are exchanged and orders changed while the loss of the sentence itself falls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from discreet.attacks.gradient.matching_loss import evidence
+from discreet.attacks.gradient.moves import reorderings
+from discreet.attacks.gradient.objective import Budget, Objective
+from discreet.attacks.gradient.vocabulary import Vocabulary
+from discreet.core.checks import whole
+from discreet.core.randomness import Rng
+from discreet.models.ngram import Prior
+
+
+class Vectors(Protocol):
+    """What is left of the descent: the best vectors, and the vocabulary they are read with."""
+
+    best: Tensor
+    vocabulary: Vocabulary
+
+    def labels(self) -> Tensor | None:
+        """Return soft labels where they are learned."""
+        ...
+
+
+@dataclass(frozen=True)
+class Polish:
+    """Rounds of trying, for each place, the `near` tokens nearest to its vector and the `cheap` ones that the slope
+    of the loss favours, and `orders` of each sentence's tokens; the best change of each kind is made.
+
+    The score is the loss plus the prior, weighed as likelihood and prior probability are: the less noise, the less
+    the prior counts.
+    """
+
+    rounds: int = 8
+    near: int = 4
+    cheap: int = 4
+    orders: int = 48
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        whole("rounds", self.rounds)
+        whole("near", self.near)
+        whole("cheap", self.cheap, 0)
+        whole("orders", self.orders, 2)
+
+    def run(
+        self,
+        objective: Objective,
+        tokens: Tensor,
+        losses: Tensor,
+        vectors: Vectors,
+        prior: Prior | None,
+        budget: Budget,
+        rng: Rng,
+    ) -> tuple[Tensor, Tensor]:
+        """Return better tokens, (problems, 1, sentences, tokens), and their scores, starting from several."""
+        labels = vectors.labels()
+        labels = None if labels is None else labels[:, :1]
+        score = _Score(objective, prior, labels, budget)
+        scores = score(tokens)
+        first = scores.argmin(1)
+        now = tokens.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *tokens.shape[2:]))
+        best = scores.gather(1, first[:, None])
+        x = vectors.best.gather(1, first.view(-1, 1, 1, 1, 1).expand(-1, 1, *vectors.best.shape[2:]))
+        near = vectors.vocabulary.nearest(x, self.near)  # (problems, 1, sentences, tokens, near)
+        source = rng.torch(tokens.device, "Gradient matching")
+        quiet = 0
+        for _ in range(self.rounds):
+            if budget.spent >= 1 or quiet > 2:
+                break
+            before = best.clone()
+            now, best = self._exchanges(objective, score, vectors.vocabulary, near, now, best)
+            now, best = self._reorderings(objective, score, now, best, source)
+            quiet = quiet + 1 if bool((best >= before - 1e-9).all()) else 0
+        return now, best
+
+    def _exchanges(
+        self, objective: Objective, score: _Score, vocabulary: Vocabulary, near: Tensor, now: Tensor, best: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Try other tokens at every place; make the best change, or all that help, if together they help more."""
+        s, _, b, t = now.shape
+        options = near
+        if self.cheap:
+            _, slopes = objective.slopes(objective.imitation.words[now], score.labels)
+            options = torch.cat([options, vocabulary.cheapest(now, slopes, self.cheap)], -1)
+        n = options.shape[-1]
+        tried = now.expand(s, b * t * n, b, t).clone()
+        flat = tried.view(s, b, t, n, b, t)
+        for sentence in range(b):
+            for place in range(t):
+                flat[:, sentence, place, :, sentence, place] = torch.where(
+                    objective.problems.free[:, sentence, place, None],
+                    options[:, 0, sentence, place],
+                    now[:, 0, sentence, place, None],
+                )
+        useful = (flat != now.view(s, 1, 1, 1, b, t)).any(-1).any(-1).any(0).flatten()
+        tried = tried[:, useful]
+        if tried.shape[1] == 0:
+            return now, best
+        scores = torch.full((s, b * t * n), torch.inf, device=now.device)
+        scores[:, useful] = score(tried)
+        each = scores.view(s, b, t, n).min(-1)
+        helps = each.values < best.view(s, 1, 1)
+        together = torch.where(helps, options[:, 0].gather(-1, each.indices[..., None])[..., 0], now[:, 0])
+        single = scores.argmin(1)
+        alone = now[:, 0].flatten(1).clone()
+        where = single // n
+        value = (
+            options[:, 0]
+            .flatten(1, 2)
+            .gather(1, where.view(s, 1, 1).expand(-1, 1, n))[:, 0]
+            .gather(1, (single % n)[:, None])
+        )
+        alone.scatter_(1, where[:, None], value)
+        return _better(score, now, best, torch.stack([alone.view(s, b, t), together], 1))
+
+    def _reorderings(
+        self, objective: Objective, score: _Score, now: Tensor, best: Tensor, source: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Try other orders of each sentence in turn."""
+        problems = objective.problems
+        s, _, b, t = now.shape
+        for sentence in range(b):
+            orders = reorderings(problems.counts[:, sentence], t, problems.first, self.orders, source)
+            tried = now.expand(s, self.orders, b, t).clone()
+            tried[:, :, sentence] = tried[:, :, sentence].gather(-1, orders)
+            now, best = _better(score, now, best, tried[:, 1:])
+        return now, best
+
+
+class _Score:
+    def __init__(self, objective: Objective, prior: Prior | None, labels: Tensor | None, budget: Budget) -> None:
+        self.objective, self.prior, self.labels, self.budget = objective, prior, labels, budget
+        lengths = objective.problems.mask.sum((1, 2))
+        self.weight = lengths / evidence(objective.imitation)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        losses = self.objective.of_tokens(tokens, self.labels, self.budget)
+        if self.prior is None:
+            return losses
+        mask = self.objective.problems.mask[:, None].expand_as(tokens)
+        surprise = self.prior.surprise(tokens.reshape(-1, tokens.shape[-1]), mask.reshape(-1, mask.shape[-1]))
+        return losses + self.weight[:, None] * surprise.view(tokens.shape[:3]).mean(-1)
+
+
+def _better(score: _Score, now: Tensor, best: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best of what is and what was tried, for each problem."""
+    scores = torch.cat([best, score(tried)], 1)
+    every = torch.cat([now, tried], 1)
+    chosen = scores.argmin(1)
+    return (
+        every.gather(1, chosen.view(-1, 1, 1, 1).expand(-1, 1, *now.shape[2:])),
+        scores.gather(1, chosen[:, None]),
+    )
