@@ -11,6 +11,7 @@ encoding, as the 2022 paper's algorithm draws it, drops out of the covariance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ class InstanceReconstruction:
     masked: bool = True
     common_noise: bool = False
     used: int = 400
+    aligned: ClassVar[bool] = False  # it names a set of sentences, not one for each encoding
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -9,7 +9,7 @@ when it sees signs; absolute values are the same under every mask. Optimizer, ra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class RepRecon:
     epochs: int = 20
     batch_size: int = 128
     rate: float = 1e-3
+    needs: ClassVar[tuple[str, ...]] = ("pairs",)
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -1,0 +1,129 @@
+"""Reconstruction from instance encodings without candidates: the private vectors themselves, from their mixtures.
+
+Paper: Xie and Hong 2021, Reconstruction attack on instance encoding for language understanding; after Carlini et al.
+2020, Is Private Learning Possible with Instance Encoding?
+Differs: no network is trained. Masks are grouped and taken off by second moments (see `masks`). Mixtures of n < d
+vectors then lie in a simplex with the private vectors at its corners: the outermost mixtures are the first guess of
+them, and weights (in the simplex) and vectors (by least squares) improve each other in turns. Labels are not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.attacks.representation.candidates import matrix, released, statistics
+from discreet.attacks.representation.index import Index, unit
+from discreet.attacks.representation.masks import unmasked
+from discreet.core.checks import refuse, whole
+from discreet.core.errors import UnsupportedError
+from discreet.core.randomness import Rng
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
+
+Doubles = npt.NDArray[np.float64]
+
+_NAME = "Blind reconstruction"
+_INNER = 40
+
+
+@dataclass(frozen=True)
+class BlindReconstruction:
+    """Rebuild `count` private vectors from mixtures of them under one of `masks` reused masks; 0 is no mask.
+
+    It needs `extra["public"]`, vectors of public text of the same kind from the same encoder, to know what such vectors
+    look like; no candidates. Fresh masks cannot be grouped: use `InstanceReconstruction` for them.
+
+    The guess: `details["vectors"]` has the rebuilt vectors and `details["misfit"]` what they leave unexplained. Where
+    the knowledge has candidates with `extra["vectors"]`, `indices`, `texts` and `scores` name the nearest of each.
+    """
+
+    count: int = 100
+    masks: int = 16
+    turns: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        whole("count", self.count)
+        whole("masks", self.masks, 0)
+        whole("turns", self.turns)
+
+    def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
+        """Return the rebuilt vectors; nothing in it is random."""
+        encodings = released(seen, _NAME)
+        width = encodings.shape[1]
+        if knows.extra.get("public") is None:
+            raise UnsupportedError(
+                f"Expected extra['public'] for {_NAME}, vectors of public text, found none. Encode text of the same "
+                "kind with the same encoder."
+            )
+        public = matrix("extra['public']", knows.extra["public"], width)
+        if self.count >= width or self.count > len(encodings):
+            rule = f"below {width}, the width, and at most {len(encodings)}, the encodings"
+            raise refuse("count", self.count, rule, "More corners than directions are not seen in mixtures.")
+        spread = statistics(public)[1].astype(np.float64)
+        mixed = encodings / spread
+        if self.masks:
+            mixed = unmasked(mixed, public / spread, self.masks)
+        found, misfit = corners(mixed, self.count, self.turns)
+        vectors = found * spread
+        details = {"vectors": torch.from_numpy(vectors).float(), "misfit": misfit}
+        named = knows.extra.get("vectors")
+        if named is None:
+            return Guess(details=details)
+        nearest, cosines = Index(unit(matrix("extra['vectors']", named, width))).search(unit(vectors))
+        best = tuple(int(row) for row in nearest[:, 0])
+        texts = tuple(knows.candidates[row] for row in best) if knows.candidates else ()
+        return Guess(texts, tuple(float(score) for score in cosines[:, 0]), best, details)
+
+
+def corners(mixtures: Doubles, count: int, turns: int) -> tuple[Doubles, float]:
+    """Return the vectors of which all rows are mixtures, and the part of the rows that they leave unexplained."""
+    directions = np.linalg.svd(mixtures, full_matrices=False)[2][:count]
+    rows = mixtures @ directions.T
+    found = rows[_outermost(rows, count)]
+    weights = np.full((len(rows), count), 1 / count)
+    for _ in range(turns):
+        weights = _simplex_weights(rows, found, weights)
+        found = np.linalg.solve(weights.T @ weights + 1e-9 * len(rows) * np.eye(count), weights.T @ rows)
+    misfit = np.linalg.norm(weights @ found @ directions - mixtures) / max(float(np.linalg.norm(mixtures)), 1e-30)
+    return np.asarray(found @ directions), float(misfit)
+
+
+def _outermost(rows: Doubles, count: int) -> list[int]:
+    """Return rows that stand out one after the other, each the longest across all before it."""
+    left = rows.copy()
+    chosen = []
+    for _ in range(count):
+        row = int((left**2).sum(axis=1).argmax())
+        chosen.append(row)
+        along = left[row] / max(float(np.linalg.norm(left[row])), 1e-30)
+        left = left - np.outer(left @ along, along)
+    return chosen
+
+
+def _simplex_weights(rows: Doubles, vectors: Doubles, start: Doubles) -> Doubles:
+    """Return non-negative weights that sum to one with which vectors come closest to each row."""
+    gram = vectors @ vectors.T
+    largest = max(float(np.linalg.eigvalsh(gram)[-1]), 1e-30)
+    target = rows @ vectors.T
+    weights = ahead = start
+    momentum = 1.0
+    for _ in range(_INNER):
+        new = _on_simplex(ahead - (ahead @ gram - target) / largest)
+        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = new + (momentum - 1) / following * (new - weights)
+        weights, momentum = new, following
+    return weights
+
+
+def _on_simplex(rows: Doubles) -> Doubles:
+    """Return the nearest points with non-negative coordinates that sum to one."""
+    ordered = -np.sort(-rows, axis=1)
+    sums = ordered.cumsum(axis=1) - 1
+    places = np.arange(1, rows.shape[1] + 1)
+    kept = (ordered - sums / places > 0).sum(axis=1)
+    levels = sums[np.arange(len(rows)), kept - 1] / kept
+    return np.asarray(np.maximum(rows - levels[:, None], 0))
