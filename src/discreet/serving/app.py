@@ -85,8 +85,6 @@ class Answers:
         wait = self.buckets.take(client[0] if client else "")
         if wait:
             raise Refusal(429, f"Expected at most {self.limits.rate:g} requests a second. Wait, then send again.", wait)
-        if self.active > self.limits.active:
-            raise Refusal(503, f"Expected at most {self.limits.active} requests at once. Wait, then send again.", 1)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         kind = length = None

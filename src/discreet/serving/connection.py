@@ -7,15 +7,24 @@ import contextlib
 import socket
 import struct
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from discreet.serving.limits import Limits
+from discreet.serving.openapi import HEALTH
 
 _LONGEST_HEAD = 16_384
 _MOST_AHEAD = 64  # requests sent before the answer to the first; each answer lets in another quarter of a megabyte
 _RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass
+class Busy:
+    """How many requests are being worked on."""
+
+    count: int = 0
 
 
 class Connection(HttpToolsProtocol):
@@ -26,6 +35,7 @@ class Connection(HttpToolsProtocol):
     """
 
     limits: ClassVar[Limits] = Limits()
+    busy: ClassVar[Busy]
     addresses: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -106,6 +116,30 @@ class Connection(HttpToolsProtocol):
             self._wait()
         super().on_response_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # All that is readable is read before any of it is worked on, so this is how far the server is behind.
+        if cycle.scope["path"] == HEALTH:
+            super()._start_asgi_task(cycle, app)
+        elif self.busy.count >= self.limits.active:
+            super()._start_asgi_task(cycle, self._too_busy)
+        else:
+            self.busy.count += 1
+            super()._start_asgi_task(cycle, self._counted)
+
+    async def _counted(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.busy.count -= 1
+
+    async def _too_busy(self, scope: Any, receive: Any, send: Any) -> None:
+        text = f"Expected at most {self.limits.active} requests at once. Wait, then send again."
+        body = b'{"error":"' + text.encode() + b'"}'
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"retry-after", b"1")]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are no HTTP."""
         self._refuse(400, "Expected HTTP/1.1, found something else.")
@@ -149,4 +183,4 @@ class Connection(HttpToolsProtocol):
 
 def connection_with(limits: Limits) -> type[Connection]:
     """Return the kind of connection that keeps to some limits."""
-    return type("LimitedConnection", (Connection,), {"limits": limits, "addresses": Counter()})
+    return type("LimitedConnection", (Connection,), {"limits": limits, "busy": Busy(), "addresses": Counter()})
