@@ -209,6 +209,7 @@ def plan_for(
         epochs=request.train.epochs,
         delta=delta,
         public=None if public is None else lambda: public_vectors(model, public, request.train.precision),
+        pairs=corpus.is_pairs,
     )
     protect = asked.build(given)
     sampler = sampler_for(protect, size, units) if place_of(protect) == "gradient" else None

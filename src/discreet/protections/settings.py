@@ -29,6 +29,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "dir-dp-sgd": ("discreet.protections.settings", "DirDPSGDSettings"),
     "texthide": ("discreet.protections.texthide", "TextHideSettings"),
     "dp-ie": ("discreet.protections.instance_encoding", "InstanceEncodingSettings"),
+    "ldp": ("discreet.protections.ldp_settings", "LDPSettings"),
     "santext": ("discreet.protections.word_settings", "SanTextSettings"),
     "santext+": ("discreet.protections.word_settings", "SanTextPlusSettings"),
     "word-noise": ("discreet.protections.word_settings", "WordNoiseSettings"),
@@ -51,6 +52,7 @@ class Conditions:
     epochs: float
     delta: float
     public: Callable[[], tuple[Tensor, Tensor | None]] | None = None
+    pairs: bool = False
 
     @property
     def sampling_rate(self) -> float:

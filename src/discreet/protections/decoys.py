@@ -1,0 +1,70 @@
+"""Decoys: made-up sentences that are mixed among true queries, so that a server cannot tell which were meant.
+
+Nothing private is in them: their words come from a public list, or they are public sentences. They hide a query only as
+far as the accounting says (a fixed number drawn from a pool that counts them); that they look real is not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from discreet.core.checks import refuse, whole
+from discreet.core.errors import DataError
+
+if TYPE_CHECKING:
+    from discreet.core.randomness import Rng
+
+
+@dataclass(frozen=True)
+class Decoys:
+    """Sentences put together from public words, or drawn from public sentences.
+
+    Guarantee: they hold nothing private, as long as words and sentences do not.
+
+    >>> from discreet import Rng
+    >>> Decoys(words=("good", "film", "bad"), shortest=2, longest=3).draw(2, Rng(4))
+    ('bad good', 'bad good bad')
+    """
+
+    words: tuple[str, ...] = field(default=(), repr=False)
+    sentences: tuple[str, ...] = field(default=(), repr=False)
+    shortest: int = 4
+    longest: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse decoys made of nothing."""
+        whole("shortest", self.shortest)
+        whole("longest", self.longest, self.shortest, "It is the number of words of the longest decoy.")
+        if bool(self.words) == bool(self.sentences):
+            raise refuse("words", len(self.words), "given, or else sentences", "Decoys are made of one of the two.")
+
+    @classmethod
+    def of_vocabulary(cls, vocabulary: Iterable[str], shortest: int = 4, longest: int = 20) -> Decoys:
+        """Return decoys from the whole, lower-case words of a tokenizer's vocabulary."""
+        words = tuple(sorted({w for w in vocabulary if w.isascii() and w.isalpha() and w.islower() and len(w) > 1}))
+        if not words:
+            raise DataError("Expected whole words in the vocabulary, found none. Give public sentences instead.")
+        return cls(words=words, shortest=shortest, longest=longest)
+
+    @classmethod
+    def of_sentences(cls, sentences: Sequence[str]) -> Decoys:
+        """Return decoys that are drawn from public sentences, again and again if need be."""
+        return cls(sentences=tuple(sentences))
+
+    def draw(self, count: int, rng: Rng) -> tuple[str, ...]:
+        """Return `count` decoys."""
+        whole("count", count, 0)
+        if self.sentences:
+            return tuple(self.sentences[i] for i in _below(len(self.sentences), count, rng))
+        lengths = self.shortest + _below(self.longest - self.shortest + 1, count, rng)
+        chosen = _below(len(self.words), int(lengths.sum()), rng)
+        ends = np.cumsum(lengths)
+        return tuple(" ".join(self.words[i] for i in chosen[e - n : e]) for e, n in zip(ends, lengths, strict=True))
+
+
+def _below(limit: int, count: int, rng: Rng) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return (rng.uniform(count) * limit).astype(np.int64)

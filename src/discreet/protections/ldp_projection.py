@@ -1,0 +1,129 @@
+"""A projection into few dimensions, learned from public text: what the local layer spends its epsilon on.
+
+Noise that hides a direction grows with the number of dimensions, so a release should hold few, and the useful ones to
+the fore. All of it is learned from public text; learned from private text, it would be a release of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from discreet.core.checks import non_negative, refuse, whole
+from discreet.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Centre a vector and turn it into few coordinates: (x - mean) @ matrix.T; `source` says what it was learned from.
+
+    Guarantee: none of its own. `public` says that no private text went into it; only then can a release that passed
+        through it be certified.
+    """
+
+    mean: Tensor = field(repr=False)
+    matrix: Tensor = field(repr=False)
+    source: str
+    public: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not fit together."""
+        if self.matrix.ndim != 2 or self.mean.shape != (self.matrix.shape[1],):
+            shapes = f"{tuple(self.mean.shape)} and {tuple(self.matrix.shape)}"
+            raise refuse("matrix", shapes, "of shape (outputs, inputs) with a mean of (inputs,)", "")
+        if not bool(torch.isfinite(self.matrix).all() and torch.isfinite(self.mean).all()):
+            raise DataError("Expected a projection of finite numbers, found NaN or infinity. Learn it again.")
+
+    @property
+    def width(self) -> int:
+        """How many coordinates come out."""
+        return int(self.matrix.shape[0])
+
+    def on(self, device: torch.device | str) -> Projection:
+        """Return the same projection on a device."""
+        return replace(self, mean=self.mean.to(device), matrix=self.matrix.to(device))
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return the coordinates of each row."""
+        if vectors.ndim != 2 or vectors.shape[1] != self.matrix.shape[1]:
+            raise DataError(
+                f"Expected vectors of width {self.matrix.shape[1]}, found shape {tuple(vectors.shape)}. The projection "
+                "was learned for another encoder."
+            )
+        return (vectors - self.mean) @ self.matrix.T
+
+
+def whole_space(width: int) -> Projection:
+    """Return the projection that changes nothing: every coordinate of the encoder is released."""
+    return Projection(torch.zeros(width), torch.eye(width), "nothing: every coordinate is kept")
+
+
+def principal(vectors: Tensor, dimension: int, source: str, *, skip: int = 0, power: float = 0.0) -> Projection:
+    """Return the projection on principal components of public vectors; no label is used.
+
+    `skip` leaves out the strongest components, which often hold the topic; `power` between 0 and 1 evens out the rest,
+    at 1 they are white.
+
+    >>> found = principal(torch.randn(100, 12, generator=torch.Generator().manual_seed(0)), 8, "noise")
+    >>> found.width
+    8
+    """
+    values, basis = _spectrum(vectors, whole("dimension", dimension) + whole("skip", skip, 0))
+    kept, scale = basis[:, skip:], values[skip:] ** (-non_negative("power", power) / 2)
+    return Projection(vectors.mean(0), (kept * scale).T.contiguous(), source)
+
+
+def labelled(
+    vectors: Tensor, labels: Tensor, dimension: int, source: str, *, spread: float = 2.0, ridge: float = 3.0
+) -> Projection:
+    """Return a projection whose first axes tell the public labels apart and whose others follow, held back by `spread`.
+
+    The label axes are those of linear discriminant analysis, its covariance held back by `ridge` times its mean
+    variance; the rest are principal components across them, scaled so that a typical vector is `spread` times as long
+    there as along the label. With spread 0 the release would be the label's score and nothing else.
+
+    >>> make = torch.Generator().manual_seed(0)
+    >>> labels = torch.arange(200) % 2
+    >>> vectors = torch.randn(200, 12, generator=make) + 3 * labels[:, None] * torch.eye(12)[0]
+    >>> found = labelled(vectors, labels, 8, "an example")(vectors)
+    >>> bool(found[labels == 1, 0].mean() - found[labels == 0, 0].mean() > 1)
+    True
+    """
+    whole("dimension", dimension, 2)
+    non_negative("spread", spread, "It is how much of the release is not about the label.")
+    classes = torch.unique(labels)
+    if len(classes) < 2:
+        raise DataError(
+            "Expected public text of at least two classes, found one. It cannot show what tells them apart."
+        )
+    vectors = vectors.double()
+    mean = vectors.mean(0)
+    centres = torch.stack([vectors[labels == c].mean(0) for c in classes])
+    within = sum(torch.cov(vectors[labels == c].T, correction=0) * (labels == c).double().mean() for c in classes)
+    assert isinstance(within, Tensor)
+    eye = torch.eye(len(mean), dtype=torch.float64)
+    within = within + ridge * within.trace() / len(mean) * eye
+    differences = centres - (centres * torch.stack([(labels == c).double().mean() for c in classes])[:, None]).sum(0)
+    axes = torch.linalg.solve(within, differences.T)
+    left, strength, _ = torch.linalg.svd(axes, full_matrices=False)
+    count = min(len(classes) - 1, dimension - 1, int((strength > 1e-9 * strength[0]).sum()))
+    # towards the last class, so that the same public text always gives the same axes
+    along = left[:, :count] * torch.where(differences[-1] @ left[:, :count] < 0, -1.0, 1.0)
+    along = along / ((vectors - mean) @ along).std(0)
+    rest_vectors = (vectors - mean) - (vectors - mean) @ left[:, :count] @ left[:, :count].T
+    values, across = _spectrum(rest_vectors, dimension - count)
+    across = across * (spread * (count / (dimension - count)) ** 0.5 / values.clamp_min(1e-30).sqrt())
+    matrix = torch.cat([along, across], dim=1).T.float().contiguous()
+    return Projection(mean.float(), matrix, source)
+
+
+def _spectrum(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest variances of some vectors and their directions, strongest first."""
+    if vectors.ndim != 2 or len(vectors) < 2:
+        raise DataError(f"Expected at least two public vectors, found shape {tuple(vectors.shape)}. Give more text.")
+    if count > vectors.shape[1]:
+        raise refuse("dimension", count, f"<= {vectors.shape[1]}, the encoder's width", "Take fewer dimensions.")
+    values, basis = torch.linalg.eigh(torch.cov(vectors.T, correction=0))
+    return values.flip(0)[:count].clamp_min(0), basis.flip(1)[:, :count]

@@ -1,0 +1,291 @@
+"""Local privacy as a protection of training: vectors leave the user once, or a few of them at every step.
+
+Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks (LDP-NLP).
+Differs: the default sends every vector once and trains on the stored release; where vectors are sent again at every
+step, a fixed number of them is drawn and the figure is the curve of sampling without replacement. With an encoder that
+is trained along, as in the paper, the figure is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from discreet.accounting.events import ComposedDpEvent, SelfComposedDpEvent
+from discreet.accounting.interpret import epsilon as price
+from discreet.accounting.local_layer import LocalLayerCost, Sending
+from discreet.core.checks import refuse
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.randomness import Rng
+from discreet.mechanisms.randomized_response import RandomizedResponse
+from discreet.models.heads import head
+from discreet.protections.ldp_layer import LDPLayer, layer_cost
+from discreet.protections.ldp_projection import Projection
+from discreet.protections.ldp_query import LocalQuery, TokenQuery, clip_states
+from discreet.protections.representation import Place, Rows, most_rows
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
+    from discreet.models.classifier import Classifier
+
+_PUBLIC = "the projection was learned from public text"
+_LABELS_OPEN = "labels are public and not protected"
+_LABELS_HIDDEN = "labels were reported by randomized response, counted in the same figure"
+_HIDDEN = "the server does not learn which sentences were drawn, nor in what order"
+
+
+@dataclass(frozen=True)
+class LocalLayer:
+    """A layer for training, one for queries, and the projection before both.
+
+    `sending` says how often a sentence's vector leaves: once, or drawn at every step. With `label_epsilon` labels are
+    reported by randomized response. Where `inference` is narrower than `training`, a query is turned to the axes that
+    the head has learned (`discreet.protections.ldp_axes`). `typical` is the mean and the covariance of bounded public
+    vectors.
+
+    Guarantee: for each unit, replace-one, the cost of all its sentences' releases; certified for a frozen encoder, a
+        public projection and calibration="sound".
+    """
+
+    training: LDPLayer
+    inference: LDPLayer
+    projection: Projection
+    sending: Sending
+    delta: float = 1e-6
+    label_epsilon: float | None = None
+    claimed: Guarantee | None = field(default=None, repr=False)
+    retrain: bool = True
+    position: Literal["sentence", "token"] = "sentence"
+    pairs: bool = False
+    typical: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
+    name: ClassVar[str] = "ldp"
+    place: ClassVar[Place] = "representation"
+
+    def __post_init__(self) -> None:
+        """Refuse layers that do not fit together."""
+        widths = (self.projection.width, self.training.dimension, self.inference.dimension)
+        if not widths[0] == widths[1] >= widths[2]:
+            raise refuse("dimension", widths, "that of the projection in training, and no more in queries", "")
+        if widths[2] < widths[1] and self.typical is None:
+            raise refuse("typical", None, "given for queries narrower than training", "Measure public vectors.")
+        if self.stored and self.position == "token":
+            raise refuse("sampling", "once", "fixed for tokens", "Stored are sentence vectors alone.")
+        if not self.stored and self.training.mechanism != "gaussian":
+            remedy = "Directions are sent once; a gradient does not pass through their noise."
+            raise refuse("mechanism", self.training.mechanism, "gaussian where steps draw again", remedy)
+
+    @property
+    def stored(self) -> bool:
+        """Whether every vector is sent once."""
+        return self.sending.sampling == "once"
+
+    @property
+    def sampling(self) -> Literal["shuffled", "fixed"]:
+        """How the batches of a training that sends again are drawn."""
+        return "fixed"
+
+    @property
+    def needs_public(self) -> bool:
+        """No public rows stand in a batch."""
+        return False
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """A sentence is exchanged for any other."""
+        return Adjacency.REPLACE_ONE
+
+    def fit(self, model: Classifier, rng: Rng) -> None:
+        """Give the model a head as wide as a release, and the user's side to pass queries through."""
+        if not (isinstance(model.query, LocalQuery) and model.query.layer == self.inference):
+            shape_model(model, self.training, self.inference, rng, self.projection, self.typical, self.position)
+
+    def begin(self, model: Classifier, secret: Rng) -> None:
+        """Draw the noise of queries from the run's own secret."""
+        assert isinstance(model.query, LocalQuery)
+        model.query.source = secret.fork("queries")
+
+    def end(self, model: Classifier) -> None:
+        """Forget the run's secret: whoever asks later draws noise of their own."""
+        assert isinstance(model.query, LocalQuery)
+        model.query.source = Rng.secret()
+
+    def check(self, batch_size: int, rows: int) -> None:
+        """Refuse a training whose draws are not the ones that are counted."""
+        if not self.stored and (batch_size, rows) != (self.sending.drawn, self.sending.population):
+            counted = f"{self.sending.drawn} of {self.sending.population} sentences"
+            raise refuse("batch_size", batch_size, f"{counted}, as counted", "Build the protection for this corpus.")
+
+    def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> SentOnce:
+        """Return the one release of all vectors."""
+        return SentOnce(self, most_rows(owners), self._response(classes), secret)
+
+    def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> SentAgain:
+        """Return what hides the vectors that are sent at every step."""
+        return SentAgain(self, self._response(classes), secret, device)
+
+    def _response(self, classes: int) -> RandomizedResponse | None:
+        if self.label_epsilon is None:
+            return None
+        if not classes:
+            raise refuse("label_epsilon", self.label_epsilon, "left out for scores", "It hides one of a few classes.")
+        return RandomizedResponse(self.label_epsilon, classes)
+
+    def stated(self, found: Guarantee) -> Guarantee:
+        """Return the guarantee with what it rests on, or the paper's claim with why it is none."""
+        said: tuple[str, ...] = (_PUBLIC, _LABELS_OPEN if self.label_epsilon is None else _LABELS_HIDDEN)
+        if not self.stored:
+            said = (*said, _HIDDEN)
+        if self.claimed is not None:
+            proven = f"{self.claimed.reason}; the proven figure at the same delta is {found.epsilon:.4g}"
+            return replace(self.claimed, unit=found.unit, delta=found.delta, reason=proven)
+        found = replace(found, assumptions=tuple(dict.fromkeys((*found.assumptions, *said))))
+        if found.certified and not self.projection.public:
+            return replace(found, certified=False, reason="the projection was learned from private text")
+        return found
+
+
+@dataclass(frozen=True, repr=False)
+class SentOnce:
+    """All vectors, each sent once; the rows of one unit add up."""
+
+    protect: LocalLayer
+    rows: int
+    response: RandomizedResponse | None
+    secret: Rng
+
+    @property
+    def event(self) -> DpEvent:
+        """What all sentences of the dearest unit cost together."""
+        one = with_label(self.protect.training.event, self.response)
+        return one if self.rows == 1 else SelfComposedDpEvent(one, self.rows)
+
+    def stated(self, found: Guarantee) -> Guarantee:
+        """Return the guarantee as it should be said, with that of one sentence where a unit owns several."""
+        if self.rows > 1:
+            one = price(with_label(self.protect.training.event, self.response), found.delta, Adjacency.REPLACE_ONE)
+            said = f"it is the sum over up to {self.rows} sentences of one {found.unit}; each alone has epsilon {one:.4g}"
+            found = replace(found, assumptions=(*found.assumptions, said))
+        return self.protect.stated(found)
+
+    def __call__(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the released vectors and the labels that go with them."""
+        layer, query = self.protect.training, self.protect.inference
+        sent = layer(self.protect.projection.on(vectors.device)(vectors.float()), self.secret.fork("vectors"))
+        if self.response is not None:
+            targets = self.response(targets, self.secret.fork("labels"))
+        # From here on it is the server's own doing.
+        more = query.variance - layer.variance
+        if self.protect.retrain and more > 0 and query.dimension == layer.dimension:  # learn at the noise of queries
+            extra = torch.empty_like(sent).normal_(generator=self.secret.fork("retrain").torch(sent.device))
+            sent = sent + extra * math.sqrt(more)
+        if query.dimension < layer.dimension and not targets.is_floating_point():
+            kept = balanced(targets, self.secret.fork("balance"))
+            sent, targets = sent[kept], targets[kept]
+        return sent, targets
+
+
+@dataclass(frozen=True, repr=False)
+class SentAgain:
+    """A fixed number of vectors at every step, with fresh noise each time."""
+
+    protect: LocalLayer
+    response: RandomizedResponse | None
+    secret: Rng
+    device: torch.device
+
+    def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
+        """Return what a step costs."""
+        one = with_label(self.protect.training.event, self.response)
+        return self.protect.sending.step(one), f"step {step}"
+
+    def stated(self, found: Guarantee) -> Guarantee:
+        """Return the guarantee as it should be said."""
+        return self.protect.stated(found)
+
+    def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
+        """Return the noise of a step, and the labels' answers."""
+        layer, secret = self.protect.training, self.secret.fork("noise", step)
+        noise = torch.empty(*shape[:-1], layer.dimension, device=self.device)
+        drawn = {"noise": noise.normal_(std=layer.strength, generator=secret.torch(self.device))}
+        if self.response is not None:
+            truth = torch.zeros(len(rows), dtype=torch.int64)
+            shift = self.response(truth, secret.fork("labels"))  # how far each label is turned, none being the truth
+            drawn["turn"] = shift.to(self.device)
+        return drawn
+
+    def hide(
+        self, vectors: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], public: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the clipped and noised vectors; gradients flow through."""
+        if self.response is not None:
+            targets = (targets + drawn["turn"]) % self.response.categories
+        projection, norm = self.protect.projection, self.protect.training.clip_norm
+        if self.protect.position == "token":
+            return clip_states(vectors.float(), norm) + drawn["noise"], targets
+        inside = projection.on(vectors.device)(vectors.float())
+        length = torch.linalg.vector_norm(inside, dim=1, keepdim=True)
+        return inside * (norm * (1 - 1e-6) / length.clamp_min(norm)) + drawn["noise"], targets
+
+
+def with_label(vector: DpEvent, response: RandomizedResponse | None) -> DpEvent:
+    """Return the cost of a vector and, if it is reported, of its label."""
+    return vector if response is None else ComposedDpEvent([vector, response.event])
+
+
+def balanced(targets: Tensor, rng: Rng) -> Tensor:
+    """Return rows with equally many of every class, drawn at random.
+
+    Under much noise a head mostly learns which class is more frequent; a query's axes need where the classes part.
+
+    >>> balanced(torch.tensor([0, 1, 1, 1]), Rng(0)).tolist()
+    [0, 1]
+    """
+    labels = targets.cpu().numpy()
+    fewest = min(int((labels == c).sum()) for c in np.unique(labels))
+    rows = []
+    for c in np.unique(labels):
+        found = np.flatnonzero(labels == c)
+        rows.append(found[rng.fork(int(c)).permutation(len(found))[:fewest]])
+    return torch.from_numpy(np.sort(np.concatenate(rows))).to(targets.device)
+
+
+def shape_model(
+    model: Classifier,
+    training: LDPLayer,
+    inference: LDPLayer,
+    rng: Rng,
+    projection: Projection | None = None,
+    typical: tuple[Tensor, Tensor] | None = None,
+    position: str = "sentence",
+) -> None:
+    """Put the user's side between encoder and head, and a head as wide as what leaves it."""
+    if model.pooler is not None:
+        raise refuse("pooler", True, "left out for ldp", "It would be trained on the user's side; use the head alone.")
+    if inference.dimension < training.dimension and model.settings.head != "linear":
+        raise refuse("head", model.settings.head, "linear", "The axes of queries are those of a linear head.")
+    kind = TokenQuery if position == "token" else LocalQuery
+    query = kind(model.width, training, inference, projection, typical).to(model.device)
+    query.follow(model)
+    model.query = query
+    if isinstance(query, TokenQuery):
+        # The states are the model's own business: it is asked for pooled vectors and must give randomised ones.
+        object.__setattr__(model, "represent", query.represent)
+        return
+    outputs = len(model.label_names) if model.task == "classification" else 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.fork("ldp head").seed())
+        made = head(model.settings.head, training.dimension, outputs, model.settings.hidden)
+    model.head = made.to(model.device)
+
+
+def paper_claim(clip_norm: float, sending: Sending, noise_std: float, delta: float, calibration: str) -> Guarantee:
+    """Return what the paper would say of this noise, which is no bound."""
+    cost: LocalLayerCost = layer_cost(clip_norm, sending, calibration)
+    return cost.guarantee(noise_std, delta=delta)

@@ -1,0 +1,154 @@
+"""What a model does with a sentence when it is asked: it projects, bounds and randomises, as the user's side will."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from discreet.core.randomness import Rng
+from discreet.models.classifier import VECTORS, pool
+from discreet.protections.ldp_axes import QueryAxes, query_axes
+from discreet.protections.ldp_layer import LDPLayer
+from discreet.protections.ldp_projection import Projection
+
+if TYPE_CHECKING:
+    from discreet.models.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class QueryPath:
+    """The way of a query on the user's machine: projected, bounded, turned to the axes that matter, randomised.
+
+    `bound` is the layer of training, of which only the bound is used; without `axes` a query is as wide as in training.
+
+    Guarantee: that of `layer` for each row.
+    """
+
+    projection: Projection
+    bound: LDPLayer
+    layer: LDPLayer
+    axes: QueryAxes | None = None
+
+    def coordinates(self, vectors: Tensor) -> Tensor:
+        """Return what will be randomised; for the user's eyes only."""
+        projected = self.projection(vectors.float())
+        return projected if self.axes is None else self.axes(self.bound.bounded(projected))
+
+    def __call__(self, vectors: Tensor, rng: Rng) -> Tensor:
+        """Return one release for each row."""
+        return self.layer(self.coordinates(vectors), rng)
+
+
+class LocalQuery(nn.Module):
+    """The user's side between encoder and head, inside a model; its buffers, all public, are saved with the weights.
+
+    The axes of queries are made anew from the head whenever it is asked, so they follow what was learned.
+
+    Guarantee: that of `layer` for each row, with noise from `source`: secret, unless one is given.
+    """
+
+    mean: Tensor
+    matrix: Tensor
+    centre: Tensor
+    covariance: Tensor
+    strengths: Tensor
+
+    def __init__(
+        self,
+        inputs: int,
+        training: LDPLayer,
+        layer: LDPLayer,
+        projection: Projection | None = None,
+        typical: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Take the public parts, or leave room for those that will be read from a file.
+
+        `typical` is the mean and the covariance of bounded public vectors.
+        """
+        super().__init__()
+        width = training.dimension
+        nothing = torch.zeros(inputs), torch.zeros(width, inputs)
+        mean, matrix = nothing if projection is None else (projection.mean, projection.matrix)
+        centre, covariance = (torch.zeros(width), torch.eye(width) / width) if typical is None else typical
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("matrix", matrix.clone())
+        self.register_buffer("centre", centre.clone())
+        self.register_buffer("covariance", covariance.clone())
+        self.register_buffer("strengths", torch.tensor([training.strength, layer.strength], dtype=torch.float64))
+        self.kind, self.clip_norms = training.mechanism, (training.clip_norm, layer.clip_norm)
+        self.width, self.learned_from = layer.dimension, "" if projection is None else projection.source
+        self.source = Rng.secret()
+        self.count = 0
+
+    @property
+    def bound(self) -> LDPLayer:
+        """The layer of training, which bounds what the axes are taken of."""
+        return LDPLayer(self.kind, int(self.matrix.shape[0]), float(self.strengths[0]), self.clip_norms[0])
+
+    @property
+    def layer(self) -> LDPLayer:
+        """The layer of queries."""
+        return LDPLayer(self.kind, self.width, float(self.strengths[1]), self.clip_norms[1])
+
+    def path(self, head: nn.Module) -> QueryPath:
+        """Return the way of a query to this head."""
+        axes = None
+        if self.width < len(self.matrix):
+            assert isinstance(head, nn.Linear)
+            axes = query_axes(head.weight, head.bias, self.centre, self.covariance, self.width)
+            device = self.matrix.device
+            axes = QueryAxes(*(getattr(axes, name).to(device) for name in ("matrix", "offset", "up", "origin")))
+        return QueryPath(Projection(self.mean, self.matrix, self.learned_from), self.bound, self.layer, axes)
+
+    def follow(self, model: Classifier) -> None:
+        """Look at this model's head for the axes of queries."""
+        self._model = [model]  # in a list, so that it does not become a part of itself
+
+    @property
+    def followed(self) -> Classifier:
+        """The model whose head it looks at."""
+        return self._model[0]
+
+    def fresh(self) -> Rng:
+        """Return the source of the next call's noise."""
+        self.count += 1
+        return self.source.fork("query", self.count)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return what the head sees of one release for each row, with fresh noise at every call."""
+        path = self.path(self.followed.head)
+        released = path(vectors, self.fresh())
+        return released if path.axes is None else path.axes.back(released)
+
+
+class TokenQuery(LocalQuery):
+    """The user's side where the states of tokens are randomised, all of a text as one vector, and pooled afterwards."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return pooled vectors as they are: their noise was added before they were pooled."""
+        return vectors
+
+    def represent(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return one vector for each text, pooled from randomised states; its length stays with the user."""
+        if VECTORS in inputs:
+            return inputs[VECTORS]
+        model, layer = self.followed, self.layer
+        states, mask = model.states(inputs).float(), inputs["attention_mask"]
+        bounded = clip_states(states * mask.unsqueeze(-1), layer.clip_norm)
+        source = self.fresh().torch(bounded.device, "TokenQuery")
+        noise = torch.empty_like(bounded).normal_(std=layer.strength, generator=source)
+        return pool(bounded + noise, mask, model.settings.pooling)
+
+
+def clip_states(states: Tensor, norm: float) -> Tensor:
+    """Return the states of each text shortened so that all of them together have at most this norm.
+
+    >>> [round(x, 4) for x in clip_states(torch.full((1, 4, 1), 2.0), 1.0).flatten().tolist()]
+    [0.5, 0.5, 0.5, 0.5]
+    """
+    length = torch.linalg.vector_norm(states.flatten(1), dim=1)[:, None, None]
+    return states.mul(norm * (1 - 1e-6) / length.clamp_min(norm))

@@ -1,0 +1,341 @@
+"""The two sides of a locally private classifier: the user's, which protects, and the server's, which never sees text.
+
+    runs/a/client   settings.toml  path.safetensors  ledger.jsonl  [tokenizer/  encoder.json  encoder.safetensors]
+    runs/a/server   settings.toml  head.safetensors
+
+A client whose encoder is the built-in one names it and checks its fingerprint; any other encoder lies in the folder.
+
+What crosses is a `RepresentationRelease`: one randomised vector for each text. The client's folder holds no head, the
+server's neither encoder nor tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from discreet.accounting.events import DpEvent, SelfComposedDpEvent
+from discreet.accounting.interpret import guarantee as promise
+from discreet.accounting.ledger import Budget, Ledger
+from discreet.accounting.local_layer import Sending
+from discreet.core.checks import refuse, whole
+from discreet.core.errors import DataError
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
+from discreet.core.types import RepresentationRelease
+from discreet.data.batches import Tokens, tokenise
+from discreet.data.corpus import Corpus
+from discreet.data.samplers import FixedSize
+from discreet.models.classifier import Classifier
+from discreet.protections.decoys import Decoys
+from discreet.protections.ldp_layer import LDPLayer
+from discreet.protections.ldp_query import QueryPath, TokenQuery
+from discreet.training.evaluate import represent
+from discreet.training.local_head import fit_classes, fit_score
+from discreet.training.private import as_drawn
+
+UNIT = "sentence"
+PERSON = "person"
+PUBLIC = "the encoder and the projection are public: no private text went into them"
+_ONE_EACH = "each sentence is sent once: one that is sent again costs again"
+_TEXTS = "whoever owns several sentences owns the sum of their costs"
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Queries among decoys, step by step: what is sent, and which row of it answers which query (the user's secret).
+
+    `places[t][i]` is the number of the query behind row i of step t, or -1 for a decoy.
+    """
+
+    steps: tuple[RepresentationRelease, ...]
+    places: tuple[npt.NDArray[np.int64], ...] = field(repr=False)
+    guarantee: Guarantee
+
+    def collect(self, answers: Sequence[npt.NDArray[np.float32]], queries: int) -> npt.NDArray[np.float32]:
+        """Return one answer for each query, the mean of all that came back for it; NaN where it was never drawn."""
+        total = np.zeros((queries, answers[0].shape[1]), dtype=np.float64)
+        count = np.zeros((queries, 1))
+        for place, answer in zip(self.places, answers, strict=True):
+            true = place >= 0
+            np.add.at(total, place[true], answer[true])
+            np.add.at(count, place[true], 1.0)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(total / np.where(count > 0, count, np.nan), dtype=np.float32)
+
+
+@dataclass
+class UserSide:
+    """What stands on the user's machine: encoder, projection, noise and ledger.
+
+    The ledger is opened for the person who asks: all queries together, each counted before its noise is drawn, until
+    the budget allows no more.
+
+    Guarantee: for each sentence that is sent once, `guarantee`, under replace-one; for all of a person's queries, the
+        ledger's. Certified if encoder and projection are public and the noise comes from a secret source.
+    """
+
+    model: Classifier = field(repr=False)
+    path: QueryPath
+    ledger: Ledger
+    delta: float
+    public: bool = True
+    reason: str | None = None
+    pairs: bool = False
+    rng: Rng = field(default_factory=Rng.secret, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a guarantee without its reason."""
+        if not self.public and not self.reason:
+            raise refuse("reason", self.reason, "given when public is False", "Say what is not public.")
+        self._session, self._count = os.urandom(8).hex(), 0
+
+    @property
+    def layer(self) -> LDPLayer:
+        """The noise of one query."""
+        return self.path.layer
+
+    @property
+    def width(self) -> int:
+        """How many numbers leave for each text."""
+        return self.layer.dimension
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What one sentence is guaranteed when it is sent once."""
+        return self._promise(self.layer.event)
+
+    def tokens(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Tokens:
+        """Return texts as the encoder reads them; none, an empty one, or one of another kind is refused."""
+        if (second is not None) != self.pairs:
+            wanted = "pairs of texts" if self.pairs else "single texts"
+            raise DataError(f"Expected {wanted}, as in training. Give the second texts, or leave them out.")
+        rows = queries_of(texts, second)
+        return tokenise(rows, self.model.tokenizer, self.model.max_length, self.model.device)
+
+    def protect(self, texts: Sequence[str], second: Sequence[str] | None = None) -> RepresentationRelease:
+        """Return the randomised vectors of texts, spent from the ledger before the noise is drawn.
+
+        Guarantee: `guarantee` for each text. Refused texts and an exhausted ledger spend nothing.
+        """
+        tokens = self.tokens(texts, second)
+        event: DpEvent = self.layer.event
+        cost = event if len(tokens) == 1 else SelfComposedDpEvent(event, len(tokens))
+        if isinstance(self.model.query, TokenQuery):  # its noise is drawn between states and pooling
+            self._spend(cost)
+            return RepresentationRelease(represent(self.model, tokens), guarantee=self.guarantee)
+        coordinates = self.path.coordinates(represent(self.model, tokens))
+        self.layer.bounded(coordinates)  # refuses what noise cannot hide, before anything is spent
+        self._spend(cost)
+        released = self.layer(coordinates, self.rng.fork(self._session, self._count))
+        return RepresentationRelease(released, guarantee=self.guarantee)
+
+    def protect_among(
+        self,
+        texts: Sequence[str],
+        decoys: Decoys,
+        *,
+        epsilon: float,
+        share: float = 0.1,
+        drawn: int | None = None,
+        steps: int | None = None,
+    ) -> Mixed:
+        """Return the texts hidden among decoys and sent in several draws, within epsilon for each text: up-sampling.
+
+        `share` is how many of the pool are true. At each step `drawn` of the pool are sent (as many as there are texts
+        if not said), shuffled, and there are `steps` of them (one over the share, so that each is drawn about once).
+
+        Guarantee: epsilon for each text over all steps, by the curve of sampling without replacement under replace-one,
+            if the server learns neither which were drawn nor which are decoys. The person's ledger counts every vector
+            that is sent as theirs, as decoys hide a sentence, not a person.
+        Paper: LDP-NLP, Algorithm 3. Differs: a fixed number is drawn, not by coins, for which decoys change nothing.
+        """
+        if self.pairs or isinstance(self.model.query, TokenQuery):
+            raise DataError("Expected single texts and sentence vectors for up-sampling. Use protect.")
+        if not 0 < share <= 1:
+            raise refuse("share", share, "in (0, 1]", "It is how many of the mixed queries are true.")
+        made = round(len(texts) / share) - len(texts)
+        sending = Sending(
+            population=len(texts),
+            drawn=len(texts) if drawn is None else drawn,
+            steps=round(1 / share) if steps is None else whole("steps", steps),
+            decoys=made,
+            sampling="fixed",
+        )
+        layer = LDPLayer.for_budget(
+            self.layer.mechanism,
+            dimension=self.layer.dimension,
+            epsilon=epsilon,
+            delta=self.delta,
+            clip_norm=self.layer.clip_norm,
+            sending=sending,
+        )
+        source = self.rng.fork(self._session, "mix", self._count)
+        tokens = self.tokens([*texts, *decoys.draw(made, source.fork("decoys"))])
+        vectors = self.path.coordinates(represent(self.model, tokens))
+        layer.bounded(vectors)
+        self._spend(SelfComposedDpEvent(layer.event, sending.drawn * sending.steps))
+        found = self._promise(sending.event(layer.event))
+        releases, places = [], []
+        for step in range(sending.steps):
+            chosen = FixedSize(sending.drawn).draw(step, sending.pool, source.fork("draw"))
+            chosen = chosen[source.fork("shuffle", step).permutation(len(chosen))]
+            sent = layer(vectors[torch.from_numpy(chosen)], source.fork("noise", step))
+            releases.append(RepresentationRelease(sent, guarantee=None))
+            places.append(np.where(chosen < len(texts), chosen, -1))
+        return Mixed(tuple(releases), tuple(places), found)
+
+    def spent(self) -> Guarantee:
+        """Return what all that was ever sent from here guarantees the person."""
+        found = self.ledger.guarantee(self.delta, assumptions=self._assumptions)
+        return self._stated(found)
+
+    def close(self) -> None:
+        """Let go of the ledger; what was spent stays spent."""
+        self.ledger.close()
+
+    def __enter__(self) -> UserSide:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of the ledger."""
+        self.close()
+
+    @classmethod
+    def load(cls, folder: Path | str, device: torch.device | str = "cpu") -> UserSide:
+        """Return the user's side of a finished run, with its ledger opened."""
+        from discreet.training.local_folder import load_user
+
+        return load_user(Path(folder), device)
+
+    def _spend(self, event: DpEvent) -> None:
+        self._count += 1
+        self.ledger.spend(event, id=f"query {self._session} {self._count}", secure=True)
+
+    def _promise(self, event: DpEvent) -> Guarantee:
+        found = promise(
+            event,
+            delta=self.delta,
+            adjacency=self.layer.adjacency,
+            unit="pair" if self.pairs else UNIT,
+            assumptions=(*self._assumptions, _ONE_EACH, _TEXTS),
+        )
+        return self._stated(found)
+
+    @property
+    def _assumptions(self) -> tuple[str, ...]:
+        return (PUBLIC,) if self.public else ()
+
+    def _stated(self, found: Guarantee) -> Guarantee:
+        if not self.public:
+            return replace(found, certified=False, reason=self.reason)
+        return as_drawn(found, self.rng)
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """What stands on the server: a head over released vectors. It has no tokenizer and takes no text.
+
+    Guarantee: all it does is post-processing of releases.
+    """
+
+    head: nn.Module = field(repr=False)
+    width: int
+    label_names: tuple[str, ...]
+    task: str = "classification"
+    about: str = ""
+
+    @classmethod
+    def fit(
+        cls,
+        release: RepresentationRelease,
+        *,
+        label_names: tuple[str, ...] = (),
+        task: str = "classification",
+        noise: float,
+        query_noise: float,
+        truth: float = 1.0,
+    ) -> ServerSide:
+        """Return the side fitted to a release, for queries of a known noise; the server needs nothing else.
+
+        Guarantee: that of the release, as this is post-processing.
+        """
+        if release.labels is None:
+            raise DataError("Expected a release with labels or scores to learn from, found none.")
+        _check_vectors(release.vectors, None)
+        if task == "classification":
+            weights, bias = fit_classes(
+                release.vectors, release.labels, len(label_names), noise=noise, query_noise=query_noise, truth=truth
+            )
+        else:
+            weights, bias = fit_score(release.vectors, release.labels, noise=noise, query_noise=query_noise)
+        about = "" if release.guarantee is None else release.guarantee.sentence()
+        return cls(linear(weights, bias), int(weights.shape[1]), label_names, task, about)
+
+    def answer(self, release: RepresentationRelease | Tensor) -> npt.NDArray[np.float32]:
+        """Return class probabilities, (rows, classes), or scores, (rows, 1), of released vectors."""
+        vectors = _check_vectors(release.vectors if isinstance(release, RepresentationRelease) else release, self.width)
+        with torch.inference_mode():
+            scores = self.head(vectors.float())
+            if self.task == "classification":
+                scores = scores.softmax(dim=1)
+        found: npt.NDArray[np.float32] = scores.cpu().numpy()
+        return found
+
+    @classmethod
+    def load(cls, folder: Path | str) -> ServerSide:
+        """Return the server's side of a finished run."""
+        from discreet.training.local_folder import load_server
+
+        return load_server(Path(folder))
+
+
+def linear(weights: Tensor, bias: Tensor) -> nn.Linear:
+    """Return a linear head with these weights."""
+    made = nn.Linear(weights.shape[1], len(weights))
+    with torch.no_grad():
+        made.weight.copy_(weights)
+        made.bias.copy_(bias)
+    return made.requires_grad_(False)
+
+
+def queries_of(texts: Sequence[str], second: Sequence[str] | None = None) -> Corpus:
+    """Return texts as a corpus, refused where there are none or where one is empty."""
+    if isinstance(texts, str) or isinstance(second, str):
+        raise DataError("Expected a list of texts, found a single text. Put it into a list.")
+    if not len(texts):
+        raise DataError("Expected at least one text, found none.")
+    return Corpus("queries", tuple(texts), second=None if second is None else tuple(second))
+
+
+def person_ledger(path: Path | None, layer: LDPLayer, queries: int, epsilon: float, delta: float) -> Ledger:
+    """Return the ledger of one person's queries: its budget is that many of them, their costs simply added up."""
+    budget = Budget(whole("queries", queries) * epsilon, delta)
+    return Ledger.open(path, unit=PERSON, adjacency=layer.adjacency.value, budget=budget)
+
+
+def _check_vectors(vectors: Any, width: int | None) -> Tensor:
+    """Refuse whatever is not a table of finite numbers of the right width: text above all."""
+    if not isinstance(vectors, Tensor):
+        raise DataError(
+            f"Expected released vectors, found {type(vectors).__name__}. The server takes no text: protect it on the "
+            "user's side and send the release."
+        )
+    if vectors.ndim != 2 or len(vectors) == 0 or (width is not None and vectors.shape[1] != width):
+        wanted = "" if width is None else f" {width} wide"
+        raise DataError(
+            f"Expected a release of vectors{wanted}, found shape {tuple(vectors.shape)}. It was made for another "
+            "server; use the client that was written with this one."
+        )
+    if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
+        raise DataError("Expected a release of finite numbers, found NaN, infinity or whole numbers. Protect it again.")
+    return vectors
