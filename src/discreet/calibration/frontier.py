@@ -99,8 +99,8 @@ def _point(trials: Sequence[Trial]) -> Point:
             utility[name] = Measured(mean, low, high, len(values))
     found: dict[str, list[tuple[Trial, Leakage]]] = {}
     for trial in trials:
-        for leakage in trial.leakages:
-            found.setdefault(leakage.metric, []).append((trial, leakage))
+        for one in trial.leakages:
+            found.setdefault(one.metric, []).append((trial, one))
     leakage = {name: _leakage(name, pairs) for name, pairs in found.items()}
     guarantees = [trial.guarantee for trial in trials if trial.guarantee is not None]
     worst = max(guarantees, key=lambda g: g.epsilon) if len(guarantees) == len(trials) else None

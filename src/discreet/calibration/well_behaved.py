@@ -60,7 +60,8 @@ def well_behaved(noises: Sequence[float], leakages: Sequence[Measured], *, rng: 
     values = np.array([found.value for found in leakages])
     errors = np.array([max((found.high - found.low) / (2 * 1.96), 1e-12) for found in leakages])
     again = values + errors * rng.fork("bootstrap").numpy().standard_normal((draws, len(values)))
-    drawn = np.array([_spearman(x, rankdata(row)) for row in again])
+    ranks = rankdata(again, axis=1)
+    drawn = np.array([_spearman(x, row) for row in ranks])
     low, high = np.quantile(drawn, [0.025, 0.975])
     mine = _spearman(x, rankdata(values))
     pairs = [(i, j) for i in range(len(x)) for j in range(len(x)) if x[i] < x[j]]

@@ -1,0 +1,127 @@
+"""`discreet calibrate`: run a study's trials, all that are not done yet, and say what they recommend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from discreet.cli.options import Json
+from discreet.cli.output import as_json, note, paragraph, stderr, stop_on_interrupt
+from discreet.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from discreet.calibration.grid import Planned
+    from discreet.calibration.sweep import Standing
+    from discreet.core.types import Trial
+
+
+def run(planned: Planned) -> Trial:
+    """Run one trial with the attacks of the catalog; worker processes import this by its name."""
+    from discreet.cli.catalog import attack_of
+    from discreet.experiment.trial import run_trial
+
+    return run_trial(planned, attack_of)
+
+
+def calibrate(
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study file, such as studies/demo.toml.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the trials; a begun one goes on.")],
+    workers: Annotated[
+        int | None, typer.Option(help="Trials at the same time; as many as cores, each on one thread.")
+    ] = None,
+    on: Annotated[str, typer.Option("--on", help="processes of this machine, or ray (a cluster).")] = "processes",
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report when all is done.")] = True,
+    json: Json = False,
+) -> None:
+    """Run protections over their noise, attack every one, and recommend.
+
+    Every trial is kept as soon as it is done; the same command goes on where it stopped, and runs only what is missing.
+    """
+    from discreet.calibration.study import read_study
+    from discreet.calibration.sweep import sweep
+    from discreet.cli.catalog import attack_of
+    from discreet.experiment.study import check
+
+    asked = read_study(study)
+    check(asked, attack_of)
+    with stop_on_interrupt() as stop, _table(hidden=json) as watch:
+        done = sweep(
+            asked,
+            run,
+            out,
+            workers=workers or len(os.sched_getaffinity(0)),
+            on=on,
+            watch=watch,
+            should_stop=lambda: bool(stop),
+        )
+    for key, why in done.failures.items():
+        note(f"Failed, {key}: {why}")
+    left = done.total - done.before - done.done - len(done.failures)
+    if done.failures:
+        first = next(iter(done.failures.values()))
+        raise SettingError(
+            f"Expected every trial to run, {len(done.failures)} of {done.total} failed: {first} What is done is kept "
+            f"in {str(out)!r}; the same command runs only what is missing."
+        )
+    if left:
+        note(f"Stopped with {left} of {done.total} trials left. The same command goes on.")
+        raise typer.Exit(130)
+    facts = {"out": str(out), "trials": done.total, "run": done.done, "kept": done.before, "report": None}
+    if report:
+        from discreet.report.page import write_report
+
+        written = write_report(out)
+        facts |= {"report": str(written.page), "verdict": list(written.verdict)}
+        if not json:
+            paragraph(" ".join(written.verdict))
+            print(f"Report: {written.page}")
+    if json:
+        as_json(facts)
+    elif not report:
+        print(f"{done.total} trials in {out}. Read them with: discreet report {out}")
+
+
+@contextmanager
+def _table(hidden: bool) -> Iterator[Callable[[Standing], None]]:
+    """Show how far a sweep is, on stderr: a table in a terminal, otherwise a line for each trial."""
+    console = stderr()
+    if hidden or not console.is_terminal:
+
+        def line(standing: Standing) -> None:
+            event = standing.last
+            if event is not None and not event.began and not hidden:
+                state = "failed" if event.trial is None else f"{event.trial.seconds:.0f} s"
+                done = standing.done + standing.before
+                which = f"{event.planned.label}, seed {event.planned.seed}"
+                note(f"{done}/{standing.total}  {which}  {state}{left_of(standing)}")
+
+        yield line
+        return
+    from rich.live import Live
+    from rich.table import Table
+
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+
+        def show(standing: Standing) -> None:
+            table = Table("trials", "", box=None, pad_edge=False)
+            done = f"{standing.done + standing.before} of {standing.total}"
+            table.add_row("done", f"{done} ({standing.before} from before)" if standing.before else done)
+            table.add_row("running", "\n".join(f"{one.label}, seed {one.seed}" for one in standing.running) or "none")
+            table.add_row("failed", str(len(standing.failures)))
+            table.add_row("time left", left_of(standing).strip() or "not known yet")
+            live.update(table)
+
+        yield show
+
+
+def left_of(standing: Standing) -> str:
+    """Return the time left in words, once there is something to tell it from."""
+    if standing.seconds_left is None:
+        return ""
+    seconds = standing.seconds_left
+    return f"  {seconds / 60:.0f} min left" if seconds >= 120 else f"  {seconds:.0f} s left"

@@ -1,0 +1,139 @@
+"""A study's tables, checked before anything runs: every key known, every attack with something to attack."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from discreet.calibration.grid import points
+from discreet.calibration.study import Study
+from discreet.core.checks import did_you_mean, one_of, open_probability
+from discreet.core.errors import SettingError
+from discreet.core.settings import parse
+from discreet.experiment.attack import AttackRequest
+from discreet.experiment.releases import kind_of
+from discreet.models.classifier import ModelSettings
+from discreet.protections.settings import SETTINGS, protect_settings, settings_of
+from discreet.training.settings import TrainSettings
+
+NONE = "none"
+AttackOf = Callable[[str, Mapping[str, Any]], Any]
+# What a study may say of an attack besides its own settings.
+_ASKED = ("examples", "batch_size", "max_words", "seconds", "metrics", "candidates", "draws", "steps")
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """Which text: as for `discreet train`. The seed shapes the built-in notes and `rows`; trials have their own."""
+
+    source: str
+    text: str = "text"
+    text_pair: str | None = None
+    label: str = "label"
+    unit: str | None = None
+    rows: int | None = None
+    validation: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ReleaseTable:
+    """What is attacked: the gradient of a client that shares these layers, on texts of this split.
+
+    It may differ from what is trained for utility; the report says both, and the epsilon of each.
+    """
+
+    train: str = "all"
+    embeddings: bool = True
+    split: str | None = None
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Refuse what is no delta."""
+        open_probability("release.delta", self.delta)
+
+
+@dataclass(frozen=True)
+class TrainingTable:
+    """How long and how fast to train; what is left out is chosen by what is trained and how it is protected."""
+
+    epochs: float | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    warmup: float = 0.06
+    optimizer: str = "adamw"
+    precision: str = "auto"
+
+
+def check(study: Study, attack_of: AttackOf) -> None:
+    """Refuse a study with an unknown key, value, protection or attack, or an attack with nothing to attack."""
+    parse(DataTable, study.data, "data")
+    parse(ModelSettings, study.model, "model")
+    asked = parse(TrainingTable, study.training, "training")
+    TrainSettings(
+        epochs=asked.epochs or 1.0,
+        batch_size=asked.batch_size or 1,
+        learning_rate=asked.learning_rate,
+        warmup=asked.warmup,
+        optimizer=asked.optimizer,
+        precision=asked.precision,
+    )
+    parse(ReleaseTable, study.release, "release")
+    places: dict[str, str] = {}
+    for number, table in enumerate(study.protections):
+        name = one_of(f"protections[{number}].name", table["name"], [NONE, *SETTINGS])
+        for point in points(table, f"protections[{number}]"):
+            settings_for(point)
+        places[name] = "any" if name == NONE else settings_of(name).place
+    for table in study.attacks:
+        kind = kind_of(attack_for(table, attack_of))
+        if kind not in places.values() and "any" not in places.values():
+            released = ", ".join(f"{name} ({place})" for name, place in places.items())
+            raise SettingError(
+                f"Expected an attack that fits a release of the study, found {table['name']} on the {kind}, and the "
+                f"protections {released}. Add a protection of the {kind}, or choose another attack."
+            )
+
+
+def settings_for(protection: Mapping[str, Any]) -> Any:
+    """Return a protection's settings from a point of its grid, or None for no protection."""
+    values = {key: value for key, value in protection.items() if key != "name"}
+    if protection["name"] == NONE:
+        if values:
+            raise SettingError(f"Expected only a name for no protection, found {next(iter(values))!r}. Leave it out.")
+        return None
+    kind = settings_of(str(protection["name"]))
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key in values:
+        if key not in known and (guess := did_you_mean(key, known)):
+            raise SettingError(
+                f"Expected only known keys in protections ({protection['name']}), found {key!r}. {guess}"
+            )
+    return protect_settings(str(protection["name"]), values)
+
+
+def attack_for(table: Mapping[str, Any], attack_of: AttackOf) -> Any:
+    """Return an attack with its own settings from a study's table."""
+    own = {key: value for key, value in table.items() if key != "name" and key not in _ASKED}
+    try:
+        return attack_of(str(table["name"]), own)
+    except SettingError as error:
+        guesses = [did_you_mean(key, _ASKED) for key in own]
+        guess = next((text for text in guesses if text), "")
+        if "found" in str(error) and guess and "Did you mean" not in str(error):
+            raise SettingError(f"{error} {guess}") from None
+        raise
+
+
+def request_for(table: Mapping[str, Any], attack: Any, protect: Any, delta: float, seed: int) -> AttackRequest:
+    """Return what a study asks of an attack, with noise that can be repeated."""
+    asked = {key: value for key, value in table.items() if key in _ASKED}
+    if "metrics" in asked:
+        asked["metrics"] = tuple(asked["metrics"])
+    return AttackRequest(
+        attack=attack, protect=protect, name=str(table["name"]), delta=delta, seed=seed, noise_seed=seed, **asked
+    )

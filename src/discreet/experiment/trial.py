@@ -1,0 +1,250 @@
+"""One trial of a study: train under a protection, release, attack, measure, and set the proven bound beside it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.accounting.meter import Meter
+from discreet.accounting.risk import most_true_positives_at
+from discreet.calibration.grid import Planned
+from discreet.core.errors import UnsupportedError
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
+from discreet.core.settings import parse
+from discreet.core.types import Leakage, Trial
+from discreet.data.sources import Columns
+from discreet.experiment.attack import AttackResult, run_attack
+from discreet.experiment.releases import kind_of
+from discreet.experiment.shared import corpus_of, one_at_a_time, scene_of
+from discreet.experiment.study import (
+    AttackOf,
+    DataTable,
+    ReleaseTable,
+    TrainingTable,
+    attack_for,
+    request_for,
+    settings_for,
+)
+from discreet.experiment.training import Plan, RunRequest, asked_as, plan_for
+from discreet.metrics.trade_off import true_positive_rates
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.representation import place_of
+from discreet.training.defaults import defaults_for
+from discreet.training.encode import cache_folder, ready
+from discreet.training.evaluate import evaluate, matched, predict
+from discreet.training.loop import train
+from discreet.training.private import _GIVEN_SEED, step_cost
+from discreet.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from discreet.data.corpus import Corpus
+    from discreet.protections.gradient import GradientProtection
+
+FALSE_ALARMS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_POINTS = 24
+_SETTING = (
+    "this is the guarantee of the setting: a run for release draws its noise in secret; the trials of a study draw it "
+    "from a given seed, so that they can be repeated, and are not for release"
+)
+
+
+def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
+    """Return one trial; it depends on its settings and seed alone.
+
+    Guarantee: that of the setting, in the trial; none for the trial itself, which holds texts that attacks read and
+        drew its noise from a given seed.
+    """
+    began = time.monotonic()
+    settings = planned.settings
+    utility, guarantee, details, protect = _trained(settings, planned.seed)
+    leakages: list[Leakage] = []
+    texts: list[dict[str, Any]] = []
+    attacks: dict[str, Any] = {}
+    bounds: dict[str, float] = {}
+    for table in settings.get("attacks", ()):
+        attack = attack_for(table, attack_of)
+        kind = kind_of(attack)
+        if not fits(kind, protect):
+            continue  # what this protection lets go is another release
+        scene = scene_of(_whole(settings), planned.seed, kind)
+        asked = parse(ReleaseTable, settings.get("release", {}), "release")
+        mine = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect
+        found = run_attack(request_for(table, attack, mine, asked.delta, planned.seed), scene)
+        for leakage in found.leakages:
+            name = f"{table['name']}/{leakage.metric}"
+            leakages.append(replace(leakage, metric=name))
+            if found.bound is not None:
+                bounds[name] = found.bound
+        attacks[str(table["name"])] = _facts(found)
+        texts += [{"attack": str(table["name"]), **example.as_dict()} for example in found.examples]
+    return Trial(
+        settings=settings,
+        seed=planned.seed,
+        utility=utility,
+        leakages=tuple(leakages),
+        guarantee=guarantee,
+        seconds=time.monotonic() - began,
+        bytes=_memory(),
+        details={**details, "bounds": bounds, "attacks": attacks, "texts": texts},
+    )
+
+
+def fits(kind: str, protect: Any) -> bool:
+    """Whether a protection lets go of what an attack is for.
+
+    Gradients are released under every protection that is passed through at every step; vectors that are released once
+    are all that leaves.
+    """
+    if protect is None or place_of(protect) == kind:
+        return True
+    return kind == "gradient" and (place_of(protect) == "text" or not getattr(protect, "stored", True))
+
+
+def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": {}, "release": {}, **settings}
+
+
+def _trained(settings: Mapping[str, Any], seed: int) -> tuple[dict[str, float], Guarantee | None, dict[str, Any], Any]:
+    """Train once and return utility, guarantee, what a report shows besides, and the protection that was built."""
+    corpus = corpus_of(settings["data"])
+    request = training_request(settings, corpus, seed)
+    rng = Rng(seed)
+    model = Classifier.build(corpus, request.model, rng=rng.fork("model"))
+    held_out = matched(corpus.split("validation"), model)
+    if request.model.frozen:
+        with one_at_a_time("encode"):  # the first trial fills the cache, the others read it
+            for split in (corpus.split("train"), held_out):
+                ready(model, split, cache_folder(), request.train.precision)
+    with tempfile.TemporaryDirectory(prefix="discreet-") as folder:
+        if request.protect is None:
+            trained = train(model, corpus, request.train, rng=rng.fork("train"), cache=cache_folder())
+            plan = None
+        else:
+            plan = plan_for(request, model, corpus, Path(folder), lambda text: None)
+            with plan.ledger:
+                trained = train(
+                    model,
+                    corpus,
+                    request.train,
+                    rng=rng.fork("train"),
+                    protect=plan.protect,
+                    ledger=plan.ledger,
+                    delta=plan.delta,
+                    secret=plan.secret,
+                    sampler=plan.sampler,
+                    public=plan.public,
+                    cache=cache_folder(),
+                )
+        asked = asked_as(plan, held_out)
+        utility = evaluate(model, ready(model, asked, cache_folder(), request.train.precision))
+        details: dict[str, Any] = {
+            "evaluated_rows": len(held_out),
+            "steps": trained.steps,
+            "trained": request.model.train,
+        }
+        details |= _privacy(plan, trained.steps)
+        details["roc"] = _roc(model, corpus, plan, request.train.precision)
+    promise = None if trained.guarantee is None else of_the_setting(trained.guarantee)
+    return utility, promise, details, None if plan is None else plan.protect
+
+
+def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
+    """Return the training that a trial asks for, with what is usual where nothing was said."""
+    data = parse(DataTable, settings["data"], "data")
+    asked = parse(TrainingTable, settings.get("training", {}), "training")
+    model = parse(ModelSettings, settings.get("model", {}), "model")
+    protect = settings_for(settings["protection"])
+    name = None if protect is None else protect.name
+    request = RunRequest(
+        source=data.source,
+        columns=Columns(text=data.text, text_pair=data.text_pair, label=data.label, unit=data.unit),
+        model=model,
+        train=TrainSettings(warmup=asked.warmup, optimizer=asked.optimizer, precision=asked.precision),
+        protect=protect,
+        seed=seed,
+        noise_seed=seed,
+    )
+    usual = defaults_for(model.train, name, corpus.split("train").unit_count)
+    return request.tuned(
+        usual,
+        epochs=asked.epochs,
+        batch_size=asked.batch_size,
+        learning_rate=asked.learning_rate,
+        weight_decay=asked.weight_decay,
+    )
+
+
+def of_the_setting(found: Guarantee) -> Guarantee:
+    """Return what a setting guarantees where only the seed of a trial's noise stands in the way of a proof."""
+    if found.certified or found.reason != _GIVEN_SEED:
+        return found
+    return replace(found, certified=True, reason=None, assumptions=(*found.assumptions, _SETTING))
+
+
+def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
+    """Return the noise that was solved for, and epsilon over the steps of training where every step costs the same."""
+    if plan is None:
+        return {}
+    from discreet.experiment.releases import protection_facts
+
+    found: dict[str, Any] = {"protection": protection_facts(plan.protect), "units": plan.units}
+    if plan.sampler is None or place_of(plan.protect) != "gradient":
+        return found
+    protect = cast("GradientProtection", plan.protect)
+    step, _ = step_cost(protect, plan.sampler, 0, plan.units)
+    meter = Meter(step, plan.delta, protect.adjacency)
+    at = sorted({max(1, round(steps * (i + 1) / _POINTS)) for i in range(_POINTS)})
+    return {**found, "epsilon_over_training": [[count, meter.epsilon(count)] for count in at]}
+
+
+def _roc(model: Classifier, corpus: Corpus, plan: Plan | None, precision: str) -> dict[str, Any]:
+    """Return how well a threshold on the loss tells training rows from held-out ones, beside what is proven."""
+    if model.task != "classification":
+        return {}
+    members, others = (_log_likelihoods(model, corpus.split(name), plan, precision) for name in ("train", "validation"))
+    measured = true_positive_rates(members, others, FALSE_ALARMS)
+    bound: list[float] | None = None
+    if plan is not None:
+        with suppress(UnsupportedError):
+            bound = most_true_positives_at(plan.ledger.event, FALSE_ALARMS, plan.protect.adjacency).tolist()
+    return {
+        "false_alarms": list(FALSE_ALARMS),
+        "measured": [list(row) for row in measured],
+        "bound": bound,
+        "members": len(members),
+        "others": len(others),
+    }
+
+
+def _log_likelihoods(model: Classifier, split: Corpus, plan: Plan | None, precision: str) -> npt.NDArray[np.float64]:
+    rows = asked_as(plan, matched(split, model))
+    seen = predict(model, ready(model, rows, cache_folder(), precision)).values
+    labels = np.asarray(rows.labels)
+    chosen = seen[np.arange(len(labels)), labels].astype(np.float64)
+    return np.asarray(np.log(np.maximum(chosen, 1e-30)))
+
+
+def _facts(found: AttackResult) -> dict[str, Any]:
+    promise = None if found.guarantee is None else of_the_setting(found.guarantee)
+    return {
+        "release": dict(found.release),
+        "guarantee": None if promise is None else {**promise.as_dict(), "sentence": promise.sentence()},
+        "epsilon_by_adjacency": dict(found.epsilon_by_adjacency),
+        "seconds": found.seconds,
+    }
+
+
+def _memory() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

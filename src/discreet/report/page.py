@@ -1,0 +1,305 @@
+"""The report of a sweep: one HTML file that opens offline, the same in Markdown, and a model card."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from discreet.calibration.frontier import Point, best, frontier, points_of
+from discreet.calibration.store import read_trials
+from discreet.calibration.study import Goal
+from discreet.calibration.sweep import read_failures, read_kept_study
+from discreet.calibration.well_behaved import WellBehaved, well_behaved
+from discreet.core.errors import DataError
+from discreet.core.randomness import Rng
+from discreet.core.types import Trial
+from discreet.metrics.utility import MAIN
+from discreet.report import plots
+from discreet.report.figures import SHAPES, shape
+from discreet.report.reading import pieces
+from discreet.report.words import GLOSSARY, interval, metric_words, percent, verdict
+
+RISK = "risk.json"
+TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where a report was written, and its verdict."""
+
+    page: Path
+    markdown: Path
+    card: Path
+    verdict: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a report says, before it is put on a page."""
+
+    study: Mapping[str, Any]
+    trials: Mapping[str, Trial]
+    points: Sequence[Point]
+    goal: Goal | None
+    utility: str
+    chosen: Point | None
+    verdict: tuple[str, str, str]
+    failures: Mapping[str, str]
+    risk: Sequence[Mapping[str, Any]]
+
+    @property
+    def leakages(self) -> list[str]:
+        """The names of all leakages, the goal's first."""
+        names = list(dict.fromkeys(name for point in self.points for name in point.leakage))
+        if self.goal is not None and self.goal.leakage in names:
+            names.remove(self.goal.leakage)
+            names.insert(0, self.goal.leakage)
+        return names
+
+    @property
+    def title(self) -> str:
+        """The study's title."""
+        return str(self.study.get("title") or self.study["name"])
+
+
+def findings(folder: Path) -> Findings:
+    """Return what the trials of a folder say."""
+    study, trials = read_kept_study(folder), read_trials(folder)
+    if not trials:
+        raise DataError(f"Expected trials in {str(folder)!r}. None is done yet; run `discreet calibrate` again.")
+    points = points_of(trials.values())
+    goal = None if study.get("goal") is None else Goal(**study["goal"])  # type: ignore[arg-type]
+    known = list(dict.fromkeys(name for point in points for name in point.utility))
+    asked = None if goal is None else goal.utility
+    utility = asked or next((name for name in MAIN.values() if name in known), known[0] if known else "")
+    if utility not in known:
+        raise DataError(f"Expected utility {utility!r} in the trials. They have {', '.join(known) or 'none'}.")
+    chosen = None if goal is None else best(points, goal, utility)
+    risk = json.loads((folder / RISK).read_text(encoding="utf-8")) if (folder / RISK).exists() else []
+    told = verdict(points, chosen, goal, utility)
+    return Findings(study, trials, points, goal, utility, chosen, told, read_failures(folder), risk)
+
+
+def write_report(folder: Path) -> Written:
+    """Write report.html, report.md and model_card.md into a sweep's folder, and return where they are.
+
+    Guarantee: none; the page shows private texts and what was read of them. Keep it as private as the corpus.
+    """
+    found = findings(folder)
+    values = _values(found)
+    written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", found.verdict)
+    written.page.write_text(render_page(values), encoding="utf-8")
+    written.markdown.write_text(_environment(html=False).get_template("report.md.j2").render(values), encoding="utf-8")
+    written.card.write_text(_environment(html=False).get_template("card.md.j2").render(values), encoding="utf-8")
+    return written
+
+
+def render_page(values: Mapping[str, Any]) -> str:
+    """Return the page; a policy in it allows its own style and script by their hashes, and nothing else."""
+    style, script = _file("report.css"), _file("report.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    template = _environment(html=True).get_template("report.html.j2")
+    return str(template.render({**values, "style": Markup(style), "script": Markup(script), "policy": policy}))
+
+
+def _environment(html: bool) -> Any:
+    from jinja2 import DictLoader, Environment, StrictUndefined
+
+    names = ("report.html.j2", "report.md.j2", "card.md.j2")
+    made = Environment(
+        loader=DictLoader({name: _file(name) for name in names}),
+        autoescape=html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
+    return made
+
+
+_MARKDOWN = str.maketrans({sign: "\\" + sign for sign in "\\`*_[]|#~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
+
+
+def cell(text: object) -> str:
+    """Return a text as plain words for Markdown: on one line, with nothing that could end a cell, link or mark up.
+
+    >>> cell("<b>a|b</b>")
+    '&lt;b&gt;a\\\\|b&lt;/b&gt;'
+    """
+    return " ".join(str(text).split()).translate(_MARKDOWN)
+
+
+def _file(name: str) -> str:
+    return (resources.files("discreet.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _values(found: Findings) -> dict[str, Any]:
+    """Return all that the templates need, as plain values and drawn figures."""
+    from discreet import __version__
+
+    ceiling = None if found.goal is None else found.goal.ceiling
+    panels = []
+    for number, name in enumerate(found.leakages):
+        goal = found.goal is not None and name == found.goal.leakage
+        drawn = plots.plane(found.points, name, found.utility, found.chosen, ceiling if goal else None)
+        curves = plots.noise_curves(found.points, name)
+        panels.append(
+            {
+                "id": f"p{number}",
+                "name": name,
+                "words": metric_words(name),
+                "plane": drawn.svg(f"plane{number}"),
+                "frontier": [p.label for p in frontier(found.points, name, found.utility)],
+                "curves": [
+                    {
+                        "name": which,
+                        "svg": curve.svg(f"curve{number}-{i}"),
+                        "behaved": _behaved(found.points, name, which),
+                    }
+                    for i, (which, curve) in enumerate(curves)
+                ],
+            }
+        )
+    roc, spent = plots.trade_offs(found.points), plots.spending(found.points)
+    return {
+        "study": found.study,
+        "title": found.title,
+        "verdict": found.verdict,
+        "utility": found.utility,
+        "goal": found.goal,
+        "chosen": found.chosen,
+        "points": found.points,
+        "leakages": found.leakages,
+        "series": plots.series_of(found.points),
+        "panels": panels,
+        "roc": None if roc is None else roc.svg("roc"),
+        "spent": None if spent is None else spent.svg("spent"),
+        "readings": readings(found),
+        "trials": list(found.trials.values()),
+        "failures": found.failures,
+        "risk": found.risk,
+        "glossary": GLOSSARY,
+        "version": __version__,
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+        "settings": json.dumps(found.study, indent=2, ensure_ascii=False),
+        "seconds": sum(trial.seconds for trial in found.trials.values()),
+        "adjacency_columns": _adjacencies(found.points),
+        "guarantee_groups": _grouped(guarantees(found.points)),
+        "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
+    }
+
+
+def _behaved(points: Sequence[Point], leakage: str, name: str) -> WellBehaved | None:
+    """Return how steadily an attack's success falls with a protection's noise, if there are enough strengths."""
+    rows = [(at, p) for p in points if p.name == name and leakage in p.leakage and (at := plots.noise_of(p))]
+    if len(rows) < 3:
+        return None
+    turn = -1.0 if rows[0][0][0] in {"kappa", "epsilon"} else 1.0
+    return well_behaved([turn * at[1] for at, _ in rows], [p.leakage[leakage] for _, p in rows], rng=Rng(0))
+
+
+def readings(found: Findings) -> list[dict[str, Any]]:
+    """Return originals with what was read of each under every protection, and of which release."""
+    groups: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for point in found.points:
+        trial = point.trials[0]
+        for text in trial.details.get("texts", ()):
+            key = (str(text["attack"]), str(text["truth"]), trial.seed)
+            if key not in groups and len(groups) >= TEXTS:
+                continue
+            group = groups.setdefault(key, {"attack": key[0], "truth": key[1], "rows": []})
+            group["rows"].append(_reading(point, trial, text, found))
+    return list(groups.values())
+
+
+def _reading(point: Point, trial: Trial, text: Mapping[str, Any], found: Findings) -> dict[str, Any]:
+    facts = trial.details.get("attacks", {}).get(text["attack"], {})
+    truth, guess = str(text["truth"]), str(text["guess"])
+    kept = pieces(truth, guess)
+    count = sum(len(piece.text.split()) for piece in kept if piece.right)
+    promise = facts.get("guarantee")
+    return {
+        "label": point.label,
+        "series": plots.series_of(found.points)[point.name],
+        "chosen": point is found.chosen,
+        "truth": kept,
+        "guess": pieces(guess, truth),
+        "share": count / max(1, sum(len(piece.text.split()) for piece in kept)),
+        "release": release_words(facts.get("release", {})),
+        "epsilon": epsilon_words(promise, facts.get("epsilon_by_adjacency", {})),
+    }
+
+
+def release_words(facts: Mapping[str, Any]) -> str:
+    """Return what an attacker saw, in words."""
+    if not facts:
+        return "not recorded"
+    what = facts.get("parameters") or f"{facts.get('vectors', '?')} vectors of {facts.get('width', '?')} numbers"
+    size = facts.get("batch_size", 1)
+    of = "one text" if size == 1 else f"a batch of {size} texts"
+    kind = "gradient" if facts.get("kind") == "gradient" else "representation"
+    return f"one {kind} of {of} ({what}) from {facts.get('model', 'the model')}"
+
+
+def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> str:
+    """Return the epsilon of a release in words, under each adjacency that has one."""
+    if promise is None or promise.get("epsilon") is None:
+        return "no guarantee"
+    kind = "certified" if promise.get("certified") else "estimated"
+    told = ", ".join(f"{value:.4g} {name}" for name, value in columns.items() if value is not None)
+    return f"{kind} epsilon of this release {told or format(promise['epsilon'], '.4g')} (delta {promise['delta']:g})"
+
+
+def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return the epsilon of every attacked release under each adjacency, one row for a setting and attack."""
+    rows = []
+    for point in points:
+        for attack, facts in point.trials[0].details.get("attacks", {}).items():
+            columns = facts.get("epsilon_by_adjacency") or {}
+            rows.append(
+                {
+                    "label": point.label,
+                    "attack": attack,
+                    "release": release_words(facts.get("release", {})),
+                    "columns": {name: columns.get(name) for name in ("add/remove", "zero-out", "replace-one")},
+                }
+            )
+    return rows
+
+
+def guarantees(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return each setting's guarantee as a sentence, and its assumptions as a list."""
+    found = []
+    for point in points:
+        promise = point.guarantee
+        if promise is None:
+            sentence = "No guarantee: the training was not protected."
+        else:
+            sentence = promise.sentence().partition(" It assumes:")[0]
+        assumptions = () if promise is None else promise.assumptions
+        found.append({"label": point.label, "sentence": sentence, "assumptions": assumptions})
+    return found
+
+
+def _grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return guarantees by what they assume, so that every assumption is read once."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row["assumptions"]), []).append(row)
+    return [{"assumptions": list(assumptions), "rows": kept} for assumptions, kept in groups.items()]

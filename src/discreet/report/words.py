@@ -1,0 +1,155 @@
+"""What the figures say, in sentences: the verdict, what was guaranteed, and what the words mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from discreet.calibration.frontier import Measured, Point, safe_limit
+from discreet.calibration.study import Goal
+
+METRICS = {
+    "rouge_l": "words read in the right order (ROUGE-L)",
+    "rouge_1": "words read (ROUGE-1)",
+    "rouge_2": "pairs of words read (ROUGE-2)",
+    "lcs_over_longer": "longest run of words in order, over the longer text",
+    "jaccard": "shared words",
+    "token_accuracy": "words read at their place",
+    "bag_recall": "words read, in any order",
+    "exact_match": "whole texts read without an error",
+    "identified": "right one named among the candidates",
+    "identity": "right text found by similarity",
+    "semantic_cosine": "closeness in meaning",
+}
+GLOSSARY = (
+    (
+        "attack",
+        "A program that plays the curious or hostile reader: it gets the release, and what such a reader could know "
+        "besides, and says what the private text was.",
+    ),
+    (
+        "adjacency",
+        "Which two data sets a guarantee compares: with and without a record (add/remove), with the record made empty "
+        "(zero-out), or with the record exchanged for any other (replace-one). Figures under different adjacencies are "
+        "not comparable.",
+    ),
+    ("certified", "Proven: an upper limit for every attack, known or not, if the assumptions hold."),
+    ("chance", "What blind guessing reaches."),
+    (
+        "delta",
+        "A small probability with which the guarantee may fail; it should be far below one over the number of people.",
+    ),
+    (
+        "epsilon",
+        "How much one person's presence can change the odds of anything that is released. 0 is nothing; 1 is a factor "
+        "of e ≈ 2.7; above 10 the guarantee alone says little.",
+    ),
+    (
+        "estimate",
+        "Measured with the attacks that were run on the texts that were used. A better attack may do better.",
+    ),
+    ("frontier", "The settings that no other setting beats in both utility and leakage."),
+    ("interval", "Where the true value lies in 95 of 100 repetitions. [0.4, 0.6] means: between 0.4 and 0.6."),
+    ("leakage", "How much an attack read, between nothing and everything."),
+    ("noise multiplier", "The spread of the added noise, relative to the largest contribution one person can make."),
+    (
+        "release",
+        "Exactly what leaves the house: a gradient, vectors, texts or a model. The attack sees this and nothing else "
+        "that is private.",
+    ),
+    ("ROUGE-L", "The share of words an attacker got right in the right order; 1 is the whole text."),
+    ("trade-off (ROC) curve", "How many members of the training data a test finds, for every share wrongly accused."),
+    ("unit", "Whose privacy is counted: a text, a person with all their texts, or a client."),
+    ("utility", "How well the model does its task on texts it has not seen."),
+    ("well-behaved", "An attack whose success falls steadily as noise grows, so that it can be used as a ruler."),
+)
+
+
+def metric_words(name: str) -> str:
+    """Return an attack and its metric in words.
+
+    >>> metric_words("dager/rouge_l")
+    'dager: words read in the right order (ROUGE-L)'
+    """
+    attack, _, metric = name.partition("/")
+    return f"{attack}: {METRICS.get(metric, metric.replace('_', ' '))}"
+
+
+def percent(value: float) -> str:
+    """Return a share as a percentage with sensible digits.
+
+    >>> [percent(v) for v in (1.0, 0.943, 0.0478, 0.0004)]
+    ['100%', '94%', '4.8%', '0.04%']
+    """
+    shown = 100 * value
+    if shown >= 99.95 or shown == 0:
+        return f"{shown:.0f}%"
+    return f"{shown:.0f}%" if shown >= 10 else f"{shown:.1f}%" if shown >= 1 else f"{shown:.2g}%"
+
+
+def interval(found: Measured) -> str:
+    """Return a mean with its interval."""
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def verdict(points: Sequence[Point], chosen: Point | None, goal: Goal | None, utility: str) -> tuple[str, str, str]:
+    """Return the verdict in three sentences: the danger, the recommendation, and what it costs and rests on."""
+    open_point = next((p for p in points if p.name == "none"), None)
+    return (_danger(open_point), _advice(points, chosen, goal, utility), _price(open_point, chosen, goal, utility))
+
+
+def _danger(point: Point | None) -> str:
+    if point is None or not point.leakage:
+        return "What an attacker reads without any protection was not measured in this study."
+    parts = []
+    for name, found in list(point.leakage.items()):
+        attack, _, metric = name.partition("/")
+        if metric == "rouge_l":
+            parts.append(f"{attack} reads {percent(found.value)} of the words in order")
+        elif metric in {"identified", "identity"}:
+            chance = f" (chance {percent(found.chance)})" if found.chance is not None else ""
+            parts.append(f"{attack} names the right text {percent(found.value)} of the time{chance}")
+    if not parts:
+        name, found = next(iter(point.leakage.items()))
+        parts.append(f"{metric_words(name)} is {found.value:.2f}")
+    return f"Without protection the release gives the text away: {'; '.join(parts[:3])}."
+
+
+def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, utility: str) -> str:
+    if goal is None:
+        return "The study names no ceiling or floor, so nothing is recommended; the frontier shows what can be had."
+    what = metric_words(goal.leakage).replace(": ", " (", 1) + ")"
+    if chosen is None:
+        rule = f"{what} at most {percent(goal.ceiling)}" if goal.ceiling is not None else f"{utility} of {goal.floor:g}"
+        return f"No setting that was tried keeps the rule [{rule}]: release with none of them; try stronger ones."
+    found = chosen.leakage[goal.leakage]
+    proven = found.bound is not None and found.bound <= found.high
+    limit = safe_limit(found)
+    how = "proven for every attack on this release" if proven else "an estimate from the attack that was run"
+    kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
+    return (
+        f"Recommended: {chosen.label}, with {utility} {chosen.utility[utility].value:.3f}; "
+        f"{what} happens {percent(found.value)} of the time, at most {percent(limit)} ({kept}; {how})."
+    )
+
+
+def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, utility: str) -> str:
+    if chosen is None or goal is None:
+        return "Measured leakage holds for these attacks and texts; only figures marked certified are proven."
+    parts = []
+    if open_point is not None and utility in open_point.utility and open_point is not chosen:
+        lost = open_point.utility[utility].value - chosen.utility[utility].value
+        spread = max(open_point.utility[utility].high - open_point.utility[utility].low, 0.0) / 2
+        if abs(lost) <= spread:
+            parts.append(f"the price in {utility} is too small to tell from chance ({lost:+.3f})")
+        else:
+            parts.append(f"the price is {lost:.3f} in {utility} against no protection")
+    promise = chosen.guarantee
+    if promise is not None and promise.exists:
+        kind = "certified" if promise.certified else "estimated"
+        parts.append(
+            f"the whole training has {kind} epsilon {promise.epsilon:.3g} for each {promise.unit} ({promise.adjacency})"
+        )
+    else:
+        parts.append("nothing is guaranteed about the whole training")
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:] + "."

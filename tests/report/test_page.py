@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from browser import CHROMIUM, Browser
+from sample import NOISES, NOTE, write_sample
+
+from discreet.core.errors import DataError
+from discreet.report.page import cell, findings, write_report
+from discreet.report.reading import pieces
+
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+class Outline(HTMLParser):
+    """The elements of a page, and what an attacker's text would have to be to be one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("report") / "s"
+    write_sample(made)
+    write_report(made)
+    return made
+
+
+def test_the_recommendation_keeps_the_ceiling_and_says_so(folder: Path) -> None:
+    found = findings(folder)
+    assert found.chosen is not None
+    assert found.chosen.leakage["one-of-n/identified"].high <= 0.1
+    better = [p for p in found.points if p.leakage["one-of-n/identified"].high <= 0.1]
+    assert found.chosen.utility["accuracy"].value == max(p.utility["accuracy"].value for p in better)
+    assert len(found.verdict) == 3
+    assert found.chosen.label in found.verdict[1]
+    assert "estimate" in found.verdict[1]
+
+
+def test_hostile_text_is_text_and_never_an_element(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    outline = Outline()
+    outline.feed(page)
+    assert sum(tag == "script" for tag, _ in outline.tags) == 1
+    assert not any(tag in {"img", "iframe", "object", "embed", "form", "base"} for tag, _ in outline.tags)
+    for tag, attributes in outline.tags:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        assert not any((value or "").startswith(("http", "javascript", "//")) for value in attributes.values())
+        assert "style" not in attributes  # the policy allows no style outside the sheet
+    assert "49" not in re.findall(r"\{\{.*?\}\}", page)
+    assert "{{ 7 * 7 }}" in page
+
+
+def test_the_page_allows_only_its_own_script_and_style(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy is not None
+    assert "default-src &#39;none&#39;" in policy[1] or "default-src 'none'" in policy[1]
+    assert "unsafe" not in policy[1]
+    assert page.index("Content-Security-Policy") < page.index("<title>")
+
+
+def test_markdown_says_the_same_and_cannot_be_broken_out_of(folder: Path) -> None:
+    text = (folder / "report.md").read_text()
+    assert findings(folder).chosen.label in text  # type: ignore[union-attr]
+    assert "<script>window" not in text.replace("```json", "").partition("## Study")[0]
+    table = [line for line in text.splitlines() if line.startswith("| dp-sgd")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table if "certified |" in line}) == 1
+    card = (folder / "model_card.md").read_text()
+    assert "Recommended setting" in card
+    assert "Certified" in card
+
+
+def test_cells_are_plain() -> None:
+    assert cell("a|b\n<i>`*") == "a\\|b &lt;i&gt;\\`\\*"
+
+
+def test_words_are_marked_in_order() -> None:
+    marked = [piece.text for piece in pieces("red the cat the end", "the cat end") if piece.right]
+    assert " ".join("".join(marked).split()) == "the cat end"
+    assert pieces("", "a") == []
+    assert [piece.right for piece in pieces(NOTE, NOTE)] == [True]
+
+
+def test_a_folder_without_trials_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="discreet calibrate"):
+        write_report(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@in_browser
+def test_nothing_is_requested_and_no_hostile_script_runs(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html")
+    browser.run("new Promise(done => setTimeout(done, 300))")
+    assert [url for url in browser.requests() if not url.startswith(("file:", "data:"))] == []
+    assert sum(url.startswith("file:") for url in browser.requests()) == 1
+    assert browser.run("typeof window.hacked") == "undefined"
+    # even a script that got into the page would be stopped by its policy
+    browser.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 5\">')")
+    browser.run(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.hacked = 6';"
+        " document.body.append(s); })()"
+    )
+    browser.run("new Promise(done => setTimeout(done, 200))")
+    assert browser.run("typeof window.hacked") == "undefined"
+
+
+@in_browser
+def test_a_heading_sorts_its_column_both_ways(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html")
+    rows = "[...document.querySelector('#settings table.sorts').tBodies[0].rows]"
+    column = f"{rows}.map(r => Number(r.cells[1].dataset.v))"
+    browser.click("#settings table.sorts thead th:nth-child(2) button")
+    rising = browser.run(column)
+    assert rising == sorted(rising)
+    assert browser.run("document.querySelector('#settings th:nth-child(2)').getAttribute('aria-sort')") == "ascending"
+    browser.run("document.querySelector('#settings th:nth-child(2) button').focus()")
+    browser.press("Enter")
+    assert browser.run(column) == sorted(rising, reverse=True)
+    assert "falling" in browser.run("document.getElementById('told').textContent")
+    # what has no figure goes last, whichever way
+    epsilon = f"{rows}.map(r => r.cells[5].dataset.v)"
+    for _ in range(2):
+        browser.click("#settings table.sorts thead th:nth-child(6) button")
+        assert browser.run(epsilon)[-1] == ""
+
+
+@in_browser
+def test_attacks_are_switched_by_click_and_by_keyboard(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html")
+    shown = "[...document.querySelectorAll('[role=tabpanel]')].map(p => !p.hidden)"
+    assert browser.run(shown) == [True, False]
+    browser.click("#tp1")
+    assert browser.run(shown) == [False, True]
+    browser.run("document.getElementById('tp1').focus()")
+    browser.press("ArrowRight")
+    assert browser.run(shown) == [True, False]
+    assert browser.run("document.activeElement.id") == "tp0"
+    assert browser.run("document.getElementById('tp1').tabIndex") == -1
+
+
+@in_browser
+def test_marks_say_what_they_are_from_the_keyboard(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html")
+    browser.run("document.querySelector('#p0 svg.figure .mark').focus()")
+    first = browser.run("document.querySelector('#p0 .say').textContent")
+    assert "accuracy" in first
+    browser.press("ArrowRight")
+    second = browser.run("document.querySelector('#p0 .say').textContent")
+    assert second != first
+    assert browser.run("document.querySelectorAll('#p0 svg.figure .mark[tabindex=\"0\"]').length") >= 1
+    assert browser.run("document.activeElement.classList.contains('mark')")
+
+
+@in_browser
+def test_light_and_dark_are_legible_and_can_be_switched(folder: Path, browser: Browser) -> None:
+    contrast = """(() => {
+      const part = v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+      const lum = c => {
+        const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(part);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
+      const ratio = (a, b) => {
+        const [x, y] = [lum(a), lum(b)].sort((p, q) => q - p);
+        return (x + 0.05) / (y + 0.05);
+      };
+      const of = s => getComputedStyle(document.querySelector(s));
+      const page = of('body').backgroundColor, card = of('.card').backgroundColor;
+      return [ratio(of('body').color, page), ratio(of('.lead').color, page), ratio(of('.from').color, card),
+              ratio(of('mark').color, of('mark').backgroundColor), ratio(of('.badge').color, card)];
+    })()"""
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        browser.open(folder / "report.html")
+        assert min(browser.run(contrast)) >= 4.5, scheme
+    before = browser.run("getComputedStyle(document.body).backgroundColor")
+    browser.click("#theme")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != before
+    browser.scheme("light")
+
+
+@in_browser
+def test_it_fits_a_telephone(folder: Path, browser: Browser) -> None:
+    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
+    browser.open(folder / "report.html")
+    assert browser.run("document.documentElement.scrollWidth") <= 360
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+@in_browser
+def test_headings_landmarks_and_names_are_there_for_a_screen_reader(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html")
+    assert browser.run("document.querySelectorAll('h1').length") == 1
+    assert browser.run("document.querySelectorAll('main, nav, header, footer').length") == 4
+    assert browser.run("[...document.querySelectorAll('svg.figure')].every(s => s.querySelector('title'))")
+    assert browser.run(
+        "[...document.querySelectorAll('.mark[role=listitem]')].every(m => m.getAttribute('aria-label'))"
+    )
+    assert browser.run("[...document.querySelectorAll('button')].every(b => b.textContent.trim())")
+    ids = browser.run("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(set(ids)) == len(ids)
+
+
+def test_five_hundred_trials_stay_small_and_open_fast(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    names = tuple(f"protection {i}" for i in range(9))
+    write_sample(tmp_path / "s", seeds=8, protections=names)
+    assert 8 * (1 + len(names) * len(NOISES)) >= 500
+    page = write_report(tmp_path / "s").page
+    assert page.stat().st_size < 5_000_000
+    if CHROMIUM is not None:
+        opened: Browser = request.getfixturevalue("browser")
+        seconds = opened.open(page)
+        print(f"{page.stat().st_size / 1e6:.2f} MB, opened in {seconds:.2f} s")
+        assert seconds < 2 or min(opened.open(page) for _ in range(3)) < 2
