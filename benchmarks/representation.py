@@ -4,6 +4,7 @@ python -m benchmarks.representation search DATA --candidates 900      # or 0: th
 python -m benchmarks.representation speed DATA
 python -m benchmarks.representation reprecon DATA
 python -m benchmarks.representation instance DATA --epsilons 0.1 1 2 4 8 10 15 20
+python -m benchmarks.representation inversion DATA --epsilons 10 30 100 300 1000 --epochs 10
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 from discreet.attacks.representation.blind import BlindReconstruction
 from discreet.attacks.representation.index import Index, unit
 from discreet.attacks.representation.instance import InstanceReconstruction
+from discreet.attacks.representation.inversion import EmbeddingInversion
 from discreet.attacks.representation.reprecon import RepRecon
 from discreet.attacks.representation.similarity import Similarity
 from discreet.core.randomness import Rng
@@ -30,6 +32,7 @@ from discreet.core.types import Guess, Knowledge, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.metrics.retrieval import constituents, matched_cosines, recovered, retrieval
+from discreet.metrics.text import text_leakage
 from discreet.models.classifier import Classifier
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.representation import clip
@@ -119,10 +122,8 @@ def search(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) ->
     where = {text: row for row, text in reversed(list(enumerate(texts)))}
     embeddings = unit(held.numpy())
     knows = Knowledge(candidates=texts, extra={"vectors": held})
-    print(
-        f"{Path(asked.data).name}: {len(texts)} candidates, {len(private)} private, {asked.queries} queries, {asked.pooling}"
-    )
-    for name, protect in SCHEMES.items():
+    print(f"{Path(asked.data).name}: {len(texts)} candidates, {len(private)} private, {asked.queries} queries")
+    for name, protect in SCHEMES.items() if asked.candidates else list(SCHEMES.items())[:3]:
         made = hide(vectors[torch.from_numpy(private)], protect, asked.queries, rng.fork(name))
         heaviest = made.weights.argmax(axis=1)
         for attack in (
@@ -267,6 +268,36 @@ def instance(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) 
                     report("DP-IE, paper, one noise", epsilon, once.scale / norm, seed, *found, save, corpus.name)
 
 
+def inversion(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) -> None:
+    """Print how many words a network reads from vectors under DP instance encoding without mixing, sent once."""
+    rng = Rng(asked.seed)
+    train, own = encoded(asked.data, "train", asked.pooling)
+    test, vectors = encoded(asked.data, "validation", asked.pooling)
+    rows = np.sort(rng.fork("rows").permutation(len(train))[: asked.pairs])
+    known = set(test.texts)
+    rows = np.array([row for row in rows.tolist() if train.texts[row] not in known])
+    own, vectors = own[torch.from_numpy(rows)], vectors[:300]
+    norm = float(torch.linalg.vector_norm(own, dim=1).median())
+    for epsilon in [*asked.epsilons, None]:
+        protect = None if epsilon is None else InstanceEncoding(epsilon, 1e-5, norm)
+        hidden = []
+        for part, plain in (("own", own), ("attacked", vectors)):
+            if protect is None:
+                hidden.append(plain)
+                continue
+            once = protect.once(np.arange(len(plain)), plain.shape[1], 2, rng.fork(part, f"{epsilon!r}"))
+            hidden.append(once(plain, torch.zeros(len(plain)).long())[0].float())
+        knows = Knowledge(auxiliary=[train.texts[row] for row in rows], extra={"auxiliary": hidden[0]})
+        attack = EmbeddingInversion(hidden=512, epochs=asked.epochs)
+        guess = attack.run(RepresentationRelease(hidden[1]), knows, rng.fork("attack"))
+        truths = test.texts[: len(vectors)]
+        leaks = [
+            text_leakage(metric, guess.texts, truths, rng=rng.fork("measure")) for metric in ("rouge_1", "jaccard")
+        ]
+        save({"data": test.name, "what": "inversion", "epsilon": epsilon, **{k.metric: shown(k) for k in leaks}})
+        print(f"epsilon {'none' if epsilon is None else epsilon}: {leaks[0]}; {leaks[1]}", flush=True)
+
+
 def report(
     scheme: str, epsilon: float | None, scale: float | None, seed: int, leak: Leakage, curve: dict[str, float],
     save: Callable[[dict[str, Any]], None], data: str,
@@ -279,7 +310,7 @@ def report(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["search", "speed", "reprecon", "instance"])
+    parser.add_argument("what", choices=["search", "speed", "reprecon", "instance", "inversion"])
     parser.add_argument("data")
     parser.add_argument("--pooling", default="mean")
     parser.add_argument("--candidates", type=int, default=900, help="0: the whole training split")
@@ -300,7 +331,8 @@ def main() -> None:
             with Path(asked.json).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
-    {"search": search, "speed": speed, "reprecon": reprecon, "instance": instance}[asked.what](asked, save)
+    stories = {"search": search, "speed": speed, "reprecon": reprecon, "instance": instance, "inversion": inversion}
+    stories[asked.what](asked, save)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+"""Embedding inversion: which words a sentence has, read from its vector by a network trained on text of one's own.
+
+Paper: Song and Raghunathan 2020, Information leakage in embedding models, section 3.3 (black box, multi-label).
+Differs: the cut above which a word is named is chosen on held-out auxiliary sentences, for the best F1. Against noise
+the network is trained on auxiliary vectors that went through the same defence, so that success falls smoothly with it:
+a ruler for calibration that needs no candidates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from discreet.attacks.representation.candidates import matrix, released, representations
+from discreet.core.checks import positive, refuse, whole
+from discreet.core.errors import UnsupportedError
+from discreet.core.randomness import Rng
+from discreet.core.types import Guess, Knowledge, RepresentationRelease
+from discreet.models.classifier import Classifier
+
+_NAME = "Embedding inversion"
+_HELD_OUT = 10  # one sentence in so many chooses the cut
+_CUTS = np.linspace(0.05, 0.9, 35)
+
+
+@dataclass(frozen=True)
+class EmbeddingInversion:
+    """Name the words of the sentence behind each released vector, likeliest first.
+
+    The knowledge holds `auxiliary`, sentences of the attacker's own, and `extra["auxiliary"]`, their vectors as the
+    defence would release them; without these the public model's plain vectors are used. The `words` most frequent words
+    with at least `least` sentences are learnt.
+
+    The guess: `texts` has the named words of each vector, joined by spaces, and `scores` their mean probability;
+    `details["cut"]` is the probability above which a word is named.
+    """
+
+    words: int = 3000
+    least: int = 3
+    hidden: int = 1024
+    epochs: int = 20
+    batch_size: int = 128
+    rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        for name in ("words", "least", "hidden", "epochs", "batch_size"):
+            whole(name, getattr(self, name))
+        positive("rate", self.rate)
+
+    def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
+        """Return the words named for each released vector."""
+        vectors = released(seen, _NAME)
+        texts, given = _auxiliary(knows, vectors.shape[1])
+        counts = Counter(word for text in texts for word in set(_words(text)))
+        vocabulary = [word for word, count in counts.most_common(self.words) if count >= self.least]
+        if not vocabulary or len(texts) < 2 * _HELD_OUT:
+            rule = f">= {2 * _HELD_OUT} sentences with words that occur in {self.least} of them"
+            raise refuse("auxiliary", len(texts), rule, "Give the attacker more text of the same kind.")
+        mean, spread = given.mean(axis=0), max(float(given.std()), 1e-30)
+        inputs = torch.from_numpy((given - mean) / spread).float()
+        bags = _bags(texts, vocabulary)
+        held = np.arange(len(texts)) % _HELD_OUT == 0
+        network = self._train(inputs[~held], bags[~held], rng)
+        with torch.inference_mode():
+            cut = best_cut(torch.sigmoid(network(inputs[held])).numpy(), bags[held].numpy())
+            chances = torch.sigmoid(network(torch.from_numpy((vectors - mean) / spread).float())).numpy()
+        named = [[int(word) for word in np.argsort(-row, kind="stable") if row[word] >= cut] for row in chances]
+        return Guess(
+            texts=tuple(" ".join(vocabulary[word] for word in row) for row in named),
+            scores=tuple(
+                float(chances[i, row].mean()) if row else float(chances[i].max()) for i, row in enumerate(named)
+            ),
+            details={"cut": cut, "vocabulary": len(vocabulary)},
+        )
+
+    def _train(self, inputs: Tensor, bags: Tensor, rng: Rng) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.fork("network").seed(_NAME))
+            first, last = nn.Linear(inputs.shape[1], self.hidden), nn.Linear(self.hidden, bags.shape[1])
+        # every word starts at its frequency: learning it from zero would take most of the epochs
+        frequency = bags.mean(dim=0).clamp(1e-4, 1 - 1e-4)
+        with torch.no_grad():
+            last.bias.copy_(torch.logit(frequency))
+        network = nn.Sequential(first, nn.ReLU(), last)
+        optimizer = torch.optim.Adam(network.parameters(), lr=self.rate)
+        loss_of = nn.BCEWithLogitsLoss()
+        for epoch in range(self.epochs):
+            order = torch.from_numpy(rng.fork("order", epoch).permutation(len(inputs)))
+            for rows in torch.split(order, self.batch_size):
+                loss = loss_of(network(inputs[rows]), bags[rows]) * bags.shape[1]
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return network
+
+
+def best_cut(chances: npt.NDArray[np.float32], bags: npt.NDArray[np.float32]) -> float:
+    """Return the probability above which naming words gives the best F1 over all of them.
+
+    >>> best_cut(np.array([[0.9, 0.4], [0.6, 0.1]], np.float32), np.array([[1, 0], [1, 0]], np.float32)) > 0.4
+    True
+    """
+    scores = []
+    for cut in _CUTS:
+        named = chances >= cut
+        hits = float((named * bags).sum())
+        scores.append(2 * hits / max(float(named.sum() + bags.sum()), 1.0))
+    return float(_CUTS[int(np.argmax(scores))])
+
+
+def _auxiliary(knows: Knowledge, width: int) -> tuple[Sequence[str], npt.NDArray[np.float32]]:
+    given = knows.extra.get("auxiliary")
+    if given is None and knows.auxiliary and isinstance(knows.model, Classifier):
+        given = representations(knows.model, knows.auxiliary)
+    if given is None or not knows.auxiliary:
+        raise UnsupportedError(
+            f"Expected auxiliary text for {_NAME}, found none. Give the attacker Knowledge(auxiliary=texts, model=the "
+            "public encoder), or their vectors as extra={'auxiliary': tensor}."
+        )
+    vectors = matrix("extra['auxiliary']", given, width)
+    if len(vectors) != len(knows.auxiliary):
+        raise refuse("auxiliary", len(knows.auxiliary), f"as many as their vectors, {len(vectors)}", "One vector each.")
+    return knows.auxiliary, vectors
+
+
+def _words(text: str) -> list[str]:
+    return text.lower().split()
+
+
+def _bags(texts: Sequence[str], vocabulary: Sequence[str]) -> Tensor:
+    place = {word: i for i, word in enumerate(vocabulary)}
+    bags = torch.zeros(len(texts), len(vocabulary))
+    for row, text in enumerate(texts):
+        for word in _words(text):
+            if word in place:
+                bags[row, place[word]] = 1.0
+    return bags
