@@ -32,3 +32,16 @@ def test_the_rate_rises_to_its_peak_and_falls_to_almost_nothing(total: int, warm
 def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         TrainSettings(**changes)
+
+
+def test_a_head_can_learn_faster_than_the_encoder() -> None:
+    from torch import nn
+
+    from discreet.training.optimizer import optimizer_for, set_rate
+
+    model = nn.ModuleDict({"encoder": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
+    optimizer = optimizer_for(model, TrainSettings(head_rate=10.0))
+    set_rate(optimizer, 0.5)
+    paces = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert paces[id(model["encoder"].weight)] == 0.5 and paces[id(model["head"].weight)] == 5.0
+    assert len(paces) == 4

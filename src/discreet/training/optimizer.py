@@ -14,32 +14,37 @@ from discreet.training.settings import TrainSettings
 def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """Return the optimizer that the settings name, over the weights that are trained."""
     device = next(iter(trained(model).values())).device
-    # A rate that lives on the device can change between replays of a captured step.
-    rate: Any = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0
+    parts = groups(model, settings.weight_decay, settings.head_rate)
+    for part in parts:
+        # A rate that lives on the device can change between replays of a captured step.
+        part["lr"] = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups(model, settings.weight_decay), lr=rate, momentum=settings.momentum, fused=True)
-    return torch.optim.AdamW(
-        groups(model, settings.weight_decay),
-        lr=rate,
-        betas=(settings.momentum, 0.999),
-        fused=True,
-        capturable=device.type == "cuda",
-    )
+        return torch.optim.SGD(parts, momentum=settings.momentum, fused=True)
+    return torch.optim.AdamW(parts, betas=(settings.momentum, 0.999), fused=True, capturable=device.type == "cuda")
 
 
-def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the trained weights in two groups: matrices decay, biases and norms do not."""
-    parameters = trained(model).values()
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+def groups(model: nn.Module, weight_decay: float, head_rate: float = 1.0) -> list[dict[str, Any]]:
+    """Return the trained weights in groups: matrices decay, biases and norms do not; a head may learn faster."""
+    found: list[dict[str, Any]] = []
+    for fast in (False, True) if head_rate != 1 else (None,):
+        parameters = [p for name, p in trained(model).items() if fast is None or fast is _is_new(name)]
+        pace = head_rate if fast else 1.0
+        found += [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "pace": pace},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "pace": pace},
+        ]
+    return found
+
+
+def _is_new(name: str) -> bool:
+    """Return whether a weight belongs to what stands behind the encoder."""
+    return name.startswith(("head.", "pooler."))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(rate * group["pace"])
         else:
-            group["lr"] = rate
+            group["lr"] = rate * group["pace"]

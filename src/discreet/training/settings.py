@@ -12,11 +12,15 @@ OPTIMIZERS = ("adamw", "sgd")
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The settings of the loop; a learning rate of None is chosen by what is trained."""
+    """The settings of the loop; a learning rate of None is chosen by what is trained.
+
+    `head_rate` is how many times as fast the head and the pooler learn, which start from nothing.
+    """
 
     epochs: float = 3.0
     batch_size: int = 32
     learning_rate: float | None = None
+    head_rate: float = 1.0
     warmup: float = 0.06
     weight_decay: float = 0.01
     optimizer: str = "adamw"
@@ -36,6 +40,7 @@ class TrainSettings:
             raise refuse("accumulate", self.accumulate, f"<= batch_size={self.batch_size}", "Each part has a row.")
         if self.learning_rate is not None:
             positive("learning_rate", self.learning_rate)
+        positive("head_rate", self.head_rate, "It multiplies the learning rate of the head.")
         probability("warmup", self.warmup, "It is the share of the steps in which the learning rate rises.")
         non_negative("weight_decay", self.weight_decay)
         positive("gradient_norm", self.gradient_norm, "Gradients longer than this are shortened.")
