@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 # The name of an attack -> the module it is in and the name of its class.
 ATTACKS: dict[str, tuple[str, str]] = {
+    "lamp": ("discreet.attacks.gradient.lamp", "Lamp"),
+    "tag": ("discreet.attacks.gradient.tag", "Tag"),
+    "dlg": ("discreet.attacks.gradient.dlg", "Dlg"),
     "dager": ("discreet.attacks.gradient.dager", "Dager"),
     "embedding-rows": ("discreet.attacks.gradient.embedding_rows", "EmbeddingRows"),
     "decepticons": ("discreet.attacks.gradient.decepticons", "Decepticons"),
     "one-of-n": ("discreet.attacks.gradient.one_of_n", "OneOfN"),
     "rss": ("discreet.attacks.representation.similarity", "Similarity"),
+    "reprecon": ("discreet.attacks.representation.reprecon", "RepRecon"),
+    "instance": ("discreet.attacks.representation.instance", "InstanceReconstruction"),
 }
 ONE_OF_N = "one-of-n"
 NONE = "none"

@@ -13,8 +13,16 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Leakage
 from discreet.data.corpus import Corpus
-from discreet.experiment.reading import METRICS, Example, compared, leakages, metrics_for
-from discreet.experiment.releases import REPRESENTATION, as_they_leave, by_adjacency, kind_of, release_facts, released
+from discreet.experiment.reading import METRICS, Example, aligned, compared, leakages, metrics_for
+from discreet.experiment.releases import (
+    REPRESENTATION,
+    as_they_leave,
+    by_adjacency,
+    kind_of,
+    own_pairs,
+    release_facts,
+    released,
+)
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
 
@@ -34,7 +42,7 @@ class AttackRequest:
     `protect` is the protection itself, or None for what an unprotected client sends. `delta` is that of the one
     release attacked. `seconds` is the budget of each batch. `noise_seed` makes the noise repeatable, and the guarantee
     an estimate; without it noise comes from the operating system. `candidates` counts what an attacker chooses among:
-    64 for 1-of-n, the whole split for vectors. `draws` and `steps` are for 1-of-n.
+    64 for 1-of-n, the whole split for vectors. `steps` is how often the same rows are released, `draws` is for 1-of-n.
     """
 
     attack: Attack
@@ -139,7 +147,7 @@ def run_attack(
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
     metrics = metrics_for(request.attack, request.metrics)
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
-    attack = within(request.attack, request.seconds)
+    attack = informed(within(request.attack, request.seconds), request)
     craft = getattr(attack, "craft", None)  # a malicious server hands out a model of its own
     model = scene.model if craft is None else craft(scene.model, rng.fork("craft"))
     knows = knowledge(request, scene, model, rows)
@@ -154,7 +162,7 @@ def run_attack(
         batch = rows.take(range(number * request.batch_size, (number + 1) * request.batch_size))
         made = released(request, model, batch, noise.fork("release", number), scene.partners(request.protect, batch))
         guess = attack.run(made.seen, knows, rng.fork("attack", number))
-        behind = batch if made.rows is None else batch.take(made.rows)
+        behind = batch if made.rows is None or not aligned(attack) else batch.take(made.rows)
         found = compared(attack, guess, behind, model, metrics, number)
         if not number:
             facts = release_facts(made.seen, model, request, scene.origin)
@@ -188,7 +196,24 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
     if kind_of(request.attack) == REPRESENTATION:
         candidates = scene.candidates(rows.texts, request.candidates, Rng(request.seed).fork("candidates"))
         extra["vectors"] = as_they_leave(request.protect, scene.vectors(candidates))
+        if "pairs" in getattr(request.attack, "needs", ()):
+            own = scene.own(public, len(rows))
+            extra["pairs"] = own_pairs(request, model, own, Rng(request.seed).fork("own"))
     return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)
+
+
+def informed(attack: Attack, request: AttackRequest) -> Attack:
+    """Return the attack with what the public settings of the defence say: how many rows, mixed how, masked or not."""
+    protect = request.protect
+    facts = {
+        "count": request.batch_size,
+        "mix": getattr(protect, "mix", 1),
+        "masked": bool(getattr(protect, "masks", 0) or getattr(protect, "fresh", False)),
+    }
+    if kind_of(attack) != REPRESENTATION:
+        return attack
+    own = {f.name for f in dataclasses.fields(attack)}  # type: ignore[arg-type]
+    return dataclasses.replace(attack, **{k: v for k, v in facts.items() if k in own})  # type: ignore[type-var]
 
 
 def within(attack: Attack, seconds: float | None) -> Attack:

@@ -42,6 +42,11 @@ def reads_a_bag(attack: object) -> bool:
     return not getattr(attack, "ordered", True)
 
 
+def aligned(attack: object) -> bool:
+    """Whether an attack on vectors has a guess for each of them, in their order, and not one for all together."""
+    return kind_of(attack) == REPRESENTATION and bool(getattr(attack, "aligned", True))
+
+
 def metrics_for(attack: object, asked: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics that fit an attack: where none were chosen, those of what it reads; never an order of none."""
     for name in asked:
@@ -69,10 +74,8 @@ def compared(
     else:
         truths = [spelled(model, text) for text in _texts(batch)]
         read = [spelled(model, text) for text in guess.texts[: len(batch)]]
-        if kind_of(attack) == REPRESENTATION:  # vectors have an order, and so have the guesses
-            guesses = (*read, *[""] * (len(batch) - len(read)))
-        else:
-            guesses = match(read, truths)
+        in_order = (*read, *[""] * (len(batch) - len(read)))
+        guesses = in_order if aligned(attack) else match(read, truths)
         pairs = list(zip(truths, guesses, strict=True))
     return [
         Example(truth, read, {m: float(PAIRS[m](read, truth)) for m in metrics if m in PAIRS}, number)

@@ -86,7 +86,7 @@ def _vectors(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rn
     if protect is not None:
         protect.check(len(batch), len(batch))
     seen, truth = representation_release(
-        model, batch, protect, noise, public=public, batch_size=len(batch), delta=request.delta
+        model, batch, protect, noise, public=public, batch_size=len(batch), epochs=request.steps, delta=request.delta
     )
     rows = [next(row for row in line if row >= 0) for line in truth.rows.tolist()]
     return Released(seen, tuple(rows))
@@ -107,10 +107,26 @@ def _no_longer(found: Guarantee) -> Guarantee:
 
 
 def as_they_leave(protect: Any, vectors: Tensor) -> Tensor:
-    """Return vectors in the coordinates of a release, where a public projection makes them fewer."""
+    """Return vectors as they are before mixing and noise: in the coordinates of a release, and cut as it is."""
+    if hasattr(protect, "seen"):  # projected and cut to a norm, before mixing and noise
+        found: Tensor = protect.seen(vectors).float()
+        return found
     projection = getattr(protect, "projection", None)
-    found: Tensor = vectors if projection is None else projection(vectors)
-    return found
+    return vectors if projection is None else projection(vectors)
+
+
+def own_pairs(request: AttackRequest, model: Classifier, public: Corpus, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Return released vectors of public text and the plain ones behind them, as an attacker makes them for itself.
+
+    It runs the same defence with secrets of its own; where vectors were mixed, the plain one is that of the row that
+    weighs most.
+    """
+    from discreet.training.encode import encode
+
+    plain = encode(model, public, None, "float32").vectors.cpu()
+    made = _vectors(request, model, public, rng, public)
+    assert made.rows is not None and isinstance(made.seen, RepresentationRelease)
+    return made.seen.vectors.cpu(), as_they_leave(request.protect, plain[list(made.rows)])
 
 
 def misfit(attack: str, kind: str, protect: object) -> UnsupportedError:

@@ -20,7 +20,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.precision import find_device
 from discreet.training.run_folder import Run, load_run
 
-_PARTNERS = 1000  # public texts that are encoded to mix with
+_PARTNERS = 500  # public texts that are encoded to mix with, or to run a defence on
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,14 @@ class Scene:
         if len(texts) < len(batch):
             raise refuse("public", len(texts), f"at least {len(batch)} texts", "Give public text with --public.")
         return Corpus("public", texts)
+
+    def own(self, public: Sequence[str], least: int) -> Corpus:
+        """Return public text as rows on which an attacker can run a defence itself, all with the first label."""
+        texts = tuple(public[:_PARTNERS])
+        if len(texts) < least:
+            raise refuse("public", len(texts), f"at least {least} texts", "Give public text with --public.")
+        names = self.rows.label_names
+        return Corpus("own", texts, labels=(0,) * len(texts) if names else None, label_names=names)
 
     def prior(self, texts: tuple[str, ...]) -> Any:
         """Return a language model of public text, fitted once."""
