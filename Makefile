@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --editable '.[dev]' -c constraints.txt
 	touch $@
 
-demo: $(STAMP)  ## run the main job on the built-in notes and encoder, offline
+demo: $(STAMP)  ## run the main job on the built-in notes, offline, and write its report
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## run the tests

@@ -219,7 +219,7 @@ def _roc(model: Classifier, corpus: Corpus, plan: Plan | None, precision: str) -
             bound = most_true_positives_at(plan.ledger.event, FALSE_ALARMS, plan.protect.adjacency).tolist()
     return {
         "false_alarms": list(FALSE_ALARMS),
-        "measured": [list(row) for row in measured],
+        "measured": [None if row is None else list(row) for row in measured],
         "bound": bound,
         "members": len(members),
         "others": len(others),

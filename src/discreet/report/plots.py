@@ -122,13 +122,13 @@ def trade_offs(points: Sequence[Point]) -> Figure | None:
         if not curve:
             continue
         rates = [float(x) for x in curve["false_alarms"]]
-        measured = [tuple(map(float, row)) for row in curve["measured"]]
-        figure.lines.append(Line(tuple(zip(rates, (m[0] for m in measured), strict=True)), number[point.name]))
+        measured = [(x, *map(float, row)) for x, row in zip(rates, curve["measured"], strict=True) if row is not None]
+        figure.lines.append(Line(tuple((x, value) for x, value, _, _ in measured), number[point.name]))
         if curve.get("bound"):
             bound = tuple(zip(rates, map(float, curve["bound"]), strict=True))
             figure.lines.append(Line(bound, number[point.name], "bound", f"{point.label}: proven for every test"))
-        for x, (value, low, high) in zip(rates, measured, strict=True):
-            if x in (0.001, 0.01, 0.1):
+        for x, value, low, high in measured:
+            if x in (0.001, 0.01, 0.1, 0.5):
                 spread = f"[{100 * low:.1f}, {100 * high:.1f}]"
                 words = f"{point.label}: at {100 * x:g}% false alarms {100 * value:.1f}% found {spread}"
                 if curve.get("bound"):

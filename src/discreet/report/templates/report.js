@@ -10,6 +10,7 @@
   const name = () => { theme.textContent = dark() ? "Light" : "Dark"; };
   theme.hidden = false;
   theme.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; name(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
   name();
 
   // Tabs: click, or arrows, Home and End.

@@ -1,0 +1,122 @@
+"""Noise by risk for a corpus and a model: the least that is proven to keep a ceiling beside the least measured to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.accounting.events import ClippedSumDpEvent, DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from discreet.attacks.gradient.one_of_n import gaussian_sweep
+from discreet.attacks.gradient.one_of_n_training import training_sweep
+from discreet.calibration.risk_first import RiskFirst, certified_noise, measured_noise
+from discreet.core.checks import refuse
+from discreet.core.randomness import Rng
+from discreet.experiment.scene import Scene
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RiskRequest:
+    """A ceiling on naming the right one of n, for one release and, with a rate and steps, for a whole training.
+
+    `groups` sets of candidates choose the noise and as many others, of other texts, check it.
+    """
+
+    ceiling: float = 0.05
+    candidates: int = 64
+    clip_norm: float = 1.0
+    sampling_rate: float | None = None
+    steps: int | None = None
+    groups: int = 2
+    draws: int = 8000
+    training_draws: int = 3000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Inner products of the sets of candidates that choose and of those that check; no text is in both."""
+
+    chosen: Sequence[Floats] = field(repr=False)
+    checked: Sequence[Floats] = field(repr=False)
+    texts: int
+
+
+def groups_of(scene: Scene, request: RiskRequest) -> Groups:
+    """Return candidates' inner products, the texts of the checking half held out from the choosing half.
+
+    Guarantee: none, an attacker's view of private rows.
+    """
+    count = 2 * request.groups * request.candidates
+    rows = scene.draw(count, Rng(request.seed).fork("rows"), what="candidates")
+    grams = [
+        scene.gram(rows.take(range(i * request.candidates, (i + 1) * request.candidates)))
+        for i in range(2 * request.groups)
+    ]
+    return Groups(grams[: request.groups], grams[request.groups :], request.groups * request.candidates)
+
+
+def risk_first(scene: Scene, request: RiskRequest) -> list[RiskFirst]:
+    """Return both recommendations for one release and, if its rate and steps are given, for a whole training.
+
+    Guarantee: the certified one is a proven bound on any attack under add/remove; the measured one is an estimate.
+    """
+    found = groups_of(scene, request)
+    rng = Rng(request.seed)
+
+    def release(grams: Sequence[Floats], noise: float) -> tuple[int, int]:
+        each = [
+            gaussian_sweep(gram, [noise], rng.fork("release", i), clip_norm=request.clip_norm, draws=request.draws)[0]
+            for i, gram in enumerate(grams)
+        ]
+        return sum(one.hits for one in each), sum(one.draws for one in each)
+
+    results = [_both(request, found, ClippedSumDpEvent, release, "one release")]
+    if request.sampling_rate is None or request.steps is None:
+        return results
+    rate, steps = request.sampling_rate, request.steps
+    if not 0 < rate <= 1:
+        raise refuse("sampling_rate", rate, "in (0, 1]", "It is expected batch size / number of units.")
+
+    def training(grams: Sequence[Floats], noise: float) -> tuple[int, int]:
+        each = [
+            training_sweep(
+                gram,
+                [noise],
+                rng.fork("training", i),
+                sampling_rate=rate,
+                steps=steps,
+                clip_norm=request.clip_norm,
+                draws=request.training_draws,
+            )[0]
+            for i, gram in enumerate(grams)
+        ]
+        return sum(one.hits for one in each), sum(one.draws for one in each)
+
+    def event(noise: float) -> DpEvent:
+        return SelfComposedDpEvent(PoissonSampledDpEvent(rate, ClippedSumDpEvent(noise)), steps)
+
+    name = f"a whole training ({steps} steps, rate {rate:.4g})"
+    return [*results, _both(request, found, event, training, name)]
+
+
+def _both(
+    request: RiskRequest,
+    found: Groups,
+    event: Callable[[float], DpEvent],
+    attempt: Callable[[Sequence[Floats], float], tuple[int, int]],
+    name: str,
+) -> RiskFirst:
+    proven = certified_noise(event, ceiling=request.ceiling, candidates=request.candidates, event=name)
+    measured = measured_noise(
+        lambda noise: attempt(found.chosen, noise),
+        lambda noise: attempt(found.checked, noise),
+        ceiling=request.ceiling,
+        event=name,
+        texts=found.texts,
+    )
+    return RiskFirst(request.ceiling, request.candidates, proven, measured)

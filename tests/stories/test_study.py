@@ -1,0 +1,73 @@
+"""A study from its file to the report, in seconds: trained, attacked, recommended, and started a second time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from discreet.calibration.store import read_trials
+from discreet.cli.main import main
+
+STUDY = """
+name = "story"
+[data]
+source = "notes"
+rows = 120
+[model]
+train = "head"
+[training]
+epochs = 5
+[release]
+train = "head"
+embeddings = false
+split = "train"
+[[protections]]
+name = "none"
+[[protections]]
+name = "dp-sgd"
+noise_multiplier = 2.0
+[[attacks]]
+name = "one-of-n"
+candidates = 16
+draws = 2000
+[goal]
+leakage = "one-of-n/identified"
+ceiling = 0.4
+"""
+
+
+def test_a_study_recommends_what_keeps_its_ceiling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "study.toml").write_text(STUDY)
+    command = ["calibrate", str(tmp_path / "study.toml"), "--out", str(tmp_path / "s"), "--workers", "1", "--json"]
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"], told["kept"]) == (2, 0)
+    assert "dp-sgd" in told["verdict"][1]
+    trials = list(read_trials(tmp_path / "s").values())
+    leaks = {trial.settings["protection"]["name"]: trial.leakages[0] for trial in trials}
+    assert leaks["none"].value > 0.9
+    assert leaks["dp-sgd"].high <= 0.4
+    private = next(trial for trial in trials if trial.settings["protection"]["name"] == "dp-sgd")
+    assert leaks["dp-sgd"].low <= private.details["bounds"]["one-of-n/identified"]
+    assert private.guarantee is not None
+    assert private.guarantee.certified
+    assert any("given seed" in text for text in private.guarantee.assumptions)
+    spent = [epsilon for _, epsilon in private.details["epsilon_over_training"]]
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(private.guarantee.epsilon, rel=0.01)
+    curve = private.details["roc"]
+    shown = [(row[1], bound) for row, bound in zip(curve["measured"], curve["bound"], strict=True) if row is not None]
+    assert shown
+    assert all(low <= bound for low, bound in shown)
+    page = Path(told["report"]).read_text()
+    assert "dp-sgd, noise multiplier 2" in page
+    assert main(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["run"], again["kept"]) == (0, 2)
+    changed = (tmp_path / "study.toml").read_text().replace("epochs = 5", "epochs = 6")
+    (tmp_path / "study.toml").write_text(changed)
+    assert main(command) == 2
+    assert "training.epochs was 5 and is 6" in capsys.readouterr().err
+    assert len(read_trials(tmp_path / "s")) == 2
