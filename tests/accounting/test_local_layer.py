@@ -94,6 +94,9 @@ def test_the_papers_noise_follows_the_size_of_each_batch() -> None:
     paper = LocalLayerCost(0.5, 1000, drawn=50, steps=2, sampling="coins", calibration="paper")
     small, large = paper.step_noise(2.0, 1e-4, [25, 100])
     assert large == pytest.approx(4 * small)
+    single = LocalLayerCost(0.5, 1000, drawn=50, steps=2, sampling="coins", calibration="paper-vector")
+    assert single.noise_std(2.0, 1e-4) == pytest.approx(paper.noise_std(2.0, 1e-4) / 50)
+    assert not single.guarantee(1.0, delta=1e-4).certified
     sound = LocalLayerCost(0.5, 1000, drawn=50, steps=2, sampling="coins")
     assert len(set(sound.step_noise(2.0, 1e-4, [25, 100]))) == 1
     with pytest.raises(SettingError, match="steps"):

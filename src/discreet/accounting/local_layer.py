@@ -7,9 +7,10 @@ coins the number sent is public, and the step is the average over it. The same h
 to each record alone, such as PrivUnit, von Mises–Fisher noise, or randomized response for a label: see `Sending`.
 
 Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks (LDP-NLP), equations 5 to 9.
-Differs: the paper's figures are kept as calibration="paper" and are not bounds: it takes C for the distance 2C,
-|x| C/sigma for a step, a central-limit formula that lies below the truth, and for decoys a sampling rate of q p where
-independent coins send every true query with probability p.
+Differs: the paper's figures are kept as calibration="paper", and as "paper-vector" without the factor |x| of equation 7,
+with which nothing is learned. They are not bounds: the paper takes C for the distance 2C, |x| C/sigma for a step, a
+central-limit formula that lies below the truth, and for decoys a sampling rate of q p where independent coins send
+every true query with probability p.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from discreet.core.checks import one_of, positive, refuse, whole
 from discreet.core.guarantee import Adjacency, Guarantee
 
 SAMPLINGS = ("once", "fixed", "coins")
-CALIBRATIONS = ("sound", "paper")
+CALIBRATIONS = ("sound", "paper", "paper-vector")
 _ENCODER = "the encoder is frozen and public, or its training is counted in the same ledger"
 _LABELS = "labels are public and not protected"
 _REASON = (
@@ -169,7 +170,7 @@ class LocalLayerCost:
         if len(sizes) != self.steps:
             raise refuse("sizes", len(sizes), f"one for each of {self.steps} steps", "Draw the steps first.")
         usual = self.noise_std(epsilon, delta)
-        if self.calibration == "sound":
+        if self.calibration != "paper":
             return (usual,) * self.steps
         return tuple(usual * whole("size", size, 0) / self.drawn for size in sizes)
 
@@ -195,9 +196,9 @@ class LocalLayerCost:
 
     def noise_std(self, epsilon: float, delta: float) -> float:
         """Return the standard deviation that the calibration asks for."""
-        if self.calibration == "paper":
+        if self.calibration != "sound":
             step = central_limit_step(gaussian_mu(epsilon, delta), self._paper_rate, self.steps)
-            return self.drawn * self.clip_norm / step
+            return self._paper_size * self.clip_norm / step
         if self.sampling == "once":
             return gaussian_noise(epsilon, delta, 2 * self.clip_norm)
         return least_noise(self.event, epsilon=epsilon, delta=delta, adjacency=Adjacency.REPLACE_ONE)
@@ -212,9 +213,14 @@ class LocalLayerCost:
                 unit=unit,
                 assumptions=(_ENCODER, _LABELS),
             )
-        step = self.drawn * self.clip_norm / positive("noise_std", noise_std)
+        step = self._paper_size * self.clip_norm / positive("noise_std", noise_std)
         claimed = gaussian_epsilon(central_limit_mu(step, self._paper_rate, self.steps), delta)
         return Guarantee(claimed, delta, unit, Adjacency.REPLACE_ONE, "paper", False, (_ENCODER, _LABELS), _REASON)
+
+    @property
+    def _paper_size(self) -> int:
+        """How many vectors the paper adds up in a step: all that are sent, by its equation 7; one, by equation 6."""
+        return self.drawn if self.calibration == "paper" else 1
 
     @property
     def _paper_rate(self) -> float:
