@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -47,11 +48,12 @@ class Case:
     release: str
     seen: GradientRelease
     truths: tuple[str, ...]
+    protect: Any = None
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="+")
+    parser.add_argument("data", nargs="*")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--split", default="validation")
     parser.add_argument("--sentences", type=int, default=50)
@@ -69,19 +71,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=0, help="print so many guesses of each run")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--guesses", type=Path, help="write guesses and truths here, one line of JSON for each text")
+    parser.add_argument("--score", type=Path, nargs="+", help="score files of --guesses, and do nothing else")
     return parser.parse_args()
 
 
-def make_prior(path: Path, corpora: Sequence[Corpus], split: str, tokenizer: Any) -> None:
+def make_prior(asked: argparse.Namespace) -> None:
     """Fit a model to reviews that are free of the texts attacked, and write it."""
     from discreet.data.overlap import without_overlap
     from discreet.data.reviews import reviews
+    from discreet.models.encoder import load_encoder
 
     public = reviews()
-    for corpus in corpora:
-        public = without_overlap(public, corpus.split(split))
+    for path in asked.data:
+        public = without_overlap(public, load(path).split(asked.split))
         print(public.remarks[-1])
-    NGram.fit(public.texts, tokenizer, least=2).save(path)
+    tokenizer = load_encoder(asked.model, rng=Rng(0)).tokenizer
+    NGram.fit(public.texts, tokenizer, least=2).save(asked.make_prior)
 
 
 def cases(asked: argparse.Namespace, name: str, model: Classifier, texts: Corpus, rng: Rng) -> Iterator[Case]:
@@ -105,7 +111,7 @@ def cases(asked: argparse.Namespace, name: str, model: Classifier, texts: Corpus
             kept = {n: g for n, g in seen.gradients.items() if n != f"encoder.{word_table}"}
             rows = model.tokenizer(list(batch.texts), truncation=True, max_length=model.max_length)["input_ids"]
             spelled = tuple(model.tokenizer.decode(row, skip_special_tokens=True) for row in rows)
-            yield Case(name, label, replace(seen, gradients=kept), spelled)
+            yield Case(name, label, replace(seen, gradients=kept), spelled, protect)
 
 
 def varied(kind: Any, text: str, seconds: float | None) -> Any:
@@ -119,55 +125,68 @@ def varied(kind: Any, text: str, seconds: float | None) -> Any:
 def main() -> None:
     asked = arguments()
     torch.set_num_threads(1)
-    rng = Rng(asked.seed)
-    corpora = [load(path) for path in asked.data]
-    names = [Path(path).name for path in asked.data]
-    models = [Classifier.build(c, rng=rng.fork("model"), encoder=asked.model).to(asked.device) for c in corpora]
-    if asked.make_prior:
-        make_prior(asked.make_prior, corpora, asked.split, models[0].tokenizer)
+    found: list[dict[str, Any]] = []
+    if asked.score:
+        found = [json.loads(text) for path in asked.score for text in path.read_text().splitlines()]
+    elif asked.make_prior:
+        make_prior(asked)
         return
-    prior = None if asked.prior is None else NGram.load(asked.prior)
-    rows: list[dict[str, Any]] = []
-    for name, corpus, model in zip(names, corpora, models, strict=True):
-        knows = Knowledge(model=model, extra={} if prior is None else {"prior": prior})
-        portion: list[Case] = []
-        found: dict[tuple[str, str, str], list[tuple[Case, Any, float]]] = {}
-        every = cases(asked, name, model, corpus.split(asked.split), rng.fork(name))
-        while portion := [case for _, case in zip(range(asked.at_once), every, strict=False)]:
-            for attack in asked.attacks:
-                for settings in asked.vary:
-                    began, cpu = time.monotonic(), time.process_time()
-                    attacker = varied(ATTACKS[attack], settings, asked.seconds)
-                    guesses = attacker.run_many([case.seen for case in portion], knows, rng.fork("attack"))
-                    spent = time.monotonic() - began if asked.device != "cpu" else time.process_time() - cpu
-                    for case, guess in zip(portion, guesses, strict=True):
-                        key = (attack, settings, case.release)
-                        found.setdefault(key, []).append((case, guess, spent / len(portion)))
-                    if asked.show:
-                        for case, guess in list(zip(portion, guesses, strict=True))[: asked.show]:
-                            print(f"  {case.truths}\n  {guess.texts} {guess.details['loss']:.4f}", flush=True)
-            rows = [row for row in rows if row["data"] != name]
-            rows += [summary(name, key, results, asked) for key, results in found.items()]
-            if asked.json:
-                asked.json.write_text(json.dumps(rows, indent=1))
-            print(line(rows[-1]), flush=True)
-    heads = f"{'data':6} {'attack':5} {'release':12} {'settings':30} {'n':>3}"
-    print(f"\n{heads} LCS/longer [95%]       chance R-L   R-1   R-2   exact s")
+    else:
+        attack_all(asked, found)
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in found:
+        groups.setdefault((one["data"], one["attack"], one["settings"], one["release"]), []).append(one)
+    rows = [summary(results) for results in groups.values()]
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=1))
+    heads = f"{'data':5} {'attack':5} {'release':12} {'settings':34} {'n':>3}"
+    print(f"\n{heads} LCS/longer [95%]      chance R-L   R-1   R-2   exact s     steps loss")
     for row in rows:
         print(line(row))
 
 
-def summary(name: str, key: tuple[str, str, str], results: Sequence[Any], asked: argparse.Namespace) -> dict[str, Any]:
-    guesses = [text for case, guess, _ in results for text in match(guess.texts, case.truths)]
-    truths = [text for case, _, _ in results for text in case.truths]
-    row: dict[str, Any] = {"data": name, "attack": key[0], "settings": key[1], "release": key[2]}
-    row |= {"model": Path(asked.model).name, "batch_size": asked.batch_size, "device": asked.device, "n": len(truths)}
+def attack_all(asked: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+    """Run every attack with every setting on every release, and add what was guessed."""
+    rng = Rng(asked.seed)
+    prior = None if asked.prior is None else NGram.load(asked.prior)
+    for path in asked.data:
+        name, corpus = Path(path).name, load(path)
+        model = Classifier.build(corpus, rng=rng.fork("model"), encoder=asked.model).to(asked.device)
+        every = cases(asked, name, model, corpus.split(asked.split), rng.fork(name))
+        while portion := [case for _, case in zip(range(asked.at_once), every, strict=False)]:
+            for attack, settings in itertools.product(asked.attacks, asked.vary):
+                defence = portion[0].protect if all(c.release == portion[0].release for c in portion) else None
+                knows = Knowledge(model=model, defence=defence, extra={} if prior is None else {"prior": prior})
+                began, cpu = time.monotonic(), time.process_time()
+                attacker = varied(ATTACKS[attack], settings, asked.seconds)
+                guesses = attacker.run_many([case.seen for case in portion], knows, rng.fork("attack"))
+                wall, cpu = time.monotonic() - began, time.process_time() - cpu
+                spent = (cpu if asked.device == "cpu" else wall) / len(portion) / asked.batch_size
+                for case, guess in zip(portion, guesses, strict=True):
+                    shared = {"data": name, "attack": attack, "settings": settings, "release": case.release}
+                    shared |= {k: guess.details[k] for k in ("loss", "steps", "seconds")}
+                    shared |= {"seconds_a_sentence": spent, "batch_size": asked.batch_size, "device": asked.device}
+                    pairs = [(text, truth) for text, truth in zip(guess.texts, case.truths, strict=True)]
+                    found.append(shared | {"texts": [g for g, _ in pairs], "truths": [t for _, t in pairs]})
+                seconds = {k: round(v, 1) for k, v in guesses[0].details["seconds"].items()}
+                print(f"{name} {attack} {portion[0].release} … {settings}: {wall:.0f} s, {seconds}", flush=True)
+                for one in found[-len(portion) :][: asked.show]:
+                    print(f"  {one['truths']}\n  {one['texts']} {one['loss']:.4f}", flush=True)
+            if asked.guesses:
+                asked.guesses.write_text("".join(json.dumps(one) + "\n" for one in found))
+
+
+def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    guesses = [text for one in results for text in match(one["texts"], one["truths"])]
+    truths = [text for one in results for text in one["truths"]]
+    row: dict[str, Any] = {k: results[0][k] for k in ("data", "attack", "settings", "release", "batch_size", "device")}
+    row["n"] = len(truths)
     for metric in METRICS:
         leak = text_leakage(metric, guesses, truths, rng=Rng(0).fork(metric))
         row[metric] = {"value": leak.value, "low": leak.low, "high": leak.high, "chance": leak.chance}
-    row["seconds_a_sentence"] = sum(seconds for _, _, seconds in results) / len(truths)
-    row["loss"] = sum(guess.details["loss"] for _, guess, _ in results) / len(results)
-    row["steps"] = max(guess.details["steps"] for _, guess, _ in results)
+    row["seconds_a_sentence"] = sum(one["seconds_a_sentence"] for one in results) / len(results)
+    row["loss"] = sum(one["loss"] for one in results) / len(results)
+    row["steps"] = max(one["steps"] for one in results)
     return row
 
 
@@ -176,8 +195,9 @@ def line(row: dict[str, Any]) -> str:
     chance = f"{lcs['chance']:.2f}" if lcs["chance"] is not None else "-"
     others = " ".join(f"{row[m]['value']:.3f}" for m in METRICS[1:])
     return (
-        f"{row['data']:6} {row['attack']:5} {row['release']:12} {row['settings'][:30]:30} {row['n']:3} "
-        f"{lcs['value']:.3f} [{lcs['low']:.3f}, {lcs['high']:.3f}]  {chance:6} {others} {row['seconds_a_sentence']:.1f}"
+        f"{row['data']:5} {row['attack']:5} {row['release']:12} {row['settings'][:34]:34} {row['n']:3} "
+        f"{lcs['value']:.3f} [{lcs['low']:.3f}, {lcs['high']:.3f}] {chance:6} {others} "
+        f"{row['seconds_a_sentence']:5.1f} {row['steps']:5} {row['loss']:.4f}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from discreet.attacks.gradient.matching import Matching, Progress
 from discreet.attacks.gradient.matching_loss import MatchingLoss, MeanCosine
@@ -31,7 +31,11 @@ class Lamp:
     burn_in: float = 0.1
     every: int = 50
     proposals: int = 48
-    polish: Polish | None = field(default_factory=Polish)
+    pull: float = 0.0
+    polish: int = 12
+    near: int = 3
+    cheap: int = 6
+    orders: int = 48
     seconds: float | None = None
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
@@ -45,20 +49,7 @@ class Lamp:
         return self._engine().run(seens, knows, rng, _NAME, progress)
 
     def _engine(self) -> Matching:
-        return Matching(
-            loss=self.loss,
-            steps=self.steps,
-            rate=self.rate,
-            last_rate=self.last_rate,
-            starts=self.starts,
-            shuffles=self.shuffles,
-            kept=self.kept,
-            prunings=self.prunings,
-            norm_weight=self.norm_weight,
-            prior=self.prior,
-            burn_in=self.burn_in,
-            every=self.every,
-            proposals=self.proposals,
-            polish=self.polish,
-            seconds=self.seconds,
-        )
+        polish = Polish(self.polish, self.near, self.cheap, self.orders) if self.polish else None
+        own = {"near", "cheap", "orders", "polish"}
+        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        return Matching(**shared, polish=polish)

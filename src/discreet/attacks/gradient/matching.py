@@ -30,6 +30,7 @@ from discreet.models.ngram import NGram, Prior
 OPTIMISERS = ("adam", "l-bfgs")
 Progress = Callable[[int, float], None]
 _BETAS = (0.9, 0.999)
+_PULL_EVERY = 5  # steps between looking up the nearest words
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Matching:
     `starts` random candidates are drawn, and as many `shuffles` of the best tried; `kept` of them are followed, half of
     which are dropped at each of `prunings`. The rate falls geometrically to `last_rate` times its first value. Every
     `every` steps after `burn_in`, `proposals` orders of each sentence's tokens are tried, scored by the loss plus the
-    prior times `prior` times the loss so far. `norm_weight` is that of the embedding-norm regulariser. `polish` rounds
+    prior times `prior` times the loss so far. `norm_weight` is that of the embedding-norm regulariser; `pull` draws each
+    vector towards its nearest word, by a share of the rate that grows to this in the course of the descent. `polish` rounds
     of exchanging single tokens and reordering them end the search. `seconds` ends it with the best so far.
     """
 
@@ -53,6 +55,7 @@ class Matching:
     kept: int = 1
     prunings: tuple[float, ...] = ()
     norm_weight: float = 0.0
+    pull: float = 0.0
     prior: float = 0.0
     burn_in: float = 0.1
     every: int = 0
@@ -73,6 +76,7 @@ class Matching:
         positive("last_rate", self.last_rate)
         non_negative("norm_weight", self.norm_weight)
         non_negative("prior", self.prior)
+        non_negative("pull", self.pull)
         probability("burn_in", self.burn_in)
         one_of("optimiser", self.optimiser, OPTIMISERS)
         for share in self.prunings:
@@ -97,12 +101,17 @@ class Matching:
         prior = prior_of(knows, model) if self.prior > 0 or self.polish is not None else None
         learn = self.learn_labels or problems.labels is None
         search = Search(self, objective, Vocabulary.of(model, imitation.words), prior, learn, budget, rng)
+        seconds = {"ready": budget.passed}
         search.start()
+        seconds["started"] = budget.passed
         search.descend(progress)
         tokens, losses = search.read()
+        seconds["descended"] = budget.passed
         if self.polish is not None:
             tokens, losses = self.polish.run(objective, tokens, losses, search, prior, budget, rng.fork("polish"))
-        return [_guess(model, problems, s, tokens[s], losses[s], search) for s in range(len(seens))]
+        seconds["ended"] = budget.passed
+        details = {"steps": search.steps_done, "seconds": seconds}
+        return [_guess(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
 
 
 class Search:
@@ -199,6 +208,7 @@ class Search:
         prunings = sorted(settings.prunings)
         descent_share = 0.75 if settings.polish is not None else 0.98
         began = self.budget.spent
+        words = self.x
         for step in range(settings.steps):
             done = max(step / settings.steps, (self.budget.spent - began) / max(descent_share - began, 1e-6))
             if done >= 1:
@@ -207,7 +217,12 @@ class Search:
             self.steps_done = step + 1
             self.keep_best(losses)
             rate = settings.rate * settings.last_rate**done
-            self.x = self._pin(self.x - rate * _adam(slopes, first, second, step + 1))
+            moved = self.x - rate * _adam(slopes, first, second, step + 1)
+            if settings.pull > 0:
+                if step % _PULL_EVERY == 0:
+                    words = self.objective.imitation.words[self.vocabulary.nearest(self.x)[..., 0]]
+                moved = moved + min(1.0, settings.pull * rate * done) * (words - self.x)
+            self.x = self._pin(moved)
             if self.logits is not None and label_moments is not None:
                 self.logits = self.logits - rate * _adam(label_slopes, *label_moments, step + 1)
             if prunings and done >= prunings[0]:
@@ -365,10 +380,12 @@ def _adam(slopes: Tensor, first: Tensor, second: Tensor, step: int) -> Tensor:
     return (first / (1 - _BETAS[0] ** step)) / ((second / (1 - _BETAS[1] ** step)).sqrt() + 1e-8)
 
 
-def _guess(model: Classifier, problems: Problems, s: int, tokens: Tensor, losses: Tensor, search: Search) -> Guess:
+def _guess(
+    model: Classifier, problems: Problems, s: int, tokens: Tensor, losses: Tensor, details: dict[str, Any]
+) -> Guess:
     """Return the best candidate of a problem as texts."""
     best = int(losses.argmin())
     rows = [row[mask.bool()].tolist() for row, mask in zip(tokens[best], problems.mask[s], strict=True)]
     texts = tuple(model.tokenizer.decode(row, skip_special_tokens=True) for row in rows)
-    details = {"tokens": tuple(tuple(row) for row in rows), "loss": float(losses[best]), "steps": search.steps_done}
+    details = details | {"tokens": tuple(tuple(row) for row in rows), "loss": float(losses[best])}
     return Guess(texts=texts, scores=(-float(losses[best]),) * len(texts), details=details)

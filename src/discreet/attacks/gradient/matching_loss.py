@@ -13,7 +13,7 @@ from discreet.clipping.record import Record
 from discreet.core.checks import non_negative
 
 _FLOOR = 1e-30
-_SPREAD = 0.05  # how much a tensor's cosine varies between texts that tell nothing; noise below it does not matter
+_SPREAD = 0.05  # how much of a tensor's cosine tells nothing even without noise; noise below that does not matter
 
 
 class MatchingLoss(Protocol):
@@ -44,15 +44,15 @@ class SquaredDistance:
 class MeanCosine:
     """One minus the cosine, averaged over tensors, as in LAMP.
 
-    Under noise the tensors count by what is left of them: with a the share of the signal in a tensor's length and b
-    the noise in its cosine, the weight is a / (0.05^2 + b^2), which is that of a matched filter where noise prevails
-    and the same for all tensors where there is none.
+    Under noise of standard deviation s, a tensor whose gradient would have length g can only reach a cosine of a = g / r
+    with what was released, of length r. So it is one minus the cosine over a, and counts g^2 / (0.05^2 g^2 + s^2). Where
+    there is no noise that is the mean of the paper; where it prevails, the likelihood of the release.
     """
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
-        """Return the distances, in [0, 2]."""
+        """Return the distances: 0 for what was released, about 1 for what has nothing to do with it."""
         figures = imitation.figures(record, shape)
-        lengths = figures.squares.clamp_min(_FLOOR).sqrt() * imitation.target_squares.clamp_min(_FLOOR).sqrt()[:, None]
+        lengths = figures.squares.clamp_min(_FLOOR).sqrt() * reachable_lengths(imitation)[:, None]
         weights = signal_weights(imitation)
         weights = weights / weights.sum(-1, keepdim=True)
         return ((1 - figures.inner / lengths) * weights[:, None]).sum(-1)
@@ -102,14 +102,18 @@ def fitting_scale(imitation: Imitation, inner: Tensor, squares: Tensor) -> Tenso
     return torch.where(imitation.protected[:, None], fitting, torch.ones_like(fitting))
 
 
-def signal_weights(imitation: Imitation) -> Tensor:
-    """Return how much each tensor's cosine tells, (problems, tensors): log-likelihood for a unit of it."""
-    noise = imitation.noise_std[:, None]
+def reachable_lengths(imitation: Imitation) -> Tensor:
+    """Return the length of each tensor without its noise, as far as it is known, (problems, tensors)."""
     whole = imitation.target_squares.sqrt().clamp_min(_FLOOR)
     # How the length is shared among the tensors is known from other texts; the length, from the protection.
-    signal = (imitation.shares * imitation.signal_squares[:, None]).sqrt()
-    share = torch.where(noise > 0, (signal / whole).clamp(1e-12, 1), torch.ones_like(whole))
-    return share / (_SPREAD**2 + (noise / whole) ** 2)
+    signal = (imitation.shares * imitation.signal_squares[:, None]).sqrt().clamp_min(1e-9)
+    return torch.where(imitation.noise_std[:, None] > 0, torch.minimum(signal, whole), whole)
+
+
+def signal_weights(imitation: Imitation) -> Tensor:
+    """Return how much each tensor tells, (problems, tensors): log-likelihood for a unit of its distance."""
+    squares = reachable_lengths(imitation).square()
+    return squares / (_SPREAD**2 * squares + imitation.noise_std[:, None].square())
 
 
 def evidence(imitation: Imitation) -> Tensor:

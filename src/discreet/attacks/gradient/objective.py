@@ -25,9 +25,14 @@ class Budget:
     began: float = field(default_factory=time.monotonic)
 
     @property
+    def passed(self) -> float:
+        """The seconds that have passed."""
+        return time.monotonic() - self.began
+
+    @property
     def spent(self) -> float:
         """The share of the time that has passed, at most 1; 0 without a limit."""
-        return 0.0 if self.seconds is None else min(1.0, (time.monotonic() - self.began) / self.seconds)
+        return 0.0 if self.seconds is None else min(1.0, self.passed / self.seconds)
 
 
 @dataclass(frozen=True)

@@ -30,16 +30,18 @@ class Vectors(Protocol):
 
 @dataclass(frozen=True)
 class Polish:
-    """Rounds of trying, for each place, the `near` tokens nearest to its vector and the `cheap` ones that the slope
-    of the loss favours, and `orders` of each sentence's tokens; the best change of each kind is made.
+    """Rounds of trying other tokens at each place, and other orders of each sentence's tokens.
+
+    At a place, the `near` tokens nearest to its vector are tried, as many that are nearest to its present token, and
+    the `cheap` ones that the slope of the loss favours. The changes that help are made together, as many as help most.
 
     The score is the loss plus the prior, weighed as likelihood and prior probability are: the less noise, the less
     the prior counts.
     """
 
-    rounds: int = 8
-    near: int = 4
-    cheap: int = 4
+    rounds: int = 12
+    near: int = 3
+    cheap: int = 6
     orders: int = 48
 
     def __post_init__(self) -> None:
@@ -85,7 +87,8 @@ class Polish:
     ) -> tuple[Tensor, Tensor]:
         """Try other tokens at every place; make the best change, or all that help, if together they help more."""
         s, _, b, t = now.shape
-        options = near
+        kin = vocabulary.nearest(objective.imitation.words[now], self.near + 1)[..., 1:]
+        options = torch.cat([near, kin], -1)
         if self.cheap:
             _, slopes = objective.slopes(objective.imitation.words[now], score.labels)
             options = torch.cat([options, vocabulary.cheapest(now, slopes, self.cheap)], -1)
@@ -105,20 +108,16 @@ class Polish:
             return now, best
         scores = torch.full((s, b * t * n), torch.inf, device=now.device)
         scores[:, useful] = score(tried)
-        each = scores.view(s, b, t, n).min(-1)
-        helps = each.values < best.view(s, 1, 1)
-        together = torch.where(helps, options[:, 0].gather(-1, each.indices[..., None])[..., 0], now[:, 0])
-        single = scores.argmin(1)
-        alone = now[:, 0].flatten(1).clone()
-        where = single // n
-        value = (
-            options[:, 0]
-            .flatten(1, 2)
-            .gather(1, where.view(s, 1, 1).expand(-1, 1, n))[:, 0]
-            .gather(1, (single % n)[:, None])
-        )
-        alone.scatter_(1, where[:, None], value)
-        return _better(score, now, best, torch.stack([alone.view(s, b, t), together], 1))
+        each = scores.view(s, b * t, n).min(-1)
+        values = options[:, 0].flatten(1, 2).gather(-1, each.indices[..., None])[..., 0]
+        # The places in the order of what they gain: the first alone, the first two together, and so on.
+        rank = each.values.argsort(1).argsort(1)
+        most = max(1, int((each.values < best).sum(1).max()))
+        changed = (rank[:, None] < torch.arange(1, most + 1, device=now.device)[:, None]) & (each.values < best)[
+            :, None
+        ]
+        together = torch.where(changed, values[:, None], now.flatten(2))
+        return _better(score, now, best, together.view(s, most, b, t))
 
     def _reorderings(
         self, objective: Objective, score: _Score, now: Tensor, best: Tensor, source: torch.Generator
