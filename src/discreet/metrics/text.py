@@ -14,6 +14,7 @@ from discreet.core.checks import one_of, refuse
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics.intervals import bootstrap, clopper_pearson
+from discreet.metrics.meteor import meteor
 
 Pair = Callable[[str, str], float]
 Embedder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
@@ -96,6 +97,7 @@ PAIRS: dict[str, Pair] = {
     "token_accuracy": token_accuracy,
     "bag_recall": bag_recall,
     "exact_match": exact_match,
+    "meteor": meteor,
 }
 
 
