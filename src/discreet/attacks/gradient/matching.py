@@ -5,6 +5,7 @@ DLG, TAG and LAMP are settings of it. Many releases are attacked at once, each w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +41,10 @@ class Matching:
     `starts` random candidates are drawn, and as many `shuffles` of the best tried; `kept` of them are followed, half of
     which are dropped at each of `prunings`. The rate falls geometrically to `last_rate` times its first value. Every
     `every` steps after `burn_in`, `proposals` orders of each sentence's tokens are tried, scored by the loss plus the
-    prior times `prior` times the loss so far. `norm_weight` is that of the embedding-norm regulariser; `pull` draws each
-    vector towards its nearest word, by a share of the rate that grows to this in the course of the descent. `polish` rounds
-    of exchanging single tokens and reordering them end the search. `seconds` ends it with the best so far.
+    prior times `prior` times the loss so far. `norm_weight` is that of the embedding-norm regulariser; `pull` draws
+    each vector towards its nearest word, by a share of the rate that grows to this in the course of the descent.
+    `polish` rounds of exchanging single tokens and reordering them end the search. `seconds` ends it with the best so
+    far; until `descent` of the time has passed, the vectors are followed.
     """
 
     loss: MatchingLoss
@@ -61,6 +63,7 @@ class Matching:
     every: int = 0
     proposals: int = 200
     polish: Polish | None = None
+    descent: float = 0.75
     unit_starts: bool = False
     learn_labels: bool = False
     seconds: float | None = None
@@ -78,6 +81,7 @@ class Matching:
         non_negative("prior", self.prior)
         non_negative("pull", self.pull)
         probability("burn_in", self.burn_in)
+        probability("descent", self.descent)
         one_of("optimiser", self.optimiser, OPTIMISERS)
         for share in self.prunings:
             probability("prunings", share)
@@ -206,11 +210,11 @@ class Search:
         first, second = torch.zeros_like(self.x), torch.zeros_like(self.x)
         label_moments = None if self.logits is None else (torch.zeros_like(self.logits), torch.zeros_like(self.logits))
         prunings = sorted(settings.prunings)
-        descent_share = 0.75 if settings.polish is not None else 0.98
+        share = settings.descent if settings.polish is not None else 0.98
         began = self.budget.spent
         words = self.x
         for step in range(settings.steps):
-            done = max(step / settings.steps, (self.budget.spent - began) / max(descent_share - began, 1e-6))
+            done = max(step / settings.steps, (self.budget.spent - began) / max(share - began, 1e-6))
             if done >= 1:
                 break
             losses, slopes, label_slopes = self.total(self.x)
@@ -368,8 +372,12 @@ def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
 
 
 def _signal_norm(seens: Sequence[GradientRelease], knows: Knowledge) -> float:
-    """Return how long a clipped gradient is at most, if the attacker knows the protection."""
-    clip = getattr(knows.defence, "clip_norm", None)
+    """Return how long what is left of the gradients is, if the attacker knows the protection; 0 if not."""
+    clip, kappa = (getattr(knows.defence, name, None) for name in ("clip_norm", "kappa"))
+    if kappa is not None:
+        # The mean of a von Mises–Fisher direction, by a bound on the ratio of Bessel functions; tight at this width.
+        half = knows.defence.dimension / 2
+        clip = (kappa / half) / (1 + math.sqrt(1 + (kappa / half) ** 2))
     return 0.0 if clip is None else float(clip) * seens[0].batch_size / seens[0].divisor
 
 

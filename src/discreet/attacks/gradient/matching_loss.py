@@ -44,9 +44,9 @@ class SquaredDistance:
 class MeanCosine:
     """One minus the cosine, averaged over tensors, as in LAMP.
 
-    Under noise of standard deviation s, a tensor whose gradient would have length g can only reach a cosine of a = g / r
-    with what was released, of length r. So it is one minus the cosine over a, and counts g^2 / (0.05^2 g^2 + s^2). Where
-    there is no noise that is the mean of the paper; where it prevails, the likelihood of the release.
+    Under noise of standard deviation s, a tensor whose gradient would have length g can only reach a cosine of a =
+    g / r with what was released, of length r. So it is one minus the cosine over a, and counts g^2 / (0.05^2 g^2 +
+    s^2). Where there is no noise that is the mean of the paper; where it prevails, the likelihood of the release.
     """
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
