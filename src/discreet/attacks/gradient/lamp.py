@@ -32,6 +32,7 @@ class Lamp:
     every: int = 50
     proposals: int = 48
     pull: float = 0.0
+    descent: float = 0.75
     polish: int = 12
     near: int = 3
     cheap: int = 6
