@@ -85,6 +85,12 @@ def test_a_release_of_zeros_is_safe(leaking: Scene) -> None:
         assert len(Similarity(score).run(zeros, leaking.knows, Rng(0)).indices) == 3
 
 
+def test_one_candidate_alone_is_always_named(leaking: Scene) -> None:
+    alone = Knowledge(candidates=["it"], extra={"vectors": leaking.vectors[:1]})
+    for score in SCORES:
+        assert set(Similarity(score).run(leaking.seen, alone, Rng(0)).texts) == {"it"}
+
+
 def test_candidates_come_from_texts_and_the_public_model(tiny_encoder) -> None:
     from discreet.attacks.representation.candidates import representations
     from discreet.data.corpus import Corpus

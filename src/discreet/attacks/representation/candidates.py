@@ -66,7 +66,7 @@ def candidates(knows: Knowledge, width: int, attack: str) -> Candidates:
 def statistics(vectors: Floats) -> tuple[Floats, Floats]:
     """Return the mean and the spread of each coordinate; a coordinate that never moves gets a small spread."""
     spread = vectors.std(axis=0)
-    least = max(float(spread.mean()) * _LEAST_SPREAD, float(np.finfo(np.float32).tiny))
+    least = float(spread.mean()) * _LEAST_SPREAD or 1.0  # one vector alone has no spread at all
     return vectors.mean(axis=0), np.asarray(np.maximum(spread, least), dtype=np.float32)
 
 
