@@ -138,7 +138,8 @@ def measured_noise(
     texts: int,
     adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
     margin: float = 1.1,
-    tolerance: float = 0.01,
+    guess: float = 1.0,
+    tolerance: float = 0.02,
 ) -> Recommendation:
     """Return the least noise whose measured success keeps a ceiling, chosen on some texts and checked on others.
 
@@ -152,7 +153,7 @@ def measured_noise(
     def limit(attempt: Attempt, noise: float) -> float:
         return upper_limit(*attempt(noise))
 
-    noise = margin * least(lambda x: limit(chosen_on, x), ceiling, low=1e-3, high=1e4, guess=1.0, tolerance=tolerance)
+    noise = margin * least(lambda x: limit(chosen_on, x), ceiling, low=1e-3, high=1e4, guess=guess, tolerance=tolerance)
     raised = 0
     while (seen := limit(checked_on, noise)) > ceiling:
         noise, raised = noise * _RAISE, raised + 1

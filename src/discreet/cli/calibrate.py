@@ -71,6 +71,7 @@ def calibrate(
     if left:
         note(f"Stopped with {left} of {done.total} trials left. The same command goes on.")
         raise typer.Exit(130)
+    _weigh_risk(out)
     facts = {"out": str(out), "trials": done.total, "run": done.done, "kept": done.before, "report": None}
     if report:
         from discreet.report.page import write_report
@@ -84,6 +85,22 @@ def calibrate(
         as_json(facts)
     elif not report:
         print(f"{done.total} trials in {out}. Read them with: discreet report {out}")
+
+
+def _weigh_risk(out: Path) -> None:
+    """Write beside the trials which noise a ceiling on 1-of-n asks for, by theory and by measurement; once."""
+    import json
+
+    from discreet.calibration.store import read_trials
+    from discreet.calibration.sweep import read_kept_study
+    from discreet.experiment.risk import risk_of_study
+    from discreet.report.page import RISK
+
+    if not (out / RISK).exists():
+        found = risk_of_study(read_kept_study(out), read_trials(out).values())
+        partial = out / f"{RISK}.partial"
+        partial.write_text(json.dumps([one.as_dict() for one in found], indent=1), encoding="utf-8")
+        partial.replace(out / RISK)
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,9 @@ from discreet.attacks.gradient.one_of_n_training import training_sweep
 from discreet.calibration.risk_first import RiskFirst, certified_noise, measured_noise
 from discreet.core.checks import refuse
 from discreet.core.randomness import Rng
+from discreet.core.types import Trial
 from discreet.experiment.scene import Scene
+from discreet.experiment.shared import scene_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +36,7 @@ class RiskRequest:
     steps: int | None = None
     groups: int = 2
     draws: int = 8000
-    training_draws: int = 3000
+    training_draws: int = 2000
     seed: int = 0
 
 
@@ -60,8 +63,10 @@ def groups_of(scene: Scene, request: RiskRequest) -> Groups:
     return Groups(grams[: request.groups], grams[request.groups :], request.groups * request.candidates)
 
 
-def risk_first(scene: Scene, request: RiskRequest) -> list[RiskFirst]:
+def risk_first(scene: Scene, request: RiskRequest, trained: Scene | None = None) -> list[RiskFirst]:
     """Return both recommendations for one release and, if its rate and steps are given, for a whole training.
+
+    `trained` is the scene of what is trained, where that is not what is released in the scene.
 
     Guarantee: the certified one is a proven bound on any attack under add/remove; the measured one is an estimate.
     """
@@ -100,6 +105,8 @@ def risk_first(scene: Scene, request: RiskRequest) -> list[RiskFirst]:
     def event(noise: float) -> DpEvent:
         return SelfComposedDpEvent(PoissonSampledDpEvent(rate, ClippedSumDpEvent(noise)), steps)
 
+    if trained is not None:
+        found = groups_of(trained, request)
     name = f"a whole training ({steps} steps, rate {rate:.4g})"
     return [*results, _both(request, found, event, training, name)]
 
@@ -118,5 +125,38 @@ def _both(
         ceiling=request.ceiling,
         event=name,
         texts=found.texts,
+        guess=proven.noise / 2,
     )
     return RiskFirst(request.ceiling, request.candidates, proven, measured)
+
+
+ONE_OF_N = "one-of-n"
+
+
+def risk_of_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[RiskFirst]:
+    """Return the noise that a study's ceiling on 1-of-n asks for, or nothing where it has no such ceiling or DP-SGD.
+
+    Guarantee: as `risk_first`.
+    """
+    goal = study.get("goal") or {}
+    attack = next((table for table in study.get("attacks", ()) if table["name"] == ONE_OF_N), None)
+    private = next((t for t in trials if (t.details.get("protection") or {}).get("name") == "dp-sgd"), None)
+    if attack is None or private is None or goal.get("leakage") != f"{ONE_OF_N}/identified":
+        return []
+    candidates = int(attack.get("candidates", 64))
+    if goal.get("ceiling") is None or goal["ceiling"] <= 1 / candidates:
+        return []
+    settings = {"model": {}, "release": {}, **private.settings}
+    rate = private.details.get("sampling_rate")
+    request = RiskRequest(
+        ceiling=float(goal["ceiling"]),
+        candidates=candidates,
+        clip_norm=float(private.details["protection"]["clip_norm"]),
+        sampling_rate=rate,
+        steps=int(private.details["steps"]) if rate is not None else None,
+        groups=1,
+        seed=private.seed,
+    )
+    shared = {**settings["release"], "train": settings["model"].get("train", "all")}
+    trained = scene_of({**settings, "release": shared}, private.seed, "gradient")
+    return risk_first(scene_of(settings, private.seed, "gradient"), request, trained)

@@ -204,7 +204,11 @@ def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
     step, _ = step_cost(protect, plan.sampler, 0, plan.units)
     meter = Meter(step, plan.delta, protect.adjacency)
     at = sorted({max(1, round(steps * (i + 1) / _POINTS)) for i in range(_POINTS)})
-    return {**found, "epsilon_over_training": [[count, meter.epsilon(count)] for count in at]}
+    return {
+        **found,
+        "sampling_rate": getattr(plan.sampler, "rate", None),
+        "epsilon_over_training": [[count, meter.epsilon(count)] for count in at],
+    }
 
 
 def _roc(model: Classifier, corpus: Corpus, plan: Plan | None, precision: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from discreet.attacks.gradient.one_of_n import Floats, Identified, _checked, _ro
 from discreet.core.checks import positive, probability, whole
 from discreet.core.randomness import Rng
 
-_AT_ONCE = 1 << 21
+_AT_ONCE = 1 << 20
 
 
 def training_sweep(
@@ -41,7 +41,9 @@ def training_sweep(
     norms = np.sqrt(np.maximum(np.diag(square), 0))
     factors = np.minimum(1, positive("clip_norm", clip_norm) / np.maximum(norms, 1e-300))
     clipped = square * factors[:, None] * factors[None, :]
-    root, half = _root(clipped), np.diag(clipped) / 2
+    # The sum over the steps is kept in full precision; a step's own rounding is far below its noise.
+    root, half = _root(clipped).astype(np.float32), (np.diag(clipped) / 2).astype(np.float32)
+    own = clipped.astype(np.float32)
     together = max(1, _AT_ONCE // (draws * n))
     found = []
     for strength in noise_multipliers:
@@ -54,10 +56,13 @@ def training_sweep(
         while done < count:
             some = min(together, count - done)
             present = generator.random((some, draws)) < rate
-            noise = generator.standard_normal((some, draws, root.shape[1])) @ root.T
-            seen = present[:, :, None] * clipped[truth][None] + std * noise
-            ratio = (seen - half) / std**2
-            scores += np.logaddexp(np.log1p(-rate) if rate < 1 else -np.inf, np.log(rate) + ratio).sum(axis=0)
+            noise = generator.standard_normal((some, draws, root.shape[1]), dtype=np.float32) @ root.T
+            noise *= np.float32(std)
+            noise += present[:, :, None] * own[truth][None] - half
+            noise /= np.float32(std**2)  # the log-likelihood ratio of each candidate's presence
+            if rate < 1:
+                noise = np.log1p(np.float32(rate) * np.expm1(np.minimum(noise, 80)))
+            scores += noise.sum(axis=0, dtype=np.float64)
             done += some
         found.append(Identified(float(strength), int((scores.argmax(axis=1) == truth).sum()), draws, n))
     return found
