@@ -41,6 +41,7 @@ MECHANISMS = {"gaussian": "gaussian", "laplace": "laplace", "laplace-l2": "l2-la
 LABELS = ("public", "noisy")
 ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
 PUBLIC_LABELS = "labels are public and not protected"
+_ROUNDING = 1e-6
 WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
 
 
@@ -119,8 +120,8 @@ class InstanceEncoding:
         return InstanceEncodingCost(self.clip_norm, load, width, MECHANISMS[self.mechanism], self.calibration)
 
     def scale(self, load: Load, width: int) -> float:
-        """Return the scale of the noise on the vectors."""
-        return self.cost(load, width).scale(self.epsilon - self.spent_on_labels, self.delta)
+        """Return the scale of the noise on the vectors, rounded up past what solving for it can be wrong."""
+        return self.cost(load, width).scale(self.epsilon - self.spent_on_labels, self.delta) * (1 + _ROUNDING)
 
     def noise(self, scale: float, width: int) -> Gaussian | Laplace | L2Laplace:
         """Return the noise itself."""

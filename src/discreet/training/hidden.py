@@ -31,6 +31,7 @@ from discreet.protections.representation import (
 )
 from discreet.training.checkpoint import identity
 from discreet.training.encode import encode
+from discreet.training.local_head import fit_classes, fit_score
 from discreet.training.private import as_drawn, delta_for
 from discreet.training.settings import TrainSettings
 from discreet.training.steps import GraphedStep, OpenStep, Parts, PlainStep, Step
@@ -70,10 +71,9 @@ class Account:
         at = delta_for(corpus.unit_count) if delta is None else open_probability("delta", delta)
         return cls(ledger, secret, at, about, paid)
 
-    def epsilon(self) -> float | None:
-        """Return a bound on what was spent so far, or None if nothing is guaranteed."""
-        spent = self.ledger.epsilon(self.delta)
-        return spent if self.paid and math.isfinite(spent) else None
+    def epsilon(self) -> float:
+        """Return a bound on what was spent so far, infinite if nothing is guaranteed."""
+        return self.ledger.epsilon(self.delta) if self.paid else math.inf
 
     def guarantee(self) -> Guarantee:
         """Return what was spent so far guarantees: a bound only for a frozen encoder and a secret seed."""
@@ -115,6 +115,7 @@ def step_for(
 ) -> Step:
     """Return the step of a training whose texts were rewritten, or whose vectors are released once or at every step."""
     model, settings = parts.model, parts.settings
+    solved = False
     if at_text(protect):
         account = Account.of(ledger, secret, delta, corpus, protect)
     elif at_vectors(protect) and protect.stored:
@@ -127,12 +128,43 @@ def step_for(
         once = protect.once(corpus.unit_index, model.width, classes_of(model), secret.fork("release", run))
         account = Account.of(ledger, secret, delta, corpus, once)
         rows = release_once(rows, once, ledger, run)
+        solved = solve_head(model, rows, once)
     else:
         assert at_vectors(protect)
         beside_it = public_rows(model, public, corpus, protect, settings.precision)
         return HiddenStep.of(parts, protect, rows, corpus, beside_it, ledger, secret, delta)
     sampler = parts.shuffled(len(rows))
-    return StoredStep(model, parts.optimizer, rows, sampler, parts.rng, settings, account=account, name=protect.name)
+    return StoredStep(
+        model, parts.optimizer, rows, sampler, parts.rng, settings, account=account, name=protect.name, solved=solved
+    )
+
+
+def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
+    """Fit a linear head to noisy vectors in closed form, and say whether that was possible.
+
+    What is known of the noise is used: it is taken off the spread of the vectors, and as much is added as a spread that
+    was estimated from so many noisy vectors can be wrong. Random steps would need to average the same noise away.
+    """
+    noise = getattr(once, "noise_variance", None)
+    layer = model.head
+    if noise is None or model.pooler is not None or not isinstance(layer, torch.nn.Linear):
+        return False
+    count, width = rows.vectors.shape
+    doubt = 2 * noise * math.sqrt(width / max(1, count))
+    vectors, targets = rows.vectors, rows.targets
+    if model.task == "regression":
+        weights, bias = fit_score(vectors, targets, noise=noise, query_noise=doubt)
+    elif targets.ndim == 1:
+        truth = getattr(once, "label_truth", 1.0)
+        weights, bias = fit_classes(
+            vectors, targets, len(model.label_names), noise=noise, query_noise=doubt, truth=truth
+        )
+    else:  # mixtures have no class of their own
+        return False
+    with torch.no_grad():
+        layer.weight.copy_(weights)
+        layer.bias.copy_(bias)
+    return True
 
 
 def classes_of(model: Classifier) -> int:
@@ -149,6 +181,16 @@ class StoredStep(OpenStep):
 
     account: Account | None = None
     name: str = ""
+    solved: bool = False  # whether the head was fitted in closed form, so that no step has anything to do
+
+    @property
+    def per_epoch(self) -> int:
+        """How many steps read the release once; a solved head has looked at all of it."""
+        return 1 if self.solved else super().per_epoch
+
+    def __call__(self, step: int) -> tuple[Tensor | None, int]:
+        """Take an ordinary step, or none where the head is solved."""
+        return (None, len(self.rows)) if self.solved else super().__call__(step)
 
     @property
     def protection(self) -> str | None:  # type: ignore[override]
@@ -161,7 +203,7 @@ class StoredStep(OpenStep):
         return self.sampler, self.name, self.account.secret.fork("identity").words(2).tolist()
 
     def epsilon(self) -> float | None:  # type: ignore[override]
-        """Return a bound on what was spent, or None if nothing is guaranteed."""
+        """Return a bound on what was spent, infinite if nothing is guaranteed."""
         return self.account.epsilon() if self.account else None
 
     def guarantee(self) -> Guarantee | None:  # type: ignore[override]
@@ -241,8 +283,8 @@ class HiddenStep:
                     "ledger is another one, or was lost; without it nothing is guaranteed. Begin again."
                 )
 
-    def epsilon(self) -> float | None:
-        """Return a bound on what was spent so far, or None if nothing is guaranteed."""
+    def epsilon(self) -> float:
+        """Return a bound on what was spent so far, infinite if nothing is guaranteed."""
         return self.account.epsilon()
 
     def guarantee(self) -> Guarantee:

@@ -57,7 +57,7 @@ def fit_score(
     """Return weights (1, width) and the bias of a linear regression for queries of a known noise."""
     x, y = vectors.double(), scores.double()
     centre, level = x.mean(0), y.mean()
-    spread = _covariance_for(x - centre, noise, query_noise, torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype))
+    spread = _covariance_for(x - centre, noise, query_noise, x.new_zeros(x.shape[1], x.shape[1]))
     weights = torch.linalg.solve(spread, (x - centre).T @ (y - level) / len(x))
     return weights[None].float(), (level - weights @ centre)[None].float()
 
@@ -66,7 +66,7 @@ def _class_means(x: Tensor, labels: Tensor, classes: int, truth: float) -> tuple
     """Return the mean vector and the share of every true class, from labels that tell the truth with a probability."""
     seen = torch.nn.functional.one_hot(labels.long(), classes).double()
     lie = (1 - truth) / (classes - 1)
-    answers = torch.full((classes, classes), lie, dtype=torch.float64)
+    answers = torch.full((classes, classes), lie, dtype=torch.float64, device=x.device)
     answers.fill_diagonal_(truth)
     sums = torch.linalg.solve(answers, seen.T @ x / len(x))
     shares = torch.linalg.solve(answers, seen.mean(0))
