@@ -79,4 +79,7 @@ def test_a_model_on_the_gpu_agrees_with_the_slow_loop(bert_case, precision: str)
     want = slow.clipped_sum(model, losses(), 0.5)
     off = sum(float((got[n] - want[n]).square().sum()) for n in want)
     size = sum(float(want[n].square().sum()) for n in want)
-    assert (off / size) ** 0.5 <= (1e-5 if precision == "float32" else 1e-2)
+    # The clip leaves room for rounding, so units come out a little shorter than the exact clip, never longer.
+    assert (off / size) ** 0.5 <= (2e-3 if precision == "float32" else 1e-2)
+    if precision == "float32":
+        assert sum(float(got[n].square().sum()) for n in want) <= size * (1 + 1e-5)
