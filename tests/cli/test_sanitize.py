@@ -173,3 +173,21 @@ def test_stdin_and_stdout(encoder: str) -> None:
     assert run.stdout == "the film\n"
     run = subprocess.run(base, input="", capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (2, "")
+
+
+def test_a_training_reads_rewritten_text_and_counts_its_wordiest_row(
+    capsys: pytest.CaptureFixture[str], encoder: str, toy_csv: Path, tmp_path: Path
+) -> None:
+    arguments = ["train", str(toy_csv), "--model", encoder, "--train", "head", "--epochs", "1", "--json"]
+    arguments += ["--protect", "santext", "--out", str(tmp_path / "run")]
+    assert main([*arguments, "--epsilon-per-word", "2"]) == 0
+    promise = json.loads(capsys.readouterr().out)["guarantee"]
+    assert promise["epsilon"] == pytest.approx(12, rel=1e-3)  # "the … heart was … 17" has six words
+    assert (promise["certified"], promise["adjacency"]) == (True, "replace-one")
+    assert "each word alone has epsilon = 2" in promise["sentence"]
+    assert (tmp_path / "run" / "ledger.jsonl").is_file()
+    arguments[-1] = str(tmp_path / "other")
+    for price, words in (("0", "epsilon_per_word=0.0"), (None, "Expected --epsilon-per-word")):
+        assert main([*arguments, *(("--epsilon-per-word", price) if price else ())]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
