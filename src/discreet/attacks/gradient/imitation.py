@@ -8,6 +8,7 @@ forward and one backward pass, and both figures can be differentiated with respe
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,12 +82,16 @@ class Imitation:
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name in shared)
         self._alive = alive_masks(self.model, self.words)
-        self.names = tuple(n for n in shared if n not in self._alive or bool(self._alive[n].any()))
-        self._place = {name: i for i, name in enumerate(self.names)}
+        names = [n for n in shared if n not in self._alive or bool(self._alive[n].any())]
         self._tape = Tape(self.model, create_graph=True)
         turned = _turned(self.model)
         rank = max(_tokens(seen) for seen in seens) + _SPARE
-        self._targets = {n: self._target(n, seens, n in turned, rank) for n in self.names}
+        self._targets = {n: self._target(n, seens, n in turned, rank) for n in names}
+        self._tables = [n for n in names if _is_table(self.model, n)]
+        self._pairs = self._stacked_pairs([n for n in names if n not in self._tables])
+        self._vectors = self._stacked_vectors(names)
+        grouped = [names for names, _ in self._pairs] + [names for names, _, _ in self._vectors]
+        self.names = tuple(itertools.chain(*grouped, self._tables))
         squares = [self._targets[n].dense().flatten(1).square().sum(1) for n in self.names]
         self.target_squares = torch.stack(squares, 1)
         self.sizes = torch.tensor([self._size(n) for n in self.names], device=self.device, dtype=torch.float32)
@@ -95,7 +100,6 @@ class Imitation:
         self.protected = torch.tensor([seen.guarantee is not None or seen.noise_std > 0 for seen in seens])
         self.protected = self.protected.to(self.device)
         self.signal_squares = self._signal(signal_norm)
-        self._vectors = self._stacked_vectors()
         self.shares = self._shares()
 
     @property
@@ -124,29 +128,28 @@ class Imitation:
     def figures(self, record: Record, shape: Sequence[int]) -> Figures:
         """Return inner products and squared norms from a record of candidates of a shape."""
         s, k = shape[:2]
-        inner: list[Tensor] = [torch.empty(0)] * len(self.names)
-        squares: list[Tensor] = [torch.empty(0)] * len(self.names)
-        vectors: dict[str, Tensor] = {}
-        grams: dict[int, Tensor] = {}
-        for slot in record.slots:
-            at = self._place.get(slot.name)
-            if at is None:
-                continue
-            if isinstance(slot, Pair):
-                inner[at], squares[at] = _pair(slot, self._targets[slot.name], s, k, grams)
-            elif isinstance(slot, Lookup):
-                inner[at], squares[at] = _lookup(slot, self._targets[slot.name].dense(), s, k)
-            else:
-                vectors[slot.name] = _values(slot)
-        for names, target, alive in self._vectors:
-            # Small tensors of one size go together: there are many, and each alone costs more to launch than to add up.
-            values = torch.stack([vectors[n] for n in names], 1)
-            values = values.reshape(s, k, -1, *values.shape[1:]).sum(2) * alive
-            found = (values * target[:, None]).sum(-1), values.square().sum(-1)
-            for place, name in enumerate(names):
-                inner[self._place[name]], squares[self._place[name]] = found[0][..., place], found[1][..., place]
+        inner: list[Tensor] = []
+        squares: list[Tensor] = []
+        slots = {slot.name: slot for slot in record.slots}
+        # Tensors of one shape go together: there are many, and each alone costs more to launch than to compute.
+        for names, target in self._pairs:
+            pairs = [slots[name] for name in names]
+            found = _pairs(pairs, target, s, k)  # type: ignore[arg-type]
+            inner.append(found[0])
+            squares.append(found[1])
+        for names, values, alive in self._vectors:
+            stacked = torch.stack([_values(slots[name]) for name in names], 1)
+            stacked = stacked.reshape(s, k, -1, *stacked.shape[1:]).sum(2) * alive
+            inner.append((stacked * values[:, None]).sum(-1))
+            squares.append(stacked.square().sum(-1))
+        for name in self._tables:
+            table = slots[name]
+            assert isinstance(table, Lookup)
+            found = _lookup(table, self._targets[name].dense(), s, k)
+            inner.append(found[0][..., None])
+            squares.append(found[1][..., None])
         scale = 1 / self.divisors[:, None, None]
-        return Figures(torch.stack(inner, -1) * scale, torch.stack(squares, -1).clamp_min(0) * scale.square())
+        return Figures(torch.cat(inner, -1) * scale, torch.cat(squares, -1).clamp_min(0) * scale.square())
 
     def formed(self, slot: Slot, s: int, k: int) -> Tensor:
         """Return the gradients of one tensor, (problems, candidates, *shape), matrices as (outputs, inputs)."""
@@ -237,19 +240,40 @@ class Imitation:
         squares = figures.squares.detach().flatten(0, 1)
         return (squares / squares.sum(-1, keepdim=True).clamp_min(1e-30)).mean(0)
 
-    def _stacked_vectors(self) -> list[tuple[list[str], Tensor, Tensor]]:
+    def _stacked_pairs(self, names: Sequence[str]) -> list[tuple[list[str], Target]]:
+        """Return the matrices grouped by shape: names, and their targets as (matrices, problems, outputs, inputs)."""
+        groups: dict[tuple[bool, torch.Size], list[str]] = defaultdict(list)
+        for name in names:
+            target = self._targets[name]
+            shape = target.dense().shape
+            if len(shape) == 3:
+                groups[target.value is None, shape].append(name)
+        found = []
+        for (factored, _), members in groups.items():
+            parts = [self._targets[name] for name in members]
+            if factored:
+                left, right = ([getattr(part, side) for part in parts] for side in ("left", "right"))
+                stacked = Target(None, torch.stack(left), torch.stack(right))
+            else:
+                stacked = Target(torch.stack([part.dense() for part in parts]))
+                for place, name in enumerate(members):  # a view, so that nothing is kept twice
+                    self._targets[name] = Target(stacked.dense()[place])
+            found.append((members, stacked))
+        return found
+
+    def _stacked_vectors(self, names: Sequence[str]) -> list[tuple[list[str], Tensor, Tensor]]:
         """Return the one-dimensional tensors grouped by size: names, targets and which numbers are alive."""
         groups: dict[int, list[str]] = defaultdict(list)
-        for name in self.names:
+        for name in names:
             if self._targets[name].dense().dim() == 2:
                 groups[self._targets[name].dense().shape[1]].append(name)
         return [
             (
-                names,
-                torch.stack([self._targets[n].dense() for n in names], 1),
-                torch.stack([self._alive.get(n, torch.ones(size, device=self.device)).float() for n in names]),
+                members,
+                torch.stack([self._targets[n].dense() for n in members], 1),
+                torch.stack([self._alive.get(n, torch.ones(size, device=self.device)).float() for n in members]),
             )
-            for size, names in groups.items()
+            for size, members in groups.items()
         ]
 
 
@@ -258,20 +282,19 @@ def _by_unit(values: Tensor, s: int, k: int) -> Tensor:
     return values.reshape(s * k, -1, values.shape[-1])
 
 
-def _pair(slot: Pair, target: Target, s: int, k: int, grams: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
-    inputs, grads = slot.inputs.reshape(s, -1, slot.inputs.shape[-1]), slot.grads.reshape(s, -1, slot.grads.shape[-1])
+def _pairs(slots: Sequence[Pair], target: Target, s: int, k: int) -> tuple[Tensor, Tensor]:
+    """Return inner products and squared norms for matrices of one shape, (problems, candidates, matrices)."""
+    inputs = torch.stack([slot.inputs.reshape(s, -1, slot.inputs.shape[-1]) for slot in slots])
+    grads = torch.stack([slot.grads.reshape(s, -1, slot.grads.shape[-1]) for slot in slots])
     if target.value is None:
         assert target.left is not None and target.right is not None
         products = (inputs @ target.right) * (grads @ target.left)
     else:
         products = (inputs @ target.value.mT) * grads
-    inner = products.reshape(s, k, -1).sum(-1)
-    if id(slot.inputs) not in grams:  # attention's query, key and value are given the same input
-        units = _by_unit(slot.inputs, s, k)
-        grams[id(slot.inputs)] = units @ units.mT
-    units = _by_unit(slot.grads, s, k)
-    squares = ((units @ units.mT) * grams[id(slot.inputs)]).sum((1, 2))
-    return inner, squares.view(s, k)
+    inner = products.reshape(len(slots), s, k, -1).sum(-1)
+    inputs, grads = (value.reshape(len(slots) * s * k, -1, value.shape[-1]) for value in (inputs, grads))
+    squares = ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2)).view(len(slots), s, k)
+    return inner.movedim(0, -1), squares.movedim(0, -1)
 
 
 def _lookup(slot: Lookup, table: Tensor, s: int, k: int) -> tuple[Tensor, Tensor]:

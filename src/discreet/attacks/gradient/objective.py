@@ -14,7 +14,7 @@ from discreet.attacks.gradient.matching_loss import MatchingLoss
 from discreet.attacks.gradient.problems import Problems
 
 # Tokens that go through the model together: a CPU's cache is soon full, a GPU's memory holds 300 kB a token.
-_TOKENS = {"cpu": 1024, "cuda": 100_000}
+_TOKENS = {"cpu": 1024, "cuda": 60_000}
 
 
 @dataclass(frozen=True)
