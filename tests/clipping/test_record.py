@@ -35,6 +35,19 @@ def test_inner_products_and_gram_agree_with_the_slow_loop(case, units: Tensor | 
     assert torch.allclose(torch.cat([got[n].flatten() for n in truth[0]]).double(), 2 * joined, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("units", UNITS, ids=["rows", "units"])
+def test_the_gram_matrix_is_the_same_where_little_can_be_held(
+    case, units: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = Tape(case.model)
+    with tape:
+        losses = case.losses()
+    found = tape.backward(losses, units)
+    whole = found.gram()
+    monkeypatch.setattr("discreet.clipping.record._HELD", 0)
+    torch.testing.assert_close(found.gram(), whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
+
+
 def test_a_part_of_the_parameters_can_be_asked_for(bert_case) -> None:
     truth = slow.gradients(bert_case.model, bert_case.losses())
     tape = Tape(bert_case.model)

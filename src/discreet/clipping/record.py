@@ -21,6 +21,7 @@ _TINY_SQUARE = 1e-36
 # matrices from half precision and TF32 are summed in float32, and the share is larger, for ordinary units reach 1e-3.
 _SHARE, _SHARE_ON_GPU = 1e-3, 2.0**-5
 _UNSEEN_SQUARE = 1e-24  # no clip is as small as its root
+_HELD = 1 << 27  # numbers of several units' gradients that are formed at once
 
 
 class Record:
@@ -147,12 +148,19 @@ class Record:
             return {slot.name: slot.gradients() for slot in self._chosen(None)}
 
     def gram(self) -> Tensor:
-        """Return the inner products of all pairs of units' gradients, one layer's gradients formed at a time."""
+        """Return the inner products of all pairs of units' gradients, one layer's gradients formed at a time.
+
+        Where that would be too much to hold, as for a table of words, it is one unit's gradient at a time.
+        """
         total = self._like.new_zeros(len(self), len(self))
         with _quiet(self._like):
             for slot in self._chosen(None):
-                rows = slot.gradients().flatten(1)
-                total = total + rows @ rows.mT
+                if len(self) * slot.shape.numel() <= _HELD:
+                    rows = slot.gradients().flatten(1)
+                    total = total + rows @ rows.mT
+                    continue
+                for unit, alone in enumerate(torch.eye(len(self), device=total.device)):
+                    total[unit] += slot.inner(slot.weighted(Weights.of(alone, self.units), {}))
         return total
 
     def blank(self, units: Tensor) -> None:
