@@ -1,0 +1,207 @@
+"""The user's side and the server's, from a training on a tiny encoder to refusals that spend nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.accounting.ledger import Ledger
+from discreet.core.errors import BudgetError, DataError, ModelError, SettingError
+from discreet.core.types import RepresentationRelease
+from discreet.data.sources import Columns
+from discreet.experiment import RunRequest, run_training
+from discreet.models.classifier import ModelSettings
+from discreet.protections.decoys import Decoys
+from discreet.protections.ldp_settings import LDPSettings
+from discreet.training.evaluate import represent
+from discreet.training.local import ServerSide, UserSide, linear
+from discreet.training.run_folder import load_run
+from discreet.training.settings import TrainSettings
+
+
+def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str, object]:
+    model = {"encoder": str(encoder), "train": changes.pop("train", "head")}
+    asked = LDPSettings(**{"epsilon": 12.0, "dimension": 12, **changes})  # type: ignore[arg-type]
+    request = RunRequest(
+        source=str(toy_csv),
+        columns=Columns(),
+        model=ModelSettings(**model),  # type: ignore[arg-type]
+        train=TrainSettings(epochs=6, batch_size=16, learning_rate=0.05),
+        protect=asked,
+    )
+    return run_training(request, out)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, object]]:
+    out = tmp_path_factory.mktemp("local") / "a"
+    return out, run(toy_csv, tiny_encoder("bert"), out, queries=5)
+
+
+def test_a_run_is_certified_and_writes_two_sides(finished: tuple[Path, dict[str, object]]) -> None:
+    out, done = finished
+    promise = done["guarantee"]
+    assert isinstance(promise, dict)
+    assert promise["certified"]
+    assert promise["epsilon"] == pytest.approx(12.0, abs=1e-3)
+    assert promise["adjacency"] == "replace-one"
+    assert "labels are public" in promise["sentence"]
+    assert sorted(p.name for p in (out / "server").iterdir()) == ["head.safetensors", "settings.toml"]
+    names = {p.name for p in (out / "client").iterdir()}
+    encoder = {"tokenizer", "encoder.json", "encoder.safetensors"}
+    assert names == {"settings.toml", "path.safetensors", "ledger.jsonl"} | encoder
+
+
+def test_the_two_sides_answer_like_the_run_does(finished: tuple[Path, dict[str, object]]) -> None:
+    """With the noise of both taken away, client and server together are the model."""
+    out, _ = finished
+    server = ServerSide.load(out / "server")
+    model = load_run(out).model
+    texts = ["the heart was sharp", "a knee was slow", "the doctor"]
+    with UserSide.load(out / "client") as user:
+        rows = user.tokens(texts)
+        vectors = represent(model, rows)
+        coordinates = user.path.coordinates(represent(user.model, rows))
+        query = model.query
+        assert query is not None
+        path = query.path(model.head)  # type: ignore[union-attr]
+        assert path.axes is not None
+        assert torch.allclose(coordinates, path.coordinates(vectors), atol=1e-4)
+        expected = model.decide(path.axes.back(coordinates)).softmax(1)
+        assert np.allclose(server.answer(coordinates), expected.detach().numpy(), atol=1e-4)
+        assert user.width == server.width == 8
+
+
+def test_queries_are_spent_before_they_leave_until_nothing_is_left(finished: tuple[Path, dict[str, object]]) -> None:
+    out, _ = finished
+    with UserSide.load(out / "client") as user:
+        release = user.protect(["the heart was sharp"])
+        assert release.vectors.shape == (1, 8)
+        assert release.guarantee is not None
+        assert release.guarantee.certified
+        assert release.guarantee.epsilon == pytest.approx(12.0, abs=1e-3)
+        assert ServerSide.load(out / "server").answer(release).sum() == pytest.approx(1.0, abs=1e-5)
+        assert not torch.equal(release.vectors, user.protect(["the heart was sharp"]).vectors)
+        spent = user.spent().epsilon
+        assert spent == pytest.approx(24.0, abs=1e-2)
+        for bad in ([], [""], "the heart"):
+            with pytest.raises(DataError, match="Expected"):
+                user.protect(bad)
+        with pytest.raises(DataError, match="single texts"):
+            user.protect(["one"], ["two"])
+        with pytest.raises(BudgetError, match="budget"):
+            user.protect(["the knee"] * 4)
+        assert user.spent().epsilon == spent
+        user.protect(["a", "b", "c"])
+        with pytest.raises(BudgetError):
+            user.protect(["one more"])
+    assert Ledger.read(out / "client" / "ledger.jsonl").spends == 3
+
+
+def test_a_server_refuses_whatever_is_no_release() -> None:
+    server = ServerSide(linear(torch.ones(2, 8), torch.zeros(2)), 8, ("no", "yes"))
+    for bad, said in (
+        (["raw text"], "takes no text"),
+        ("raw text", "takes no text"),
+        (torch.zeros(1, 7), "8 wide"),
+        (torch.zeros(8), "8 wide"),
+        (torch.zeros(0, 8), "8 wide"),
+        (torch.full((1, 8), float("nan")), "finite"),
+        (torch.zeros(1, 8, dtype=torch.int64), "whole numbers"),
+    ):
+        with pytest.raises(DataError, match=said):
+            server.answer(bad)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="labels"):
+        ServerSide.fit(RepresentationRelease(torch.zeros(2, 8)), label_names=("a", "b"), noise=0, query_noise=0)
+
+
+def test_up_sampling_hides_queries_among_decoys_within_the_budget(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run(toy_csv, tiny_encoder("bert"), tmp_path / "a", mechanism="gaussian")
+    server = ServerSide.load(tmp_path / "a" / "server")
+    texts = ["the heart was sharp", "a knee was slow"]
+    with UserSide.load(tmp_path / "a" / "client") as user:
+        decoys = Decoys(words=("film", "plot", "calm"))
+        mixed = user.protect_among(texts, decoys, epsilon=3.0, share=0.25, drawn=2, steps=12)
+        assert mixed.guarantee.certified
+        assert 2.9 < mixed.guarantee.epsilon <= 3.0 + 1e-6
+        assert "nobody learns which" in mixed.guarantee.sentence()
+        assert len(mixed.steps) == 12
+        assert all(step.vectors.shape == (2, 8) for step in mixed.steps)
+        answers = mixed.collect([server.answer(step) for step in mixed.steps], len(texts))
+        assert answers.shape == (2, 2)
+        sent = sum(int((place >= 0).sum()) for place in mixed.places)
+        assert 0 < sent < 24
+        assert "places" not in repr(mixed)
+        with pytest.raises(SettingError, match="share"):
+            user.protect_among(texts, decoys, epsilon=3.0, share=0.0)
+
+
+def test_an_encoder_that_is_trained_along_is_never_certified(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shared = {"mechanism": "gaussian", "sampling": "fixed", "train": "all"}
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "a", position="token", **shared)
+    promise = done["guarantee"]
+    assert isinstance(promise, dict)
+    assert not promise["certified"]
+    assert "encoder was trained on private text" in promise["sentence"]
+    with UserSide.load(tmp_path / "a" / "client") as user:
+        release = user.protect(["the heart was sharp"])
+        assert release.guarantee is not None
+        assert not release.guarantee.certified
+        assert ServerSide.load(tmp_path / "a" / "server").answer(release).shape == (1, 2)
+
+
+def test_a_fixed_draw_at_every_step_is_certified_for_a_frozen_encoder_and_the_papers_claim_is_not(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shared = {"mechanism": "gaussian", "sampling": "fixed"}
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "a", **shared)
+    promise = done["guarantee"]
+    assert isinstance(promise, dict)
+    assert promise["certified"]
+    assert 11.5 < promise["epsilon"] <= 12.0 + 1e-6
+    assert "does not learn which sentences were drawn" in promise["sentence"]
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "b", calibration="paper-vector", **shared)
+    claimed = done["guarantee"]
+    assert isinstance(claimed, dict)
+    assert not claimed["certified"]
+    assert claimed["epsilon"] == pytest.approx(12.0, rel=1e-3)
+    assert "the proven figure" in claimed["sentence"]
+
+
+def test_labels_that_are_hidden_are_paid_for(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "a", label_epsilon=2.0)
+    promise = done["guarantee"]
+    assert isinstance(promise, dict)
+    assert promise["epsilon"] == pytest.approx(12.0, abs=1e-2)
+    assert "randomized response" in promise["sentence"]
+
+
+def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
+    for changes, said in (
+        ({"epsilon": 0.0}, "epsilon=0.0"),
+        ({"epsilon": None}, "--epsilon"),
+        ({"inference_epsilon": -1.0}, "inference_epsilon"),
+        ({"dimension": 4}, "dimension=4"),
+        ({"query_dimension": 2}, "query_dimension=2"),
+        ({"mechanism": "laplace"}, "mechanism"),
+        ({"label_epsilon": 9.0}, "label_epsilon"),
+        ({"calibration": "paper"}, "--mechanism gaussian"),
+        ({"projection": "labels"}, "labelled public text"),
+        ({"position": "token", "mechanism": "gaussian"}, "fixed for tokens"),
+        ({"queries": 0}, "queries"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            LDPSettings(**{"epsilon": 8.0, **changes})  # type: ignore[arg-type]
+    for kind in (UserSide, ServerSide):
+        with pytest.raises(ModelError, match="protect ldp"):
+            kind.load(tmp_path / "nothing")
