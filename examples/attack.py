@@ -31,9 +31,8 @@ def main() -> None:
     for noise in (0.1, 0.3, 1.0, 3.0):
         named = run_attack(AttackRequest(OneOfN(), DPSGD(noise, clip_norm=1.0)), scene)
         assert named.guarantee is not None
-        print(
-            f"  noise {noise:<4g} epsilon {named.guarantee.epsilon:8.3g}   {named.leakages[0]}   bound {named.bound:.3f}"
-        )
+        spent = f"epsilon {named.guarantee.epsilon:.3g}"
+        print(f"  noise {noise:<4g} {spent:<14} {named.leakages[0]}, bound {named.bound:.3f}")
 
 
 if __name__ == "__main__":
