@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from discreet.attacks.gradient.matching import Matching, Progress
 from discreet.attacks.gradient.matching_loss import MatchingLoss, MeanCosine
 from discreet.attacks.gradient.polish import Polish
+from discreet.core.checks import whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 
@@ -38,6 +39,11 @@ class Lamp:
     cheap: int = 6
     orders: int = 48
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        whole("polish", self.polish, 0)
+        self._engine()
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
         """Return the texts behind a release."""
