@@ -64,7 +64,6 @@ class NGram:
         With `sentences`, a text is cut at its full stops first. `vocabulary` is the number of rows in the model's table
         of words, if it has more than the tokenizer.
         """
-        whole("least", least)
         if not texts:
             raise DataError("Expected texts for a language model, found none. Give public text of a similar kind.")
         if sentences:
@@ -84,6 +83,7 @@ class NGram:
         True
         """
         v = whole("vocabulary", vocabulary, 2)
+        whole("least", least)
         kept = [np.asarray(row, dtype=np.int64) for row in rows if len(row)]
         if not kept:
             raise DataError("Expected token sequences with tokens in them, found none.")
