@@ -4,6 +4,7 @@ python -m benchmarks.dager DATA --batch-size 1 --examples 100
 python -m benchmarks.dager DATA --protect texthide --batch-size 4 --examples 40
 python -m benchmarks.dager DATA --protect dp-sgd --batch-size 1 2 4 8 --noise 0 1e-7 1e-6 1e-5 --examples 8
 python -m benchmarks.dager DATA --protect dir-dp-sgd --kappas 1e14 1e12 1e10 --examples 8
+python -m benchmarks.dager DATA --protect dp-sgd --noise 1e-5 1e-4 --examples 8 --attack subspace
 python -m benchmarks.dager DATA --protect lora --rank 128 --batch-size 2 --examples 20
 """
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from discreet.attacks.gradient.dager import Dager
+from discreet.attacks.gradient.tiger import SubspaceOptimiser
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.batches import tokenise
@@ -45,6 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--split", default="validation")
     parser.add_argument("--protect", choices=("none", "dp-sgd", "dir-dp-sgd", "texthide", "lora"), default="none")
+    parser.add_argument("--attack", choices=("dager", "subspace"), default="dager", help="subspace follows distances")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1])
     parser.add_argument("--examples", type=int, default=100)
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0], help="noise multipliers of DP-SGD, clip 1")
@@ -110,7 +113,9 @@ def adapted(model: Classifier, rank: int, rng: Rng) -> Classifier:
 def measure(name: str, share: Share, size: int, model: Classifier, chosen: Corpus, asked: argparse.Namespace) -> Any:
     """Return and print what the attack reads of all batches of one size."""
     rng = Rng(asked.seed).fork(name, size)
-    attack = Dager(rounds=asked.rounds, starts=asked.starts, steps=asked.steps)
+    attack: Dager | SubspaceOptimiser = SubspaceOptimiser(starts=asked.starts, steps=asked.steps)
+    if asked.attack == "dager":
+        attack = Dager(rounds=asked.rounds, starts=asked.starts, steps=asked.steps)
     guesses: list[str] = []
     truths: list[str] = []
     seconds: list[float] = []
@@ -127,14 +132,15 @@ def measure(name: str, share: Share, size: int, model: Classifier, chosen: Corpu
         seconds.append((time.monotonic() - clock) / size)
         rows = [tuple(row) for row in model.tokenizer(list(batch.texts))["input_ids"]]
         exact += sum(row in guess.details["tokens"] for row in rows)
-        sure = [row for row, good in zip(guess.details["tokens"], guess.details["confirmed"], strict=True) if good]
+        good = guess.details.get("confirmed", ())  # the subspace optimiser confirms nothing
+        sure = [row for row, certain in zip(guess.details["tokens"], good, strict=False) if certain]
         confirmed += len(sure)
         wrong += sum(row not in rows for row in sure)
         true = {(place, token) for row in rows for place, token in enumerate(row)}
         second = {(place, token) for row in sure for place, token in enumerate(row)}
         pairs += len(true)
-        found += len(true & set(guess.details["pairs"]))
-        named += len(guess.details["pairs"])
+        found += len(true & set(guess.details.get("pairs", ())))
+        named += len(guess.details.get("pairs", ()))
         kept += len(second)
         right += len(second & true)
         # the tokenizer's own spelling of the truth: case and spaces are not in the gradient
@@ -143,7 +149,7 @@ def measure(name: str, share: Share, size: int, model: Classifier, chosen: Corpu
         guesses += match(guess.texts, spelled)
     low, high = clopper_pearson(exact, len(truths))
     leaks = [text_leakage(m, guesses, truths, rng=rng.fork(m)) for m in ("rouge_1", "rouge_2", "rouge_l")]
-    print(f"\n{Path(asked.data).name} {asked.split}, {name}, batch {size}, n = {len(truths)}")
+    print(f"\n{Path(asked.data).name} {asked.split}, {asked.attack}, {name}, batch {size}, n = {len(truths)}")
     print(f"every token right: {exact}/{len(truths)} = {exact / len(truths):.3f} [{low:.3f}, {high:.3f}]")
     print(f"confirmed by the second block: {confirmed}, of them wrong: {wrong}")
     print(f"(position, token) pairs: {found} of {pairs} found, {named} named by the first block with aliases")

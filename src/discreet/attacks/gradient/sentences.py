@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,22 @@ class Check:
         """Return an orthonormal basis of what lies outside the span, in the model's precision."""
         whole: Tensor = torch.linalg.qr(self.span.basis.mT, mode="complete")[0]
         return whole[:, self.span.rank :].mT.float().contiguous()
+
+
+class Measure(Protocol):
+    """Anything that says how far the states of sentences lie from where true ones do."""
+
+    def distances(self, sentences: Tensor) -> Tensor:
+        """Return the distance of every state of token sequences of one length, (sentences, tokens)."""
+        ...
+
+    def squares(self, vectors: Tensor, outside: Tensor) -> Tensor:
+        """Return squared distances of the states of sequences of word vectors."""
+        ...
+
+    def outside(self) -> Tensor:
+        """Return what `squares` needs, computed once."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,7 @@ def narrowed(choices: Choices, used: set[tuple[int, int]]) -> Choices:
     return Choices(choices.tokens, prior)
 
 
-def search(check: Check, choices: Choices, words: Tensor, budget: Budget, source: torch.Generator) -> Sentence:
+def search(check: Measure, choices: Choices, words: Tensor, budget: Budget, source: torch.Generator) -> Sentence:
     """Return the sentence of one length whose states lie closest to the span, as far as the budget finds it.
 
     Few sentences are all tried. Otherwise each position starts as a mixture of its tokens, the mixtures of several
@@ -125,7 +142,7 @@ def search(check: Check, choices: Choices, words: Tensor, budget: Budget, source
     return _descend(check, starts, rows, budget)
 
 
-def _descend(check: Check, sentences: Tensor, tokens: Sequence[Sequence[int]], budget: Budget) -> Sentence:
+def _descend(check: Measure, sentences: Tensor, tokens: Sequence[Sequence[int]], budget: Budget) -> Sentence:
     """Return the best sentence that single exchanges lead to, position by position."""
     sentences = sentences.clone()
     squares = check.distances(sentences).square().mean(dim=1)

@@ -71,3 +71,16 @@ class _Screen:
         inside += 2 * ((self.word_parts @ self.shift)[:, None] + parts @ self.shift) / deviation
         inside += self.shift.square().sum()
         return 1 - inside / length.clamp_min(torch.finfo(length.dtype).tiny)
+
+
+def nearest_tokens(embeddings: Embeddings, span: Span, length: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return, for each position of a length, the tokens closest to the span and their distances, (length, count)."""
+    screen = _Screen(embeddings, span)
+    tokens: list[Tensor] = []
+    distances: list[Tensor] = []
+    for start in range(0, length, _AT_ONCE):
+        places = torch.arange(start, min(start + _AT_ONCE, length), device=embeddings.words.device)
+        near = screen.squares(places).clamp_min(0).topk(min(count, embeddings.words.shape[0]), dim=0, largest=False)
+        tokens.append(near.indices.mT)
+        distances.append(near.values.mT.sqrt())
+    return torch.cat(tokens), torch.cat(distances)
