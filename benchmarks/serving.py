@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 
 PATH = "/v1/answers"
 
@@ -189,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         request = head.encode() + body
-        run = uvloop.run
+        run = asyncio.run
         run(offer(port, request, 4, 1.0, None))  # warm
         hold = run(offer(port, request, options.connections, options.seconds, None))
         found["hold"] = hold.row()
