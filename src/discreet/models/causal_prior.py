@@ -1,0 +1,79 @@
+"""Any causal language model as a prior over the texts of another model's vocabulary, re-tokenised on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from discreet.core.errors import ModelError
+from discreet.models.encoder import quiet
+
+_AT_ONCE = 64  # texts that go through the language model together
+
+
+@dataclass(frozen=True)
+class CausalPrior:
+    """A causal language model, its tokenizer, and the tokenizer of the texts to be judged.
+
+    The surprise of a row is the negative log-likelihood of its text for each token of the row, so that texts of one
+    length in the attacked model's tokens are compared by their whole likelihood.
+    """
+
+    model: Any = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    spoken: Any = field(repr=False)  # the tokenizer of the rows
+
+    @classmethod
+    def load(
+        cls, where: Path | str, spoken: Any, *, gguf: str | None = None, device: torch.device | str = "cpu"
+    ) -> CausalPrior:
+        """Return a language model from a folder or a hub name already fetched; nothing is downloaded.
+
+        `gguf` names a GGUF file in the folder (needs the package `gguf`); else the weights are safetensors.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        files: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
+        safe: dict[str, Any] = files or {"use_safetensors": True}
+        try:
+            with quiet():
+                tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True, **files)
+                model = AutoModelForCausalLM.from_pretrained(where, local_files_only=True, dtype=torch.float32, **safe)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelError(
+                f"Expected a causal language model that transformers can open in {str(where)!r}. {first}"
+            ) from None
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.padding_side = "right"
+        return cls(model.to(device).eval(), tokenizer, spoken)
+
+    @torch.no_grad()
+    def surprise(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each row's text over its number of tokens; of shape (rows,)."""
+        rows = [row[kept.bool()].tolist() for row, kept in zip(tokens.cpu(), mask.cpu(), strict=True)]
+        opening = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
+        texts = [opening + self.spoken.decode(row, skip_special_tokens=True) for row in rows]
+        distinct = list(dict.fromkeys(texts))
+        known: dict[str, float] = {}
+        for start in range(0, len(distinct), _AT_ONCE):
+            some = distinct[start : start + _AT_ONCE]
+            known |= zip(some, self._log_losses(some), strict=True)
+        found = torch.tensor([known[text] for text in texts], device=tokens.device)
+        return found / mask.sum(-1).clamp_min(1)
+
+    def _log_losses(self, texts: list[str]) -> list[float]:
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        batch = {name: batch[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
+        if batch["input_ids"].shape[1] < 2:
+            return [0.0] * len(texts)
+        scores = self.model(**batch).logits[:, :-1].float()
+        each = F.cross_entropy(scores.mT, batch["input_ids"][:, 1:], reduction="none")
+        losses: list[float] = (each * batch["attention_mask"][:, 1:]).sum(1).tolist()
+        return losses
