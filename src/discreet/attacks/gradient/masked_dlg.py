@@ -59,7 +59,7 @@ class MaskedDLG:
     learn_mask: bool = True
     rate: float = 1.0
     history: int = 100
-    steps: int = 600
+    steps: int = 300
     enough: float = 1e-10
     restarts: int = 3
 
@@ -106,8 +106,8 @@ class MaskedDLG:
         count = len(targets)
         points = torch.zeros(count, problem.size, dtype=targets.dtype, device=targets.device)
         distances = torch.full_like(points[:, 0], math.inf)
-        restarts = torch.zeros(count, dtype=torch.int64)
-        rows = torch.arange(count)
+        restarts = torch.zeros(count, dtype=torch.int64, device=targets.device)
+        rows = torch.arange(count, device=targets.device)
         for attempt in range(self.restarts + 1):
             start = torch.randn(len(rows), problem.size, generator=source).to(points)
             end = minimise(
@@ -115,7 +115,7 @@ class MaskedDLG:
             )
             better = end.values < distances[rows]
             points[rows[better]], distances[rows[better]] = end.points[better], end.values[better]
-            rows = rows[end.broken.cpu()]
+            rows = rows[end.broken]
             if not len(rows) or attempt == self.restarts:
                 break
             restarts[rows] += 1
