@@ -1,6 +1,6 @@
 """What each protection lets go, attacked at several batch sizes: attack × protection × batch size.
 
-python -m benchmarks.releases DATA --examples 8 --max-words 15 --seconds 20 --json releases.jsonl
+python -m benchmarks.releases DATA --examples 8 --max-words 15 --json releases.jsonl
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--examples", type=int, default=8)
     parser.add_argument("--max-words", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each batch")
+    parser.add_argument("--seconds", type=float, help="for each batch; without it, attacks finish")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="a line for each cell, as it is done; what is there is not repeated")

@@ -94,3 +94,29 @@ def test_a_scene_is_loaded_as_it_is_asked_for(toy_csv: Path, tiny_encoder: Calla
     scene = load_scene(asked)
     assert len(scene.rows) == 108 and scene.origin.startswith("a fresh ")
     assert load_scene(replace(asked, public="notes")).public != scene.public
+
+
+@pytest.mark.parametrize("name", ["texthide", "dp-ie", "ldp"])
+def test_vectors_are_attacked_as_they_leave(name: str, minilm: Scene) -> None:
+    """Each output is compared with the row that weighs most in it, in the order in which outputs leave."""
+    from discreet.attacks.representation.similarity import Similarity
+    from discreet.cli.catalog import protection_of
+
+    weak = {"texthide": {"mix": 1, "masks": 0}, "dp-ie": {"epsilon": 1e5}, "ldp": {"epsilon": 1e5}}[name]
+    protect = protection_of(name, minilm.model, weak, delta=1e-5, batch_size=4)
+    request = AttackRequest(Similarity(), protect, "rss", examples=4, batch_size=4)
+    found = run_attack(request, minilm)
+    assert found.release["kind"] == "representation" and found.release["vectors"] == found.n == 4
+    assert {example.truth for example in found.examples} == set(TEXTS[:4])
+    assert found.leakages[0].metric == "exact_match" and found.leakages[0].value == 1.0
+    assert found.guarantee is not None and found.guarantee.exists == (name != "texthide")
+
+
+def test_the_gradient_of_an_encoder_is_not_covered_by_noise_on_its_output(minilm: Scene) -> None:
+    from discreet.cli.catalog import protection_of
+
+    protect = protection_of("dp-ie", minilm.model, {"epsilon": 1.0}, delta=1e-5, batch_size=1)
+    found = run_attack(AttackRequest(Dager(), protect, examples=1), minilm)
+    assert found.leakages[0].value == 1.0
+    assert found.guarantee is not None and not found.guarantee.exists
+    assert "gradient of the encoder" in found.guarantee.sentence()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.checks import refuse, whole
+from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import BUILT_IN, Columns, load
@@ -82,6 +83,8 @@ class Scene:
 
     def candidates(self, attacked: Sequence[str], count: int | None, rng: Rng) -> tuple[str, ...]:
         """Return the attacked texts among others of the split, in a random order; all of it where no count is given."""
+        if self.rows.second is not None:
+            raise UnsupportedError("Expected single texts for an attack on vectors, found pairs. Attack other data.")
         others = [text for text in dict.fromkeys(self.rows.texts) if text not in set(attacked)]
         if count is not None:
             if count - len(attacked) > len(others):

@@ -174,13 +174,18 @@ class SentOnce:
             found = replace(found, assumptions=(*found.assumptions, said))
         return self.protect.stated(found)
 
-    def __call__(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the released vectors and the labels that go with them."""
-        layer, query = self.protect.training, self.protect.inference
+    def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what leaves the users: a vector for each row, in their order, and the labels that go with them."""
+        layer = self.protect.training
         sent = layer(self.protect.projection.on(vectors.device)(vectors.float()), self.secret.fork("vectors"))
         if self.response is not None:
             targets = self.response(targets, self.secret.fork("labels"))
-        # From here on it is the server's own doing.
+        return sent, targets
+
+    def __call__(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the server learns from: what it was sent, made more like what it will be asked."""
+        layer, query = self.protect.training, self.protect.inference
+        sent, targets = self.send(vectors, targets)
         more = query.variance - layer.variance
         if self.protect.retrain and more > 0 and query.dimension == layer.dimension:  # learn at the noise of queries
             extra = torch.empty_like(sent).normal_(generator=self.secret.fork("retrain").torch(sent.device))

@@ -157,7 +157,8 @@ def representation_release(
     at = delta_for(corpus.unit_count) if delta is None else delta
     if protect.stored:
         once = protect.once(corpus.unit_index, model.width, classes, rng)
-        vectors, labels = once(rows.vectors, rows.targets)
+        # what is sent, not what a server then makes of it
+        vectors, labels = getattr(once, "send", once)(rows.vectors, rows.targets)
         partners = getattr(once, "partners", None)
         truth = Mixture(own, torch.ones(count, 1))
         if partners is not None:
