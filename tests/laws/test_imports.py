@@ -34,6 +34,9 @@ ALLOWED: dict[str, set[str]] = {
 NO_TORCH = {"accounting"}
 ONLY_ROOM: dict[str, set[str]] = {
     "flwr": {"federated"},
+    "orjson": {"serving"},
+    "starlette": {"serving"},
+    "uvicorn": {"serving"},
     "faiss": {"attacks"},
     "plotly": {"report"},
     "opacus": set(),

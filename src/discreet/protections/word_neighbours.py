@@ -65,7 +65,7 @@ def nearest_to_noisy(
     for start in range(0, len(which), _NOISE_BLOCK):
         noisy = noisy_places(places[torch.from_numpy(which[start : start + _NOISE_BLOCK])], price, rng).float()
         scores = torch.addmm(half_squares, noisy, small.T, alpha=-1.0)
-        drawn[start : start + _NOISE_BLOCK] = scores.argmin(1).numpy()
+        drawn[start : start + _NOISE_BLOCK] = scores.numpy().argmin(1)
         watch(min(start + _NOISE_BLOCK, len(which)))
     return drawn
 
