@@ -86,6 +86,7 @@ def test_each_format_is_read_again_as_it_was_written(
         (("--unknown", "refuse"), "word 2 of text 2 is not"),
         (("--model", "/nowhere"), "/nowhere"),
         (("--format", "xml"), "format='xml'"),
+        (("--out", "/tmp/never-written.txt"), "one column to write lines"),
     ],
 )
 def test_bad_settings_leave_no_file(

@@ -49,7 +49,7 @@ def sanitize(
 ) -> None:
     """Rewrite every word of a text under metric privacy; other columns are copied as they are."""
     from discreet.core.randomness import Rng
-    from discreet.data.columns import read_columns, render, write_whole
+    from discreet.data.columns import check_fits, format_of, read_columns, render, write_whole
 
     positive("epsilon-per-word", epsilon_per_word, "It is the cost of one word; 8 is very noisy, 40 keeps most words.")
     open_probability("delta", delta)
@@ -58,6 +58,8 @@ def sanitize(
     _check_output(source, out, force)
     suffix = "." + (kind or (Path(source).suffix.lower().lstrip(".") if source != "-" else "txt"))
     found = read_columns(source, suffix, tuple(text or ("text",)))
+    ending = suffix if out == "-" else format_of(out, suffix)
+    check_fits(found, ending)
     swap = _built(mechanism, epsilon_per_word, model, sensitive, public, share, sample_others, keep_marks, unknown)
     rng = Rng.secret() if seed is None else Rng(seed)
     with _bar() as watch:
@@ -65,7 +67,6 @@ def sanitize(
         rewritten, changes = _swapped(swap, texts, rng, watch)
     rows = len(texts) // max(1, len(found.texts))
     columns = {name: rewritten[i * rows : (i + 1) * rows] for i, name in enumerate(found.texts)}
-    ending = suffix if out == "-" or kind is not None else (Path(out).suffix.lower() or suffix)
     data = render(found, columns, ending)
     if out == "-":
         sys.stdout.buffer.write(data)
@@ -166,8 +167,8 @@ def _account(
     kind = "Certified" if word.certified else f"An estimate, as {word.reason}"
     price = f"{swap.epsilon_per_word:g}"
     say(
-        f"{kind}: each {word.unit} has epsilon = {price} and delta = 0 when it is exchanged for any other, and {price} r "
-        "for another at a share r of the largest distance (metric privacy)."
+        f"{kind}: each {word.unit} has epsilon = {price} and delta = 0 when it is exchanged for any other, and {price} "
+        "r for another at a share r of the largest distance (metric privacy)."
     )
     if whole.exists:
         say(f"By composition a text has {price} for each of its words: {whole.epsilon:g} for the longest.")

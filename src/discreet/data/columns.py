@@ -83,6 +83,25 @@ def _read_lines(source: str, text: Sequence[str]) -> FileColumns:
     return FileColumns(source, ("text",), {"text": lines})
 
 
+def check_fits(found: FileColumns, suffix: str) -> None:
+    """Refuse to write several columns as lines of plain text."""
+    if suffix not in READERS and len(found.names) != 1:
+        raise DataError(
+            f"Expected one column to write lines of plain text, found {', '.join(found.names)}. Name a file that ends "
+            f"in one of {', '.join(READERS)}."
+        )
+
+
+def format_of(out: str, usual: str) -> str:
+    """Return the format that the name of an output asks for, or else the usual one.
+
+    >>> format_of("clean.tsv", ".csv"), format_of("clean.bak", ".csv")
+    ('.tsv', '.csv')
+    """
+    suffix = Path(out).suffix.lower()
+    return suffix if suffix in READERS or suffix == _LINES else usual
+
+
 def render(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
     """Return the file again with new texts, in the format that a suffix names; other columns are as they were."""
     columns = {name: texts[name] if name in texts else found.other(name) for name in found.names}
@@ -95,11 +114,7 @@ def render(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) 
         lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
         whole = "[" + ",\n".join(lines) + "]" if suffix == ".json" else "\n".join(lines)
         return (whole + "\n").encode()
-    if len(columns) != 1:
-        raise DataError(
-            f"Expected one column to write lines of plain text, found {', '.join(columns)}. Name a file that ends in "
-            f"one of {', '.join(READERS)}."
-        )
+    check_fits(found, suffix)
     return ("\n".join(next(iter(columns.values()))) + "\n").encode()
 
 
