@@ -188,7 +188,7 @@ def reprecon(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) 
     rows = torch.from_numpy(np.sort(rng.fork("rows").permutation(len(train))[: asked.pairs]))
     plain, queries = plain[rows], min(500, len(test))
     knows_texts = list(test.texts)
-    for name in list(SCHEMES)[:4]:
+    for name in ("plain", "TextHide (256, 4)") if asked.brief else list(SCHEMES)[:4]:
         protect = SCHEMES[name]
         # one pool of masks for both: the attacker's pairs come from the defence that it attacks
         both = torch.cat([plain, vectors])
@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument("--private", type=int, default=100)
     parser.add_argument("--encodings", type=int, default=5000)
     parser.add_argument("--epsilons", type=float, nargs="*", default=[0.1, 1, 2, 4, 8, 10, 15, 20])
-    parser.add_argument("--brief", action="store_true", help="three schemes, three scores")
+    parser.add_argument("--brief", action="store_true", help="the schemes and scores of the bars alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--json", help="a file to which a line is added for every row")

@@ -10,23 +10,26 @@ them, and weights (in the simplex) and vectors (by least squares) improve each o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.attacks.representation.candidates import matrix, released, statistics
+from discreet.attacks.representation.candidates import matrix, released, representations, statistics
 from discreet.attacks.representation.index import Index, unit
 from discreet.attacks.representation.masks import unmasked
 from discreet.core.checks import refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, RepresentationRelease
+from discreet.models.classifier import Classifier
 
 Doubles = npt.NDArray[np.float64]
 
 _NAME = "Blind reconstruction"
 _INNER = 40
+_PUBLIC = 3000  # public sentences that are encoded, where only their texts are given
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class BlindReconstruction:
     """Rebuild `count` private vectors from mixtures of them under one of `masks` reused masks; 0 is no mask.
 
     It needs `extra["public"]`, vectors of public text of the same kind from the same encoder, to know what such vectors
-    look like; no candidates. Fresh masks cannot be grouped: use `InstanceReconstruction` for them.
+    look like, or the text as `auxiliary` with the public model; no candidates. Fresh masks cannot be grouped: use
+    `InstanceReconstruction` for them.
 
     The guess: `details["vectors"]` has the rebuilt vectors and `details["misfit"]` what they leave unexplained. Where
     the knowledge has candidates with `extra["vectors"]`, `indices`, `texts` and `scores` name the nearest of each.
@@ -43,6 +47,7 @@ class BlindReconstruction:
     count: int = 100
     masks: int = 16
     turns: int = 8
+    aligned: ClassVar[bool] = False  # it rebuilds a set of vectors, not one for each encoding
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -54,12 +59,15 @@ class BlindReconstruction:
         """Return the rebuilt vectors; nothing in it is random."""
         encodings = released(seen, _NAME)
         width = encodings.shape[1]
-        if knows.extra.get("public") is None:
+        given = knows.extra.get("public")
+        if given is None and knows.auxiliary and isinstance(knows.model, Classifier):
+            given = representations(knows.model, knows.auxiliary[:_PUBLIC])
+        if given is None:
             raise UnsupportedError(
                 f"Expected extra['public'] for {_NAME}, vectors of public text, found none. Encode text of the same "
-                "kind with the same encoder."
+                "kind with the same encoder, or give the attacker Knowledge(auxiliary=texts, model=the public encoder)."
             )
-        public = matrix("extra['public']", knows.extra["public"], width)
+        public = matrix("extra['public']", given, width)
         if self.count >= width or self.count > len(encodings):
             rule = f"below {width}, the width, and at most {len(encodings)}, the encodings"
             raise refuse("count", self.count, rule, "More corners than directions are not seen in mixtures.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,7 @@ class EmbeddingInversion:
     epochs: int = 20
     batch_size: int = 128
     rate: float = 1e-3
+    ordered: ClassVar[bool] = False  # it names words, not their order
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

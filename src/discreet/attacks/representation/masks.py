@@ -27,10 +27,14 @@ def groups(encodings: Doubles, count: int) -> Rows:
     [0, 1, 0, 1]
     """
     rows = unit(encodings).astype(np.float64)
-    centres = [rows[0]]
-    nearest = rows @ rows[0]
-    for _ in range(min(count, len(rows)) - 1):
-        centres.append(rows[int(nearest.argmin())])
+    around = max(1, len(rows) // (4 * count))
+    centres: list[Doubles] = []
+    nearest = np.full(len(rows), -1.0)
+    for _ in range(min(count, len(rows))):
+        # the mean of the neighbours of the farthest row: a single row may be an outlier of a group that has its centre
+        close = np.argsort(-(rows @ rows[int(nearest.argmin())]), kind="stable")[:around]
+        centre = rows[close].sum(axis=0)
+        centres.append(centre / max(float(np.linalg.norm(centre)), 1e-30))
         nearest = np.maximum(nearest, rows @ centres[-1])
     middle = np.array(centres)
     found = (rows @ middle.T).argmax(axis=1)
