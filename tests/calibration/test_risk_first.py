@@ -58,6 +58,19 @@ def test_the_measured_noise_is_close_to_the_least_on_held_out_text() -> None:
     assert told["measured"]["sentence"].startswith("Estimate, not a bound")
 
 
+def test_a_measurement_never_asks_for_more_than_the_proof() -> None:
+    apart = 4 * np.eye(64)  # nothing alike: the attack reaches the bound
+
+    def attempt(noise: float) -> tuple[int, int]:
+        found = gaussian_sweep(apart, [noise], Rng(1), draws=2000)[0]
+        return found.hits, found.draws
+
+    proven = certified_noise(ClippedSumDpEvent, ceiling=0.05, candidates=64, event="one release")
+    found = measured_noise(attempt, attempt, ceiling=0.05, event="one release", texts=64, proven=proven)
+    assert found.noise <= proven.noise
+    assert found.limit <= 0.05
+
+
 def test_a_whole_training_tells_more_than_one_step_and_no_more_than_the_bound() -> None:
     gram = alike(0)
     one = training_sweep(gram, [2.0], Rng(0), sampling_rate=0.5, steps=1)[0]

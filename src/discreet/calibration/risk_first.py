@@ -44,8 +44,8 @@ class Recommendation:
                 f"{100 * self.limit:.2f}% at {what} (ceiling {100 * ceiling:g}%, {self.adjacency})."
             )
         return (
-            f"Estimate, not a bound: noise multiplier {self.noise:.4g} for {self.event}. The best attack that was run "
-            f"stays, with 95% confidence, below {100 * self.limit:.2f}% at {what} on {self.checked_on} held-out texts "
+            f"Estimate, not a bound: noise multiplier {self.noise:.4g} for {self.event}. The best attack run "
+            f"stays, with 95% confidence, within {100 * self.limit:.2f}% at {what} on {self.checked_on} held-out texts "
             f"(ceiling {100 * ceiling:g}%). Other text and stronger knowledge may do better."
             + (f" It was raised by 5% {self.raised} times, as those texts asked for more." if self.raised else "")
         )
@@ -139,13 +139,15 @@ def measured_noise(
     adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
     margin: float = 1.1,
     guess: float = 1.0,
+    proven: Recommendation | None = None,
     tolerance: float = 0.02,
 ) -> Recommendation:
     """Return the least noise whose measured success keeps a ceiling, chosen on some texts and checked on others.
 
     The noise is solved for on the texts of `chosen_on`: the least at which the upper limit is under the ceiling, and a
     `margin` for other texts. Then the held-out texts of `checked_on` are attacked; where their upper limit is above the
-    ceiling the noise is raised in steps of 5%, and the recommendation says how often.
+    ceiling the noise is raised in steps of 5%, and the recommendation says how often. It is never more than a `proven`
+    recommendation, which no attack beats.
 
     Guarantee: none, an estimate: a stronger attack, other texts or other knowledge may do better.
     """
@@ -155,6 +157,9 @@ def measured_noise(
 
     noise = margin * least(lambda x: limit(chosen_on, x), ceiling, low=1e-3, high=1e4, guess=guess, tolerance=tolerance)
     raised = 0
-    while (seen := limit(checked_on, noise)) > ceiling:
+    while (proven is None or noise < proven.noise) and (seen := limit(checked_on, noise)) > ceiling:
         noise, raised = noise * _RAISE, raised + 1
+    if proven is not None and noise >= proven.noise:
+        # The attack comes so close to the bound that a measured limit would ask for more than the proof does.
+        noise, seen = proven.noise, min(proven.limit, limit(checked_on, proven.noise))
     return Recommendation(noise, seen, False, event, str(Adjacency(adjacency)), texts, raised)

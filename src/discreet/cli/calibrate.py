@@ -63,6 +63,10 @@ def calibrate(
         note(f"Failed, {key}: {why}")
     left = done.total - done.before - done.done - len(done.failures)
     if done.failures:
+        if report and done.done + done.before:
+            from discreet.report.page import write_report
+
+            note(f"Report of what is done: {write_report(out).page}")
         first = next(iter(done.failures.values()))
         raise SettingError(
             f"Expected every trial to run, {len(done.failures)} of {done.total} failed: {first} What is done is kept "

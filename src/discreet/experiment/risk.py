@@ -126,6 +126,7 @@ def _both(
         event=name,
         texts=found.texts,
         guess=proven.noise / 2,
+        proven=proven,
     )
     return RiskFirst(request.ceiling, request.candidates, proven, measured)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
 from discreet.calibration.grid import Planned
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import parse
@@ -71,6 +71,7 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
     texts: list[dict[str, Any]] = []
     attacks: dict[str, Any] = {}
     bounds: dict[str, float] = {}
+    skipped: dict[str, str] = {}
     for table in settings.get("attacks", ()):
         attack = attack_for(table, attack_of)
         kind = kind_of(attack)
@@ -79,7 +80,13 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
         scene = scene_of(_whole(settings), planned.seed, kind)
         asked = parse(ReleaseTable, settings.get("release", {}), "release")
         mine = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect
-        found = run_attack(request_for(table, attack, mine, asked.delta, planned.seed), scene)
+        try:
+            found = run_attack(request_for(table, attack, mine, asked.delta, planned.seed), scene)
+        except (UnsupportedError, SettingError) as error:
+            if protect is None:
+                raise  # it does not fit the study's release at all
+            skipped[str(table["name"])] = str(error)
+            continue
         for leakage in found.leakages:
             name = f"{table['name']}/{leakage.metric}"
             leakages.append(replace(leakage, metric=name))
@@ -95,7 +102,7 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
         guarantee=guarantee,
         seconds=time.monotonic() - began,
         bytes=_memory(),
-        details={**details, "bounds": bounds, "attacks": attacks, "texts": texts},
+        details={**details, "bounds": bounds, "attacks": attacks, "texts": texts, "not_attacked": skipped},
     )
 
 

@@ -199,6 +199,11 @@ def _values(found: Findings) -> dict[str, Any]:
         "written": time.strftime("%Y-%m-%d %H:%M"),
         "settings": json.dumps(found.study, indent=2, ensure_ascii=False),
         "seconds": sum(trial.seconds for trial in found.trials.values()),
+        "not_attacked": [
+            (point.label, attack, why)
+            for point in found.points
+            for attack, why in (point.trials[0].details.get("not_attacked") or {}).items()
+        ],
         "adjacency_columns": _adjacencies(found.points),
         "guarantee_groups": _grouped(guarantees(found.points)),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
