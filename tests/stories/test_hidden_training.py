@@ -77,9 +77,8 @@ def test_dp_ie_projects_by_public_text_and_keeps_labels_noisy(
 def test_the_paper_s_calibration_and_a_trained_encoder_are_estimates(
     command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    out, _ = told(
-        capfd, *command, "--protect", "dp-ie", "--epsilon", 4, "--calibration", "paper", "--out", tmp_path / "a", "--json"
-    )  # fmt: skip
+    words = ["--protect", "dp-ie", "--epsilon", 4, "--calibration", "paper"]
+    out, _ = told(capfd, *command, *words, "--out", tmp_path / "a", "--json")
     promise = json.loads(out)["guarantee"]
     assert (
         not promise["certified"] and promise["epsilon"] == 4.0 and "the epsilon of this noise is" in promise["reason"]

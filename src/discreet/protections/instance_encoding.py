@@ -314,11 +314,11 @@ class LiveEncodings:
         from discreet.protections.texthide import mixtures
 
         source = self.secret.fork("batch", step)
-        table, _ = mixtures(len(rows), self.asked.mix, self.asked.cap, False, source.numpy("InstanceEncoding"))
+        table, _ = mixtures(1, len(rows), self.asked.mix, self.asked.cap, False, source.numpy("InstanceEncoding"))
         width = self.asked.width(self.width)
         nothing = torch.zeros(len(rows), width, dtype=torch.float64)
         noise = self.asked.noise(self.scale, width)(nothing, source.fork("noise"))
-        drawn = {"mix": torch.from_numpy(table).float(), "noise": noise.float()}
+        drawn = {"mix": torch.from_numpy(table[0]).float(), "noise": noise.float()}
         if self.asked.labels == "noisy":
             # the same answer for the same row at every step, so that a label is released once
             shift = self._answers()[rows]

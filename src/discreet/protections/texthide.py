@@ -34,6 +34,7 @@ REASONS = (
     "the gradients of the encoder still span the tokens of the batch",
 )
 _MOST = 1 << 16
+_AT_ONCE = 64  # steps whose mixtures are drawn together
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ class Hidden:
     device: torch.device
     pool: Tensor | None
     order: dict[int, Rows] = field(default_factory=dict)
+    ahead: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
 
     def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
         """Return, once for the whole training, that nothing is guaranteed, and why."""
@@ -150,18 +152,26 @@ class Hidden:
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the mixture of each row, how its label is mixed, and its mask."""
-        source = self.secret.fork("batch", step).numpy("TextHide")
-        count, public = len(rows), self.asked.public
-        mixture, label = mixtures(count, self.asked.mix, self.asked.cap, public, source)
-        drawn = {"mix": torch.from_numpy(mixture).float()}
-        if public:
-            drawn["label"] = torch.from_numpy(label).float()
+        found = {name: value[step % _AT_ONCE] for name, value in self.mixtures_at(step // _AT_ONCE, len(rows)).items()}
         if self.asked.fresh:
-            drawn["mask"] = signs(count, self.width, self.secret.fork("fresh", step))
-        found = {name: value.to(self.device, non_blocking=True) for name, value in drawn.items()}
-        if self.pool is not None:
+            fresh = signs(len(rows), self.width, self.secret.fork("fresh", step))
+            found["mask"] = fresh.to(self.device, non_blocking=True)
+        elif self.pool is not None:
             found["mask"] = self.pool[torch.from_numpy(self.masks_at(epoch)[rows]).to(self.device, non_blocking=True)]
         return found
+
+    def mixtures_at(self, block: int, count: int) -> dict[str, Tensor]:
+        """Return the mixtures of some steps in a row, for batches of so many rows: one draw, one way to the device."""
+        if (block, count) not in self.ahead:
+            source = self.secret.fork("block", block, count).numpy("TextHide")
+            table, label = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, self.asked.public, source)
+            drawn = {"mix": table, "label": label} if self.asked.public else {"mix": table}
+            for old in [key for key in self.ahead if key[0] < block]:
+                del self.ahead[old]
+            self.ahead[block, count] = {
+                name: torch.from_numpy(value).float().to(self.device) for name, value in drawn.items()
+            }
+        return self.ahead[block, count]
 
     def hide(
         self, vectors: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], public: Tensor | None = None
@@ -229,20 +239,26 @@ def signs(count: int, width: int, secret: Rng) -> Tensor:
     return torch.from_numpy(bits.astype(np.float32) * 2 - 1).view(count, width)
 
 
-def mixtures(count: int, k: int, cap: float | None, public: bool, source: np.random.Generator) -> tuple[Floats, Floats]:
-    """Return how vectors and how labels are mixed, each a table with one row per output.
+def mixtures(
+    steps: int, count: int, k: int, cap: float | None, public: bool, source: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Return how vectors and how labels are mixed at some steps, (steps, outputs, rows).
 
     The j-th partners are a permutation of the batch, so that a row enters k outputs, and may meet itself. With `public`
     every second partner is a row of the public batch, in the columns after the private ones.
     """
-    weights = capped(np.abs(source.standard_normal((count, k))), cap)
-    table = np.zeros((count, (2 if public else 1) * count))
-    outputs = np.arange(count)
-    for j in range(k):
-        partners = source.permutation(count) if j else outputs
-        np.add.at(table, (outputs, partners + (count if public and j % 2 else 0)), weights[:, j])
-    label = table[:, :count]
-    return table, label / label.sum(axis=1, keepdims=True)
+    weights = capped(np.abs(source.standard_normal((steps * count, k))), cap).reshape(steps, count, k)
+    width = (2 if public else 1) * count
+    own = np.arange(count)
+    partners = np.empty((steps, count, k), dtype=np.int64)
+    partners[:, :, 0] = own
+    for j in range(1, k):
+        partners[:, :, j] = source.permuted(np.tile(own, (steps, 1)), axis=1) + (count if public and j % 2 else 0)
+    places = (np.arange(steps)[:, None, None] * count + own[:, None]) * width + partners
+    flat = np.bincount(places.ravel(), weights=weights.ravel(), minlength=steps * count * width)
+    table = flat.reshape(steps, count, width)
+    label = table[:, :, :count]
+    return table, label / label.sum(axis=2, keepdims=True)
 
 
 def capped(weights: Floats, cap: float | None) -> Floats:
