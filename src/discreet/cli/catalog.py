@@ -23,6 +23,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "tag": ("discreet.attacks.gradient.tag", "Tag"),
     "dlg": ("discreet.attacks.gradient.dlg", "Dlg"),
     "dager": ("discreet.attacks.gradient.dager", "Dager"),
+    "subspace": ("discreet.attacks.gradient.tiger", "SubspaceOptimiser"),
     "embedding-rows": ("discreet.attacks.gradient.embedding_rows", "EmbeddingRows"),
     "decepticons": ("discreet.attacks.gradient.decepticons", "Decepticons"),
     "one-of-n": ("discreet.attacks.gradient.one_of_n", "OneOfN"),
