@@ -63,3 +63,10 @@ def test_bad_settings_are_refused() -> None:
         cost().scale(1.0, 0.0)
     with pytest.raises(SettingError, match="squares"):
         Load(0.0, 1.0)
+
+
+def test_renyi_accounting_is_a_bound_above_the_exact_one() -> None:
+    cost = InstanceEncodingCost(1.0, Load.worst(1), 384)
+    exact = cost.guarantee(2.0, delta=1e-5)
+    renyi = cost.guarantee(2.0, delta=1e-5, accountant="rdp")
+    assert renyi.certified and exact.epsilon < renyi.epsilon < 1.2 * exact.epsilon
