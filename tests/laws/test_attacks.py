@@ -27,20 +27,21 @@ from discreet.models.encoder import quiet
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 
+THINGS, WAYS = ("film", "plot", "pain", "child", "knee", "hand"), ("slow", "quick", "sharp", "calm")
 CORPUS = Corpus(
     "toy",
     (
         "the heart was dull", "a knee", "very slow walk and sharp pain", "the lung is bright", "fever and cough",
         "the nurse was calm", "a dose of water", "sleep and rest", "the scan is not good", "a bad week",
-        "call the doctor", "quick food",
+        "call the doctor", "quick food", *(f"the {a} was {b}" for a in THINGS for b in WAYS),
     ),
-    labels=(0, 1) * 6,
-    splits=("validation",) * 8 + ("train",) * 4,
+    labels=(0, 1) * 18,
+    splits=("validation",) * 8 + ("train",) * 28,
 )  # fmt: skip
 GRADIENTS = [name for name in ATTACKS if kind_of(attack_class(name)()) == GRADIENT]
 READERS = [name for name in ATTACKS if name != ONE_OF_N]
 SECONDS = 0.5
-QUICK: dict[str, Any] = {"seconds": None, "steps": 5, "polish": None}  # the clock would decide how far it gets
+QUICK: dict[str, Any] = {"seconds": None, "steps": 5, "polish": 0}  # the clock would decide how far it gets
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from discreet.experiment.releases import (
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
 
+_PUBLIC = 2000  # public texts for attacks on vectors, which must encode them
+
 
 class Attack(Protocol):
     """Public settings and one verb; the annotation of `seen` says which release it is for."""
@@ -194,6 +196,7 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
     if hasattr(request.attack, "prior") and public:
         extra["prior"] = scene.prior(public)
     if kind_of(request.attack) == REPRESENTATION:
+        public = public[:_PUBLIC]
         candidates = scene.candidates(rows.texts, request.candidates, Rng(request.seed).fork("candidates"))
         extra["vectors"] = as_they_leave(request.protect, scene.vectors(candidates))
         if "pairs" in getattr(request.attack, "needs", ()):
@@ -208,6 +211,7 @@ def informed(attack: Attack, request: AttackRequest) -> Attack:
     facts = {
         "count": request.batch_size,
         "mix": getattr(protect, "mix", 1),
+        "masks": getattr(protect, "masks", 0),
         "masked": bool(getattr(protect, "masks", 0) or getattr(protect, "fresh", False)),
     }
     if kind_of(attack) != REPRESENTATION:

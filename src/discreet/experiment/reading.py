@@ -24,7 +24,7 @@ SEMANTIC = "semantic_cosine"
 class Example:
     """One text under attack: the truth as the tokenizer spells it, what was read, and how close that is.
 
-    For an attack that reads a set of tokens, both are the tokens of the whole batch and have no order.
+    For an attack that reads a set of tokens from a gradient, both are the tokens of the whole batch and have no order.
     """
 
     truth: str
@@ -51,10 +51,8 @@ def metrics_for(attack: object, asked: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics that fit an attack: where none were chosen, those of what it reads; never an order of none."""
     for name in asked:
         one_of("metric", name, [*PAIRS, SEMANTIC])
-    if kind_of(attack) == REPRESENTATION and tuple(asked) == METRICS:
-        return VECTOR_METRICS
     if not reads_a_bag(attack):
-        return tuple(asked)
+        return VECTOR_METRICS if kind_of(attack) == REPRESENTATION and tuple(asked) == METRICS else tuple(asked)
     fitting = tuple(name for name in asked if name in BAG_METRICS)
     return fitting if fitting and tuple(asked) != METRICS else BAG_METRICS
 
@@ -66,7 +64,10 @@ def compared(
 
     Truths are spelled as the tokenizer gives them back: an attack that has every token right is right.
     """
-    if reads_a_bag(attack):
+    if reads_a_bag(attack) and kind_of(attack) == REPRESENTATION:  # words of each text
+        truths = [" ".join(dict.fromkeys(spelled(model, text).split())) for text in _texts(batch)]
+        pairs = list(zip(truths, (*guess.texts, *[""] * len(batch)), strict=False))
+    elif reads_a_bag(attack):
         pieces = [piece for text in _texts(batch) for piece in model.tokenizer.tokenize(text)]
         read = model.tokenizer.convert_ids_to_tokens(list(guess.indices))
         special = set(model.tokenizer.all_special_tokens)
