@@ -51,6 +51,7 @@ class Lamp:
     every: int = 30
     proposals: int = 32
     descent: float = 0.75
+    cycles: int = 1
     polish: int = 12
     near: int = 3
     cheap: int = 6

@@ -32,6 +32,7 @@ OPTIMISERS = ("adam", "l-bfgs")
 Progress = Callable[[int, float], None]
 _BETAS = (0.9, 0.999)
 _PULL_EVERY = 5  # steps between looking up the nearest words
+_LATER = 0.1  # of the rate with which a descent from tokens begins: a step at the full one would forget them
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Matching:
     prior times `prior` times the loss so far. `norm_weight` is that of the embedding-norm regulariser; `pull` draws
     each vector towards its nearest word, by a share of the rate that grows to this in the course of the descent.
     `polish` rounds of exchanging single tokens and reordering them end the search. `seconds` ends it with the best so
-    far; until `descent` of the time has passed, the vectors are followed.
+    far; until `descent` of the time has passed, the vectors are followed. Descent and polish may go through several
+    `cycles`, each from the best tokens of the one before.
     """
 
     loss: MatchingLoss
@@ -64,13 +66,14 @@ class Matching:
     proposals: int = 200
     polish: Polish | None = None
     descent: float = 0.75
+    cycles: int = 1
     unit_starts: bool = False
     learn_labels: bool = False
     seconds: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
-        for name in ("steps", "starts", "kept"):
+        for name in ("steps", "starts", "kept", "cycles"):
             whole(name, getattr(self, name))
         for name in ("shuffles", "every"):
             whole(name, getattr(self, name), 0)
@@ -108,11 +111,10 @@ class Matching:
         seconds = {"ready": budget.passed}
         search.start()
         seconds["started"] = budget.passed
-        search.descend(progress)
-        tokens, losses = search.read()
-        seconds["descended"] = budget.passed
-        if self.polish is not None:
-            tokens, losses = self.polish.run(objective, tokens, losses, search, prior, budget, rng.fork("polish"))
+        tokens, losses = search.cycle(0, None, rng, progress)
+        for number in range(1, self.cycles):
+            if self.polish is not None and budget.spent < 1:
+                tokens, losses = search.cycle(number, tokens, rng, progress)
         seconds["ended"] = budget.passed
         details = {"steps": search.steps_done, "seconds": seconds}
         return [_guess(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
@@ -201,44 +203,65 @@ class Search:
         orders[:, :, 0] = place
         self._choose(orders, None)
 
-    def descend(self, progress: Progress | None = None) -> None:
-        """Follow the gradient of the loss, with discrete rounds in between."""
+    def cycle(self, number: int, tokens: Tensor | None, rng: Rng, progress: Progress | None) -> tuple[Tensor, Tensor]:
+        """Descend and polish once, in an equal share of the time; from the second time on, from the best tokens."""
+        settings = self.settings
+        whole = self.budget
+        part = None if whole.seconds is None else whole.seconds * (number + 1) / settings.cycles
+        self.budget = Budget(part, whole.began)
+        if tokens is not None:
+            self.x = self.best = self.objective.imitation.words[tokens]
+            self.best_loss = torch.full(self.x.shape[:2], torch.inf, device=self.x.device)
+            self.logits = None if self.logits is None else self.logits[:, :1].contiguous()
+        share = settings.descent if settings.polish is not None else 0.98
+        self.descend(settings.rate * (_LATER if number else 1.0), (number + share) / (number + 1), progress)
+        found, losses = self.read()
+        if settings.polish is not None:
+            if tokens is not None:
+                found, self.best = torch.cat([found, tokens], 1), self.best.expand(-1, 2, -1, -1, -1)
+            source = rng.fork("polish", number)
+            found, losses = settings.polish.run(self.objective, found, self, self.prior, self.budget, source)
+        self.budget = whole
+        return found, losses
+
+    def descend(self, rate: float, until: float, progress: Progress | None = None) -> None:
+        """Follow the gradient of the loss from a rate, with discrete rounds, until a share of the time has passed."""
         settings = self.settings
         if settings.optimiser == "l-bfgs":
             self._quasi_newton(progress)
             return
         first, second = torch.zeros_like(self.x), torch.zeros_like(self.x)
-        label_moments = None if self.logits is None else (torch.zeros_like(self.logits), torch.zeros_like(self.logits))
+        label_moments = self._label_moments()
         prunings = sorted(settings.prunings)
-        share = settings.descent if settings.polish is not None else 0.98
         began = self.budget.spent
-        words = self.x
         for step in range(settings.steps):
-            done = max(step / settings.steps, (self.budget.spent - began) / max(share - began, 1e-6))
+            done = max(step / settings.steps, (self.budget.spent - began) / max(until - began, 1e-6))
             if done >= 1:
                 break
             losses, slopes, label_slopes = self.total(self.x)
-            self.steps_done = step + 1
+            self.steps_done += 1
             self.keep_best(losses)
-            rate = settings.rate * settings.last_rate**done
-            moved = self.x - rate * _adam(slopes, first, second, step + 1)
-            if settings.pull > 0:
-                if step % _PULL_EVERY == 0:
-                    words = self.objective.imitation.words[self.vocabulary.nearest(self.x)[..., 0]]
-                moved = moved + min(1.0, settings.pull * rate * done) * (words - self.x)
+            now = rate * settings.last_rate**done
+            moved = self.x - now * _adam(slopes, first, second, step + 1)
+            if settings.pull > 0 and step % _PULL_EVERY == 0:
+                words = self.objective.imitation.words[self.vocabulary.nearest(self.x)[..., 0]]
+                moved = moved + min(1.0, _PULL_EVERY * settings.pull * now * done) * (words - self.x)
             self.x = self._pin(moved)
             if self.logits is not None and label_moments is not None:
-                self.logits = self.logits - rate * _adam(label_slopes, *label_moments, step + 1)
-            if prunings and done >= prunings[0]:
+                self.logits = self.logits - now * _adam(label_slopes, *label_moments, step + 1)
+            if prunings and done >= prunings[0] and self.x.shape[1] > 1:
                 prunings.pop(0)
                 first, second = self._prune(first, second)
-                label_moments = None if self.logits is None else (torch.zeros_like(self.logits),) * 2
+                label_moments = self._label_moments()
             if settings.every and done >= settings.burn_in and step % settings.every == 1:
                 first, second = self._round(first, second)
             if progress is not None:
                 progress(step, float(losses.min(1).values.mean()))
         losses, _, _ = self.total(self.x)
         self.keep_best(losses)
+
+    def _label_moments(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.logits is None else (torch.zeros_like(self.logits), torch.zeros_like(self.logits))
 
     def _quasi_newton(self, progress: Progress | None) -> None:
         """Follow L-BFGS; vectors and label logits are one unknown."""
@@ -257,7 +280,7 @@ class Search:
         def after(step: int, flat: Tensor, losses: Tensor) -> bool:
             self.x = flat[..., :count].view(shape)
             self.keep_best(losses)
-            self.steps_done = step + 1
+            self.steps_done = step
             if progress is not None:
                 progress(step, float(losses.min(1).values.mean()))
             return self.budget.spent < 1

@@ -55,7 +55,6 @@ class Polish:
         self,
         objective: Objective,
         tokens: Tensor,
-        losses: Tensor,
         vectors: Vectors,
         prior: Prior | None,
         budget: Budget,
