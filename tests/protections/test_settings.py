@@ -52,6 +52,18 @@ def test_every_registered_protection_has_settings_that_say_what_they_are_for() -
         assert kind.usual_train in {"head", "all"} and kind.usual_head in {"linear", "mlp"}
 
 
+def test_the_command_line_names_every_protection_and_has_an_option_for_each_of_their_settings() -> None:
+    import dataclasses
+
+    from discreet.cli.train import PROTECTIONS
+    from discreet.cli.train_options import PRIVACY
+
+    assert tuple(SETTINGS) == PROTECTIONS
+    options = {option.name for option in PRIVACY} | {"delta"}
+    for name in SETTINGS:
+        assert {field.name for field in dataclasses.fields(settings_of(name))} <= options, name
+
+
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [

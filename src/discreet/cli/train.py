@@ -17,7 +17,7 @@ from discreet.core.checks import positive, refuse
 if TYPE_CHECKING:
     from discreet.protections.settings import ProtectSettings
 
-PROTECTIONS = ("dp-sgd", "dir-dp-sgd", "texthide", "dp-ie")
+PROTECTIONS = ("dp-sgd", "dir-dp-sgd", "texthide", "dp-ie", "ldp", "santext", "santext+", "word-noise")
 # What has a default that depends on the corpus and the protection.
 _TUNED = {"epochs", "batch_size", "learning_rate", "weight_decay", "dropout", "embeddings", "accumulate"}
 _MOST_ROWS = 100_000_000
