@@ -57,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--split", default="validation")
     parser.add_argument("--sentences", type=int, default=50)
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many first, to share the work")
     parser.add_argument("--words", type=int, default=20, help="sentences of at most so many words")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--noise", type=float, nargs="*", default=[0.0])
@@ -93,7 +94,8 @@ def make_prior(asked: argparse.Namespace) -> None:
 def cases(asked: argparse.Namespace, name: str, model: Classifier, texts: Corpus, rng: Rng) -> Iterator[Case]:
     """Return every release of a corpus: its batches, without and with protections."""
     order = rng.fork("texts").permutation(len(texts)).tolist()
-    chosen = [i for i in order if len(texts.texts[i].split()) <= asked.words][: asked.sentences]
+    chosen = [i for i in order if len(texts.texts[i].split()) <= asked.words]
+    chosen = chosen[asked.skip : asked.skip + asked.sentences]
     size = asked.batch_size
     word_table = max(model.encoder.named_parameters(), key=lambda item: item[1].shape[0])[0]
     protections: list[tuple[str, Any]] = [
