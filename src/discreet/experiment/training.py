@@ -172,9 +172,10 @@ def run_training(
         }
         if plan is not None and at_vectors(plan.protect):
             plan.protect.end(model)
-        write = getattr(request.protect, "write", None)
-        if write is not None and plan is not None:
-            write(workspace, model, plan.protect)
+        if plan is not None and request.protect is not None and request.protect.name == "ldp":
+            from discreet.training.local_folder import write_sides
+
+            write_sides(workspace, model, plan.protect, request.protect)  # type: ignore[arg-type]
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
     return result

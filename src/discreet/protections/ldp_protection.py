@@ -170,7 +170,9 @@ class SentOnce:
         """Return the guarantee as it should be said, with that of one sentence where a unit owns several."""
         if self.rows > 1:
             one = price(with_label(self.protect.training.event, self.response), found.delta, Adjacency.REPLACE_ONE)
-            said = f"it is the sum over up to {self.rows} sentences of one {found.unit}; each alone has epsilon {one:.4g}"
+            said = (
+                f"it is the sum over up to {self.rows} sentences of one {found.unit}; each alone has epsilon {one:.4g}"
+            )
             found = replace(found, assumptions=(*found.assumptions, said))
         return self.protect.stated(found)
 

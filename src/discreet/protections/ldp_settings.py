@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -139,13 +138,6 @@ class LDPSettings:
         narrow = self._narrow(dimension, model)
         inference = LDPLayer(self.mechanism, narrow, 1.0, self._query_norm(narrow, dimension))
         shape_model(model, training, inference, Rng(0), position=self._position)
-
-    def write(self, folder: Path, model: Classifier, protect: LocalLayer) -> None:
-        """Write the two sides into a run's folder: client/ for whoever asks, server/ for whoever answers."""
-        from importlib import import_module
-
-        # The folders belong to the room of training, which is not this one's to import at the top.
-        import_module("discreet.training.local_folder").write_sides(folder, model, protect, self)
 
     @property
     def _position(self) -> Literal["sentence", "token"]:
