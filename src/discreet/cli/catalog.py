@@ -30,6 +30,8 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "rss": ("discreet.attacks.representation.similarity", "Similarity"),
     "reprecon": ("discreet.attacks.representation.reprecon", "RepRecon"),
     "instance": ("discreet.attacks.representation.instance", "InstanceReconstruction"),
+    "blind": ("discreet.attacks.representation.blind", "BlindReconstruction"),
+    "inversion": ("discreet.attacks.representation.inversion", "EmbeddingInversion"),
 }
 ONE_OF_N = "one-of-n"
 NONE = "none"
