@@ -67,7 +67,6 @@ class Matching:
     polish: Polish | None = None
     descent: float = 0.75
     cycles: int = 1
-    unit_starts: bool = False
     learn_labels: bool = False
     seconds: float | None = None
 
@@ -169,8 +168,6 @@ class Search:
                 source = torch.Generator(device=device).manual_seed(seed)
                 rows.append(torch.randn(s, b, t, width, generator=source, device=device))
             x = torch.stack(rows, 1)
-            if settings.unit_starts:
-                x = x * (self.norm / x.norm(dim=-1, keepdim=True))
             return torch.where(self.free[:, None], x, self.pinned[:, None])
 
         if settings.starts > settings.kept:
