@@ -62,17 +62,28 @@ def public_reviews(private: Corpus) -> Corpus:
 
 
 def prepare(path: Path, private: Corpus) -> None:
-    """Write short reviews, and the first 700 characters of long ones, one JSON object a line."""
+    """Write short reviews, sentences of long ones, and the first 700 characters of these, one JSON object a line."""
     from discreet.data.overlap import without_overlap
     from discreet.data.reviews import reviews
 
     long = without_overlap(reviews("imdb"), private)
+    assert long.labels is not None
+    bare = [re.sub(r"<br\s*/?>", " ", text) for text in long.texts]
+    picked: list[tuple[str, int]] = []
+    for number, (text, label) in enumerate(zip(bare, long.labels, strict=True)):
+        found = [part.strip() for part in re.split(r"(?<=[.!?])\s+", text) if 4 <= len(part.split()) <= 40]
+        if found:
+            between = int(Rng(0).fork("sentence", number).uniform(1)[0] * len(found))
+            picked += [(found[i].lower(), label) for i in sorted({0, between, len(found) - 1})]
+    some = Corpus("sentences", tuple(t for t, _ in picked), labels=tuple(label for _, label in picked))
+    some = far_from(some, private)
+    some = some.take(Rng(0).fork("kept").permutation(len(some))[:45_000])
+    whole = Corpus("long", tuple(text[:700] for text in bare), labels=long.labels)
     with path.open("w", encoding="utf-8") as file:
-        for corpus, part in ((public_reviews(private), "rt"), (long, "review")):
+        for corpus, part in ((public_reviews(private), "rt"), (some, "sentence"), (whole, "review")):
             assert corpus.labels is not None
             for text, label in zip(corpus.texts, corpus.labels, strict=True):
-                bare = re.sub(r"<br\s*/?>", " ", text)[:700]
-                file.write(json.dumps({"text": bare, "label": label, "part": part}) + "\n")
+                file.write(json.dumps({"text": text, "label": label, "part": part}) + "\n")
 
 
 def vectors_of(asked: argparse.Namespace) -> dict[str, Tensor]:
