@@ -28,7 +28,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "dp-sgd": ("discreet.protections.settings", "DPSGDSettings"),
     "dir-dp-sgd": ("discreet.protections.settings", "DirDPSGDSettings"),
     "texthide": ("discreet.protections.texthide", "TextHideSettings"),
-    "dp-ie": ("discreet.protections.instance_encoding", "InstanceEncodingSettings"),
+    "dp-ie": ("discreet.protections.instance_encoding_settings", "InstanceEncodingSettings"),
     "ldp": ("discreet.protections.ldp_settings", "LDPSettings"),
     "santext": ("discreet.protections.word_settings", "SanTextSettings"),
     "santext+": ("discreet.protections.word_settings", "SanTextPlusSettings"),

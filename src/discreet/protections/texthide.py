@@ -256,7 +256,7 @@ def mixtures(
         partners[:, :, j] = source.permuted(np.tile(own, (steps, 1)), axis=1) + (count if public and j % 2 else 0)
     places = (np.arange(steps)[:, None, None] * count + own[:, None]) * width + partners
     flat = np.bincount(places.ravel(), weights=weights.ravel(), minlength=steps * count * width)
-    table = flat.reshape(steps, count, width)
+    table: Floats = np.asarray(flat, dtype=np.float64).reshape(steps, count, width)
     label = table[:, :, :count]
     return table, label / label.sum(axis=2, keepdims=True)
 
