@@ -8,6 +8,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.release import open_release, protected_release
 
@@ -35,3 +36,12 @@ def test_a_release_without_the_embeddings_is_refused(tiny_model: Build) -> None:
     with pytest.raises(UnsupportedError, match=r"word_embeddings.weight' for the embedding-row attack, found none"):
         EmbeddingRows().run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
     assert not GradientRelease({}, 1).gradients
+
+
+def test_noise_of_unknown_size_is_not_taken_for_tokens(tiny_model: Build) -> None:
+    model = tiny_model("bert")
+    seen = protected_release(model, BATCH, DirDPSGD.for_model(model, 20.0), Rng(0), delta=1e-5)
+    assert seen.noise_std == 0 and len(EmbeddingRows().run(seen, Knowledge(model=model), Rng(0)).indices) <= 1
+    weak = protected_release(model, BATCH, DirDPSGD.for_model(model, 1e9), Rng(0), delta=1e-5)
+    found = EmbeddingRows().run(weak, Knowledge(model=model), Rng(0)).indices
+    assert set(found) == {token for row in model.tokenizer(list(BATCH.texts))["input_ids"] for token in row}

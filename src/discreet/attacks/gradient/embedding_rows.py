@@ -21,7 +21,8 @@ class EmbeddingRows:
 
     `rounding` is the smallest row that counts, relative to the largest; it is 0, as a token that is not in the batch
     has a row of exact zeros. Under noise a row counts if it is longer than noise alone makes any of them, with
-    probability about 0.95. The order and the number of sentences are not read.
+    probability about 0.95; where the release does not say how much noise there is, the typical row does. The order
+    and the number of sentences are not read.
 
     Paper: known since Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning".
     """
@@ -44,10 +45,14 @@ class EmbeddingRows:
             )
         lengths = seen.gradients[name].detach().double().norm(dim=1)
         least = self.rounding * float(lengths.max())
-        if seen.noise_std > 0:
-            count, width = seen.gradients[name].shape
+        count, width = seen.gradients[name].shape
+        noise = seen.noise_std
+        if noise == 0 and int((lengths > 0).sum()) > count / 2:
+            # No batch holds half of the vocabulary: there is noise, and most rows are nothing else.
+            noise = float(lengths.median()) / math.sqrt(width)
+        if noise > 0:
             # The longest of many Gaussian vectors: concentration of the norm and a union bound at 0.05.
-            least = seen.noise_std * (math.sqrt(width) + math.sqrt(2 * math.log(count / 0.05)))
+            least = noise * (math.sqrt(width) + math.sqrt(2 * math.log(count / 0.05)))
         found = [i for i in lengths.argsort(descending=True, stable=True).tolist() if float(lengths[i]) > least]
         special = set(model.tokenizer.all_special_ids)
         text = model.tokenizer.decode([i for i in found if i not in special])
