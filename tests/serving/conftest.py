@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,12 @@ class Running:
     port: int
     head: Head
     thread: threading.Thread
+    server: Any
+
+    @property
+    def connections(self) -> int:
+        """How many connections the server holds."""
+        return len(self.server.server_state.connections)
 
     @property
     def url(self) -> str:
@@ -66,7 +73,7 @@ def running(head: Head, limits: Limits) -> Iterator[Running]:
         while not server.started and time.monotonic() < until:
             time.sleep(0.005)
         try:
-            yield Running(place.getsockname()[1], head, thread)
+            yield Running(place.getsockname()[1], head, thread, server)
         finally:
             server.should_exit = True
             thread.join(10)

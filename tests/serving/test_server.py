@@ -276,9 +276,11 @@ def test_one_that_never_reads_is_cut_off(served: Any) -> None:
             try:
                 place.sendall(whole)
             except TimeoutError:
-                continue
+                pass
             except OSError:
                 cut = True
+            # The system may keep what nobody takes for a while; the server must not.
+            cut = cut or (time.monotonic() - begun > 3 and served.connections == 0)
         assert cut
     assert served.lives()
 
