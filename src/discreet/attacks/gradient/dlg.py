@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from discreet.attacks.gradient.matching import Matching, Progress
+from discreet.attacks.gradient.matching import Matching
 from discreet.attacks.gradient.matching_loss import SquaredDistance
+from discreet.attacks.gradient.search import Progress
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 

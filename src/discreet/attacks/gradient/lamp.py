@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from discreet.attacks.gradient.matching import Matching, Progress
+from discreet.attacks.gradient.matching import Matching
 from discreet.attacks.gradient.matching_loss import MatchingLoss, MeanCosine, SquaredAndAbsolute
 from discreet.attacks.gradient.polish import Polish
+from discreet.attacks.gradient.search import Progress
 from discreet.core.checks import one_of, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
