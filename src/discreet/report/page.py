@@ -15,6 +15,8 @@ from typing import Any
 from markupsafe import Markup
 
 from discreet.calibration.frontier import Point, best, frontier, points_of
+from discreet.calibration.grid import label_of
+from discreet.calibration.grid import points as grid_points
 from discreet.calibration.store import read_trials
 from discreet.calibration.study import Goal
 from discreet.calibration.sweep import read_failures, read_kept_study
@@ -76,7 +78,7 @@ def findings(folder: Path) -> Findings:
     study, trials = read_kept_study(folder), read_trials(folder)
     if not trials:
         raise DataError(f"Expected trials in {str(folder)!r}. None is done yet; run `discreet calibrate` again.")
-    points = points_of(trials.values())
+    points = in_order(study, points_of(trials.values()))
     goal = None if study.get("goal") is None else Goal(**study["goal"])  # type: ignore[arg-type]
     known = list(dict.fromkeys(name for point in points for name in point.utility))
     asked = None if goal is None else goal.utility
@@ -87,6 +89,14 @@ def findings(folder: Path) -> Findings:
     risk = json.loads((folder / RISK).read_text(encoding="utf-8")) if (folder / RISK).exists() else []
     told = verdict(points, chosen, goal, utility)
     return Findings(study, trials, points, goal, utility, chosen, told, read_failures(folder), risk)
+
+
+def in_order(study: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
+    """Return points in the order in which the study names them, whichever trial was done first."""
+    tables = study.get("protections")
+    named = [label_of(one) for table in tables for one in grid_points(table)] if isinstance(tables, list) else []
+    place = {label: number for number, label in enumerate(named)}
+    return sorted(points, key=lambda point: place.get(point.label, len(place)))
 
 
 def write_report(folder: Path) -> Written:

@@ -122,8 +122,8 @@ def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, ut
         rule = f"{what} at most {percent(goal.ceiling)}" if goal.ceiling is not None else f"{utility} of {goal.floor:g}"
         return f"No setting that was tried keeps the rule [{rule}]: release with none of them; try stronger ones."
     found = chosen.leakage[goal.leakage]
-    proven = found.bound is not None and found.bound <= found.high
-    limit = safe_limit(found)
+    proven = found.bound is not None and (goal.ceiling is None or found.bound <= goal.ceiling)
+    limit = found.bound if proven and found.bound is not None else safe_limit(found)
     how = "proven for every attack on this release" if proven else "an estimate from the attack that was run"
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
     return (
