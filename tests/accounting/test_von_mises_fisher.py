@@ -86,3 +86,27 @@ def test_many_uses_compose_like_the_gaussian_they_resemble() -> None:
 def test_what_is_no_distribution_is_refused(kappa: float, dimension: int) -> None:
     with pytest.raises(SettingError, match="Expected"):
         vmf.replaced_delta(kappa, dimension, 1.0)
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(("kappa", "dimension"), [(1e11, 384), (1e16, 100), (1e26, 11_000_000)])
+def test_a_direction_released_nearly_as_it_is_costs_its_largest_loss(
+    adjacency: str, accountant: str, kappa: float, dimension: int
+) -> None:
+    """Doubles hold kappa t to 1e-16 of kappa only, so past 1e10 no smaller figure is proven."""
+    from discreet.accounting.events import SelfComposedDpEvent, VonMisesFisherDpEvent
+    from discreet.accounting.interpret import delta, guarantee
+    from discreet.accounting.risk import most_identified
+
+    one = VonMisesFisherDpEvent(kappa, dimension)
+    for event, times in ((one, 1), (SelfComposedDpEvent(one, 3), 3)):
+        found = guarantee(event, delta=1e-5, adjacency=adjacency, accountant=accountant)
+        assert found.certified and found.epsilon == pytest.approx(2 * kappa * times, rel=1e-4)
+    assert delta(one, kappa, adjacency) > 0.5
+    assert most_identified(one, 64, adjacency) == 1.0
+
+
+def test_a_mean_that_doubles_cannot_hold_is_refused() -> None:
+    with pytest.raises(SettingError, match="kappa="):
+        vmf.log_mean(1e26, 11_000_000)

@@ -80,7 +80,10 @@ def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) 
         return vmf.replaced_epsilon(direction.kappa, direction.dimension, delta)
     if direction is not None and adjacency is Adjacency.ZERO_OUT:
         return vmf.zeroed_epsilon(direction.kappa, direction.dimension, delta)
-    step, count = powers_of(parts, adjacency)
+    try:
+        step, count = powers_of(parts, adjacency)
+    except OverflowError:
+        return math.inf
     return step.epsilon(count, delta)
 
 
@@ -109,7 +112,10 @@ def delta(
         return gaussian_delta(parts.mu, epsilon)
     if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
         return use_curve(parts.uses[0][0], adjacency).delta(epsilon)
-    step, count = powers_of(parts, adjacency)
+    try:
+        step, count = powers_of(parts, adjacency)
+    except OverflowError:
+        return 1.0
     return step.delta(count, epsilon)
 
 

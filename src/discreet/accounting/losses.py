@@ -68,9 +68,17 @@ def _top(losses: Losses) -> float:
     return max(float(losses.first + len(losses.masses)) * losses.interval, 0.0)
 
 
+_WIDEST = 500.0  # e to the power of a grid's interval must be a double
+
+
 def powers_of(parts: Parts, adjacency: Adjacency) -> tuple[Powers, int]:
-    """Return the losses of one step and how often it is repeated: one use many times, or everything once."""
+    """Return the losses of one step and how often it is repeated: one use many times, or everything once.
+
+    OverflowError is raised where losses are so large that no grid of doubles holds them; then only pure bounds hold.
+    """
     found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
+    if found and curves.interval_for(*(one for one, _ in found)) > _WIDEST:
+        raise OverflowError("The losses are too large for a grid.")
     if len(found) == 1 and not parts.mu_squared:
         return Powers.of(found[0][0].losses(curves.interval_for(found[0][0]))), found[0][1]
     if parts.mu_squared:

@@ -48,7 +48,10 @@ class Meter:
         most = steps * self._pure
         if self.accountant == "rdp":
             return min(most, float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0]))
-        one, count = self._powers
+        try:
+            one, count = self._powers
+        except OverflowError:
+            return most
         return min(most, one.epsilon(count * steps, self.delta))
 
     @cached_property

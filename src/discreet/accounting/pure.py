@@ -55,7 +55,7 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
         return math.log(told / other)
     if isinstance(use, VonMisesFisherDpEvent):
         if adjacency is Adjacency.ZERO_OUT:
-            return use.kappa + vmf.log_mean(use.kappa, use.dimension)
+            return vmf.largest_zeroed_loss(use.kappa, use.dimension)
         return 2 * use.kappa
     if isinstance(use, ZCDpEvent):
         return use.xi if use.rho == 0 else math.inf

@@ -172,9 +172,11 @@ def _pure(epsilon: float) -> Array:
 def _directions(use: VonMisesFisherDpEvent, adjacency: Adjacency) -> Array:
     kappa, d = use.kappa, use.dimension
     found = np.empty_like(ORDERS)
-    base = vmf.log_mean(kappa, d)
+    base = vmf.log_mean(kappa, d) if kappa <= vmf.MOST_EXACT else 0.0
     for i, a in enumerate(ORDERS.tolist()):
-        if adjacency is Adjacency.REPLACE_ONE:
+        if (2 * a - 1) * kappa > vmf.MOST_EXACT:
+            found[i] = 2 * kappa  # no divergence exceeds the largest loss
+        elif adjacency is Adjacency.REPLACE_ONE:
             found[i] = (vmf.log_mean((2 * a - 1) * kappa, d) - base) / (a - 1)
         else:
             there = (vmf.log_mean(a * kappa, d) - a * base) / (a - 1)

@@ -54,7 +54,10 @@ def most_true_positives_at(
     alone = len(parts.uses) == 1 and count == 1 and not parts.mu_squared
     if alone and isinstance(only, VonMisesFisherDpEvent) and adjacency is Adjacency.ZERO_OUT:
         return np.array([vmf.cap_success(only.kappa, only.dimension, rate) for rate in rates])
-    step, times = powers_of(parts, adjacency)
+    try:
+        step, times = powers_of(parts, adjacency)
+    except OverflowError:
+        return np.ones(len(rates))
     losses = step.present.power(times)
     dots = (losses.first + np.arange(-1, len(losses.masses), dtype=np.float64)) * losses.interval
     deltas, grown = losses.deltas(dots), np.exp(np.minimum(dots, 700.0))

@@ -6,6 +6,7 @@ kept as logarithms, so that millions of dimensions and kappa of ten thousand and
 
 - Replace-one: the worst pair of directions is an antipodal one, with loss 2 kappa t (docs/von_mises_fisher.md, proof).
 - Zero-out: against the uniform direction, with loss kappa t - ln Z(kappa), Z the mean of exp(kappa t) on the sphere.
+- Above kappa 1e10 doubles no longer hold kappa t well enough for a proof: every figure is then that of loss 2 kappa.
 
 Differs: Weggenmann and Kerschbaum 2021 and the papers after it bound the loss by its largest value, 2 kappa; in high
 dimension the loss is nearly always hundreds of times smaller.
@@ -18,10 +19,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from discreet.accounting.curve import Array, Curve, Deltas
+from discreet.accounting.curve import Array, Curve, Deltas, pure
 from discreet.accounting.gdp import bisect_up
-from discreet.core.checks import non_negative, open_probability, probability, whole
+from discreet.core.checks import non_negative, open_probability, probability, refuse, whole
 
+MOST_EXACT = 1e10  # above it kappa t is rounded by more than 1e-6, and only the largest loss, 2 kappa, is certain
 _DROP = 75.0  # densities below e^-75 of the peak carry nothing
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _FINE_NODES, _FINE_WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -94,7 +96,14 @@ def log_mean(kappa: float, dimension: int) -> float:
     (0.59522, 0.59522)
     """
     kappa = non_negative("kappa", abs(kappa))
+    if kappa > MOST_EXACT:
+        raise refuse("kappa", kappa, f"<= {MOST_EXACT:g}", "Such a direction is released nearly as it is.")
     return _log_total(kappa, dimension) - _log_total(0.0, dimension) if kappa else 0.0
+
+
+def largest_zeroed_loss(kappa: float, dimension: int) -> float:
+    """Return the largest loss under zero-out, kappa + ln Z(kappa), or 2 kappa, which it never exceeds."""
+    return 2 * kappa if kappa > MOST_EXACT else kappa + log_mean(kappa, dimension)
 
 
 def _tail_delta(kappa: float, dimension: int, slope: float, shift: float, epsilon: float, pieces: int = 256) -> float:
@@ -122,12 +131,16 @@ def replaced_delta(kappa: float, dimension: int, epsilon: float) -> float:
     1e-05
     """
     kappa, epsilon = non_negative("kappa", kappa), non_negative("epsilon", epsilon)
+    if kappa > MOST_EXACT:
+        return float(epsilon < 2 * kappa)
     return min(1.0, _tail_delta(kappa, whole("dimension", dimension, 2), 2 * kappa, 0.0, epsilon))
 
 
 def zeroed_delta(kappa: float, dimension: int, epsilon: float) -> float:
     """Return the delta at epsilon when a direction is exchanged for a uniform one, the worse of the two ways round."""
     kappa, epsilon = non_negative("kappa", kappa), non_negative("epsilon", epsilon)
+    if kappa > MOST_EXACT:
+        return float(epsilon < 2 * kappa)
     dimension, shift = whole("dimension", dimension, 2), log_mean(kappa, dimension)
     there = _tail_delta(kappa, dimension, kappa, shift, epsilon)
     back = _tail_delta(0.0, dimension, kappa, -shift, epsilon)  # by symmetry of the uniform t, -t has its law
@@ -141,6 +154,8 @@ def replaced_epsilon(kappa: float, dimension: int, delta: float) -> float:
     0.967
     """
     delta = open_probability("delta", delta, "For delta 0 the cost is 2 kappa.")
+    if kappa > MOST_EXACT:
+        return 2 * kappa
     return bisect_up(lambda e: replaced_delta(kappa, dimension, e) <= delta, 0.0, 2 * kappa, 1e-10)
 
 
@@ -151,7 +166,9 @@ def zeroed_epsilon(kappa: float, dimension: int, delta: float) -> float:
     1.51
     """
     delta = open_probability("delta", delta, "For delta 0 the cost is kappa + ln Z(kappa).")
-    top = kappa + log_mean(kappa, dimension)
+    if kappa > MOST_EXACT:
+        return 2 * kappa
+    top = largest_zeroed_loss(kappa, dimension)
     return bisect_up(lambda e: zeroed_delta(kappa, dimension, e) <= delta, 0.0, top, 1e-10)
 
 
@@ -188,6 +205,8 @@ def cap_success(kappa: float, dimension: int, share: float) -> float:
     share = probability("share", share)
     if share in (0.0, 1.0):
         return share
+    if kappa > MOST_EXACT:
+        return 1.0
     edge = _cap_edge(whole("dimension", dimension, 2), share)
     return min(1.0, _mass_above(non_negative("kappa", kappa), dimension, edge))
 
@@ -211,12 +230,16 @@ def _mass_above(kappa: float, dimension: int, edge: float) -> float:
 
 def replaced(kappa: float, dimension: int) -> Curve:
     """Return the curve of one direction under replace-one."""
+    if kappa > MOST_EXACT:
+        return pure(2 * kappa)
     high = math.sin(_support(kappa, dimension)[1]) * 2 * kappa
     return Curve(_deltas(kappa, dimension, 2 * kappa, 0.0), high)
 
 
 def zeroed(kappa: float, dimension: int) -> Curve:
     """Return the curve of one direction against the uniform one."""
+    if kappa > MOST_EXACT:
+        return pure(2 * kappa)
     shift = log_mean(kappa, dimension)
     high = max(0.0, kappa * math.sin(_support(kappa, dimension)[1]) - shift)
     high_absent = max(0.0, shift + kappa * math.sin(_support(0.0, dimension)[1]))
