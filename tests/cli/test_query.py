@@ -97,6 +97,28 @@ def test_texts_come_from_files_and_lines_in_parts_the_server_takes(
     assert (status, len(out.splitlines())) == (0, 1)
 
 
+def test_texts_are_asked_among_decoys_at_the_price_of_a_text(
+    capsys: pytest.CaptureFixture[str], client: Path, server: Any
+) -> None:
+    more = ("the heart was calm", "the knee", "--decoys", "3", "--json")
+    status, out, _ = ask(capsys, client, server.url, *more)
+    found = json.loads(out)
+    assert (status, len(found["answers"])) == (0, 2)
+    assert found["per_text"]["certified"] is True
+    assert 7.5 < found["per_text"]["epsilon"] <= 8.0 + 1e-6
+    assert 8.0 < found["spent"]["epsilon"] <= 16.0 + 1e-6
+    for answer in found["answers"]:  # None, where chance has drawn decoys alone
+        assert answer is None or sum(answer["probabilities"]) == pytest.approx(1.0, abs=1e-4)
+    assert spends(client) == 1
+    status, out, err = ask(capsys, client, server.url, "the heart", "--decoys", "1")
+    assert status == 0
+    assert len(out.splitlines()) == 1
+    assert "Each text: epsilon = " in err
+    status, _, err = ask(capsys, client, server.url, "the heart", "--decoys", "-1")
+    assert (status, spends(client)) == (2, 2)
+    assert "decoys=-1" in err
+
+
 def test_an_exhausted_ledger_is_refused_and_nothing_is_sent(
     capsys: pytest.CaptureFixture[str], client: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

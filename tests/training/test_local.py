@@ -1,5 +1,6 @@
 """The user's side and the server's, from a training on a tiny encoder to refusals that spend nothing."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import BudgetError, DataError, ModelError, SettingError
+from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.sources import Columns
 from discreet.experiment import RunRequest, run_training
@@ -16,7 +18,7 @@ from discreet.models.classifier import ModelSettings
 from discreet.protections.decoys import Decoys
 from discreet.protections.ldp_settings import LDPSettings
 from discreet.training.evaluate import represent
-from discreet.training.local import ServerSide, UserSide, linear
+from discreet.training.local import Mixed, ServerSide, UserSide, linear
 from discreet.training.run_folder import load_run
 from discreet.training.settings import TrainSettings
 
@@ -127,19 +129,36 @@ def test_up_sampling_hides_queries_among_decoys_within_the_budget(
     texts = ["the heart was sharp", "a knee was slow"]
     with UserSide.load(tmp_path / "a" / "client") as user:
         decoys = Decoys(words=("film", "plot", "calm"))
-        mixed = user.protect_among(texts, decoys, epsilon=3.0, share=0.25, drawn=2, steps=12)
+        mixed = user.protect_among(texts, decoys, count=3, epsilon=3.0, steps=12)
         assert mixed.guarantee.certified
         assert 2.9 < mixed.guarantee.epsilon <= 3.0 + 1e-6
         assert "nobody learns which" in mixed.guarantee.sentence()
         assert len(mixed.steps) == 12
         assert all(step.vectors.shape == (2, 8) for step in mixed.steps)
-        answers = mixed.collect([server.answer(step) for step in mixed.steps], len(texts))
+        answers = mixed.collect([server.answer(step) for step in mixed.steps])
         assert answers.shape == (2, 2)
-        sent = sum(int((place >= 0).sum()) for place in mixed.places)
-        assert 0 < sent < 24
-        assert "places" not in repr(mixed)
-        with pytest.raises(SettingError, match="share"):
-            user.protect_among(texts, decoys, epsilon=3.0, share=0.0)
+        assert 0 < sum(int(true.sum()) for true in mixed.true) < 24
+        assert "true" not in repr(mixed)
+        assert 3.0 < user.spent().epsilon < 6.0 + 1e-6  # a person's two texts, each counted with its decoys
+        with pytest.raises(SettingError, match="count"):
+            user.protect_among(texts, decoys, count=0)
+
+
+def test_a_query_among_decoys_is_drawn_as_often_as_is_counted_and_answered_by_its_own_rows(
+    finished: tuple[Path, dict[str, object]], tmp_path: Path
+) -> None:
+    shutil.copytree(finished[0] / "client", tmp_path / "client")
+    (tmp_path / "client" / "ledger.jsonl").unlink()
+    with UserSide.load(tmp_path / "client") as user:
+        user.rng = Rng(3)
+        mixed = user.protect_among(["the heart was sharp"], Decoys(words=("film", "plot")), count=4, steps=400)
+        assert not mixed.guarantee.certified  # the seed was given
+    true = np.stack(mixed.true)[:, 0]
+    assert 0.13 < true.mean() < 0.27  # one in five
+    answers = [np.array([[float(t), 2.0]], dtype=np.float32) for t in true]
+    assert mixed.collect(answers).tolist() == [[1.0, 2.0]]
+    never = Mixed(mixed.steps[:2], (np.array([False]),) * 2, mixed.guarantee)
+    assert np.isnan(never.collect(answers[:2])).all()
 
 
 def test_an_encoder_that_is_trained_along_is_never_certified(
@@ -162,11 +181,16 @@ def test_a_fixed_draw_at_every_step_is_certified_for_a_frozen_encoder_and_the_pa
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     shared = {"mechanism": "gaussian", "sampling": "fixed"}
-    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "a", **shared)
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "open", **shared)
+    told = done["guarantee"]
+    assert isinstance(told, dict)
+    assert not told["certified"]
+    assert "every vector is sent with its label as it is" in told["sentence"]
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "a", label_epsilon=2.0, **shared)
     promise = done["guarantee"]
     assert isinstance(promise, dict)
     assert promise["certified"]
-    assert 11.5 < promise["epsilon"] <= 12.0 + 1e-6
+    assert 11.0 < promise["epsilon"] <= 12.0 + 1e-6
     assert "does not learn which sentences were drawn" in promise["sentence"]
     done = run(toy_csv, tiny_encoder("bert"), tmp_path / "b", calibration="paper-vector", **shared)
     claimed = done["guarantee"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from discreet.cli.options import Json, TextPair
@@ -14,7 +16,9 @@ from discreet.cli.output import as_json, note
 from discreet.core.errors import BudgetError, DataError, OutputError
 
 if TYPE_CHECKING:
-    from discreet.training.local import UserSide
+    from discreet.core.guarantee import Guarantee
+    from discreet.serving.client import About
+    from discreet.training.local import Mixed, UserSide
 
 
 def query(
@@ -30,6 +34,9 @@ def query(
     ] = "-",
     text: Annotated[str, typer.Option("--text", help="Column with the text.")] = "text",
     text_pair: TextPair = None,
+    decoys: Annotated[
+        int, typer.Option("--decoys", help="Hide each text among N made-up ones; 3 (N + 1) vectors leave for each.")
+    ] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
     json: Json = False,
 ) -> None:
@@ -37,12 +44,16 @@ def query(
 
     Every text is counted in the client's ledger before its release is sent. In plain lines, and as arguments, the two
     texts of a pair are separated by a tab.
+
+    With --decoys a text keeps its epsilon and is sent several times with less noise, each time with one chance in
+    N + 1; that pays for a small epsilon and many decoys. A text that chance has never drawn has no answer.
     """
-    from discreet.core.checks import positive
+    from discreet.core.checks import positive, whole
     from discreet.serving.client import RemoteServer
     from discreet.training.local import UserSide
 
     remote = RemoteServer(server, positive("timeout", timeout, "It is in seconds."))
+    whole("decoys", decoys, 0, "It is how many made-up texts hide each true one.")
     with UserSide.load(folder) as user:
         first, second = _texts(texts, source, text, text_pair, user.pairs)
         about = remote.about()  # a server that is not there, or is another's, costs nothing
@@ -52,14 +63,40 @@ def query(
                 "the server folder that was written with this client. Nothing was spent or sent."
             )
         try:
-            release = user.protect(first, second)
+            mixed = _mixed(user, first, second, decoys) if decoys else None
+            steps = (user.protect(first, second),) if mixed is None else mixed.steps
         except BudgetError as error:
             raise BudgetError(f"{error} Nothing was sent.") from None
         try:
-            answers = remote.answers(release.vectors.numpy(), about)
+            answers = remote.answers(np.concatenate([step.vectors.numpy() for step in steps]), about)
         except (DataError, OutputError) as error:
             raise type(error)(f"{error} The ledger has counted {len(first)} texts: they may have been seen.") from None
-        _print(answers, user, json)
+        if mixed is None:
+            _print(answers, user, user.guarantee, json)
+        else:
+            _print(_gathered(answers, mixed, about), user, mixed.guarantee, json)
+
+
+def _mixed(user: UserSide, first: list[str], second: list[str] | None, count: int) -> Mixed:
+    from discreet.protections.decoys import Decoys
+
+    return user.protect_among(first, Decoys.of_vocabulary(user.model.tokenizer.get_vocab()), second, count=count)
+
+
+def _gathered(answers: list[dict[str, Any]], mixed: Mixed, about: About) -> list[dict[str, Any] | None]:
+    """Return the mean answer to each text over the steps in which it was sent, None where it never was."""
+    values = np.array([a["probabilities"] if "probabilities" in a else [a["score"]] for a in answers], dtype=np.float32)
+    means = mixed.collect(list(values.reshape(len(mixed.steps), -1, values.shape[1])))
+    found: list[dict[str, Any] | None] = []
+    for mean in means.tolist():
+        if math.isnan(mean[0]):
+            found.append(None)
+        elif about.task != "classification":
+            found.append({"score": mean[0]})
+        else:
+            best = max(range(len(mean)), key=mean.__getitem__)
+            found.append({"label": about.labels[best], "probability": mean[best], "probabilities": mean})
+    return found
 
 
 def _texts(
@@ -88,25 +125,33 @@ def _texts(
     return [a for a, _ in split], [b for _, b in split]
 
 
-def _print(answers: list[dict[str, Any]], user: UserSide, json: bool) -> None:
+def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guarantee, json: bool) -> None:
     spent = user.spent()
     left = user.ledger.remaining(user.layer.event) if user.ledger.budget is not None else None
     if json:
         as_json(
             {
                 "answers": answers,
-                "per_text": user.guarantee.as_dict(),
+                "per_text": each.as_dict(),
                 "spent": spent.as_dict(),
                 "queries_left": left,
             }
         )
         return
     for answer in answers:
-        said = (f"{answer['score']:.4f}",) if "score" in answer else (answer["label"], f"{answer['probability']:.4f}")
+        if answer is None:
+            said: tuple[str, ...] = ("-", "-")
+        elif "score" in answer:
+            said = (f"{answer['score']:.4f}",)
+        else:
+            said = (answer["label"], f"{answer['probability']:.4f}")
         print(*said, sep="\t")
     sys.stdout.flush()
-    kind = "" if user.guarantee.certified else " (an estimate)"
-    note(f"Each text: epsilon = {user.guarantee.epsilon:.4g}, delta = {user.guarantee.delta:.3g}{kind}.")
+    missed = sum(answer is None for answer in answers)
+    if missed:
+        note(f"Chance has never drawn {missed} of {len(answers)} texts. To ask again costs again.")
+    kind = "" if each.certified else " (an estimate)"
+    note(f"Each text: epsilon = {each.epsilon:.4g}, delta = {each.delta:.3g}{kind}.")
     total = f"{spent.epsilon:.4g}" if math.isfinite(spent.epsilon) else "unbounded"
     note(
         f"All queries from here so far: epsilon = {total}" + ("." if left is None else f"; {left:,} more are allowed.")

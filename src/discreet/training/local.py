@@ -33,7 +33,6 @@ from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Tokens, tokenise
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import FixedSize
 from discreet.models.classifier import Classifier
 from discreet.protections.decoys import Decoys
 from discreet.protections.ldp_layer import LDPLayer
@@ -44,6 +43,7 @@ from discreet.training.private import as_drawn
 
 UNIT = "sentence"
 PERSON = "person"
+_DRAWS = 3  # how often a query among decoys is drawn, on average
 PUBLIC = "the encoder and the projection are public: no private text went into them"
 _ONE_EACH = "each sentence is sent once: one that is sent again costs again"
 _TEXTS = "whoever owns several sentences owns the sum of their costs"
@@ -51,25 +51,21 @@ _TEXTS = "whoever owns several sentences owns the sum of their costs"
 
 @dataclass(frozen=True)
 class Mixed:
-    """Queries among decoys, step by step: what is sent, and which row of it answers which query (the user's secret).
+    """Queries among decoys, step by step: what is sent, and which rows of it are true (the user's secret).
 
-    `places[t][i]` is the number of the query behind row i of step t, or -1 for a decoy.
+    Row i of every step is for query i; `true[t][i]` says whether step t sent the query itself there, or a decoy.
     """
 
     steps: tuple[RepresentationRelease, ...]
-    places: tuple[npt.NDArray[np.int64], ...] = field(repr=False)
+    true: tuple[npt.NDArray[np.bool_], ...] = field(repr=False)
     guarantee: Guarantee
 
-    def collect(self, answers: Sequence[npt.NDArray[np.float32]], queries: int) -> npt.NDArray[np.float32]:
+    def collect(self, answers: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
         """Return one answer for each query, the mean of all that came back for it; NaN where it was never drawn."""
-        total = np.zeros((queries, answers[0].shape[1]), dtype=np.float64)
-        count = np.zeros((queries, 1))
-        for place, answer in zip(self.places, answers, strict=True):
-            true = place >= 0
-            np.add.at(total, place[true], answer[true])
-            np.add.at(count, place[true], 1.0)
-        with np.errstate(invalid="ignore"):
-            return np.asarray(total / np.where(count > 0, count, np.nan), dtype=np.float32)
+        said, true = np.stack(answers).astype(np.float64), np.stack(self.true)[:, :, None]
+        count = true.sum(0)
+        total = np.where(true, said, 0.0).sum(0)
+        return np.asarray(total / np.where(count > 0, count, np.nan), dtype=np.float32)
 
 
 @dataclass
@@ -142,56 +138,53 @@ class UserSide:
         self,
         texts: Sequence[str],
         decoys: Decoys,
+        second: Sequence[str] | None = None,
         *,
-        epsilon: float,
-        share: float = 0.1,
-        drawn: int | None = None,
+        count: int = 9,
+        epsilon: float | None = None,
         steps: int | None = None,
     ) -> Mixed:
-        """Return the texts hidden among decoys and sent in several draws, within epsilon for each text: up-sampling.
+        """Return each text hidden among `count` decoys and sent in several draws, within epsilon: up-sampling.
 
-        `share` is how many of the pool are true. At each step `drawn` of the pool are sent (as many as there are texts
-        if not said), shuffled, and there are `steps` of them (one over the share, so that each is drawn about once).
+        At each of `steps` steps one sentence of each text's own pool, itself and its decoys, is drawn and sent. Without
+        `steps` a text is drawn three times on average, and never at all once in twenty; without `epsilon` it has that
+        of a query.
 
         Guarantee: epsilon for each text over all steps, by the curve of sampling without replacement under replace-one,
-            if the server learns neither which were drawn nor which are decoys. The person's ledger counts every vector
-            that is sent as theirs, as decoys hide a sentence, not a person.
-        Paper: LDP-NLP, Algorithm 3. Differs: a fixed number is drawn, not by coins, for which decoys change nothing.
+            if the server does not learn which steps were true; it may know the decoys. Texts have pools and noise of
+            their own, so a person's ledger counts that cost once for each text.
+        Paper: LDP-NLP, Algorithm 3. Differs: one is drawn at a time, not by coins, for which decoys change nothing; and
+            each text has decoys of its own, so that several texts of one person add up instead of hiding each other.
         """
-        if self.pairs or isinstance(self.model.query, TokenQuery):
-            raise DataError("Expected single texts and sentence vectors for up-sampling. Use protect.")
-        if not 0 < share <= 1:
-            raise refuse("share", share, "in (0, 1]", "It is how many of the mixed queries are true.")
-        made = round(len(texts) / share) - len(texts)
-        sending = Sending(
-            population=len(texts),
-            drawn=len(texts) if drawn is None else drawn,
-            steps=round(1 / share) if steps is None else whole("steps", steps),
-            decoys=made,
-            sampling="fixed",
-        )
+        if isinstance(self.model.query, TokenQuery):
+            raise DataError("Expected sentence vectors for up-sampling, found token states. Use protect.")
+        pool = 1 + whole("count", count, remedy="It is how many decoys each text has.")
+        sending = Sending(1, 1, _DRAWS * pool if steps is None else whole("steps", steps), count, "fixed")
+        true = self.tokens(texts, second)  # refused texts cost nothing
         layer = LDPLayer.for_budget(
             self.layer.mechanism,
             dimension=self.layer.dimension,
-            epsilon=epsilon,
+            epsilon=self.guarantee.epsilon if epsilon is None else epsilon,
             delta=self.delta,
             clip_norm=self.layer.clip_norm,
             sending=sending,
         )
-        source = self.rng.fork(self._session, "mix", self._count)
-        tokens = self.tokens([*texts, *decoys.draw(made, source.fork("decoys"))])
-        vectors = self.path.coordinates(represent(self.model, tokens))
-        layer.bounded(vectors)
-        self._spend(SelfComposedDpEvent(layer.event, sending.drawn * sending.steps))
-        found = self._promise(sending.event(layer.event))
+        n, source = len(true), self.rng.fork(self._session, "mix", self._count)
+        made = (decoys.draw(n * count, source.fork("decoys", i)) for i in range(2 if self.pairs else 1))
+        vectors = torch.cat([represent(self.model, true), represent(self.model, self.tokens(*made))])
+        coordinates = self.path.coordinates(vectors)
+        layer.bounded(coordinates)
+        cost = sending.event(layer.event)
+        self._spend(cost if n == 1 else SelfComposedDpEvent(cost, n))
+        # row i of a column is query i, then its decoys
+        rows = np.concatenate([np.arange(n)[None], np.arange(n, n * pool).reshape(count, n)])
         releases, places = [], []
         for step in range(sending.steps):
-            chosen = FixedSize(sending.drawn).draw(step, sending.pool, source.fork("draw"))
-            chosen = chosen[source.fork("shuffle", step).permutation(len(chosen))]
-            sent = layer(vectors[torch.from_numpy(chosen)], source.fork("noise", step))
+            one = np.minimum((source.fork("draw", step).uniform(n) * pool).astype(np.int64), count)
+            sent = layer(coordinates[torch.from_numpy(rows[one, np.arange(n)])], source.fork("noise", step))
             releases.append(RepresentationRelease(sent, guarantee=None))
-            places.append(np.where(chosen < len(texts), chosen, -1))
-        return Mixed(tuple(releases), tuple(places), found)
+            places.append(one == 0)
+        return Mixed(tuple(releases), tuple(places), self._promise(cost))
 
     def spent(self) -> Guarantee:
         """Return what all that was ever sent from here guarantees the person."""
