@@ -36,6 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("report") / "s"
     write_sample(made)
     write_report(made)
+    for name in ("report.html", "report.md", "model_card.md"):
+        assert (made / name).stat().st_mode & 0o077 == 0, "it shows private texts"
     return made
 
 

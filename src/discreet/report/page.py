@@ -107,10 +107,20 @@ def write_report(folder: Path) -> Written:
     found = findings(folder)
     values = _values(found)
     written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", found.verdict)
-    written.page.write_text(render_page(values), encoding="utf-8")
-    written.markdown.write_text(_environment(html=False).get_template("report.md.j2").render(values), encoding="utf-8")
-    written.card.write_text(_environment(html=False).get_template("card.md.j2").render(values), encoding="utf-8")
+    plain = _environment(html=False)
+    _write(written.page, render_page(values))
+    _write(written.markdown, plain.get_template("report.md.j2").render(values))
+    _write(written.card, plain.get_template("card.md.j2").render(values))
     return written
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all, readable by its owner only, as it shows private texts."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def render_page(values: Mapping[str, Any]) -> str:
