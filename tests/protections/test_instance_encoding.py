@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.accounting.instance_encoding import Load
 from discreet.accounting.interpret import guarantee
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
@@ -158,3 +159,14 @@ def test_mixtures_larger_than_the_corpus_are_refused() -> None:
         once(InstanceEncoding(4.0, 1e-5, mix=300))
     with pytest.raises(SettingError, match="mix=40 <= 32, the rows of a batch"):
         InstanceEncoding(4.0, 1e-5, mix=40, stored=False).check(32, 1000)
+
+
+@pytest.mark.parametrize(("mix", "cap"), [(2, 0.5), (3, 0.4), (4, 0.25), (4, None)])
+def test_at_every_step_no_row_weighs_more_than_is_counted(mix: int, cap: float | None) -> None:
+    """A row that meets itself in an output weighs there what both weigh: with two at the cap of 1/2 it stands alone."""
+    live = InstanceEncoding(8.0, 1e-5, mix=mix, cap=cap, stored=False).live(6, 8, 2, Rng(0), torch.device("cpu"))
+    counted = live.load(1)
+    rows = np.arange(6)
+    for step in range(300):
+        found = Load.of(live.draw(rows, (6, 8), step, 0)["mix"].numpy())
+        assert found.squares <= counted.squares * (1 + 1e-6) and found.total <= counted.total * (1 + 1e-6)

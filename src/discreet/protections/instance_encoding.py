@@ -277,7 +277,7 @@ class Encodings:
 
 @dataclass(repr=False)
 class LiveEncodings:
-    """Encodings drawn anew at every step: a row enters `mix` outputs an epoch, none above the cap."""
+    """Encodings drawn anew at every step: a row enters at most `mix` outputs an epoch, each time up to the cap."""
 
     asked: InstanceEncoding
     rows: int
@@ -292,9 +292,13 @@ class LiveEncodings:
         return self.asked.scale(self.load(self.asked.epochs), self.asked.width(self.width))
 
     def load(self, epochs: int) -> Load:
-        """Return the most that so many epochs release of a row."""
-        uses, top = float(self.asked.mix * epochs), self.asked.cap or 1.0
-        return Load(uses * top * top, uses * top)
+        """Return the most that so many epochs release of a row.
+
+        A row may meet itself in an output, where its weights add up past the cap; no weight exceeds 1, so that none is
+        less than its square.
+        """
+        most = self.asked.mix * epochs * (self.asked.cap or 1.0)
+        return Load(most, most)
 
     def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
         """Return the cost of an epoch, counted once; labels are counted once for all epochs, in the first."""
@@ -339,7 +343,8 @@ class LiveEncodings:
             if self.asked.projection is not None:
                 mean, matrix = (t.to(vectors) for t in (self.asked.projection.mean, self.asked.projection.matrix))
                 vectors = (vectors - mean) @ matrix.T
-            mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm) + drawn["noise"]
+            # a hair below the norm, so that rounding to single precision cannot carry a vector past it
+            mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm * (1 - _ROUNDING)) + drawn["noise"]
             if "shift" in drawn:
                 targets = (targets + drawn["shift"]) % self.classes
             return mixed, drawn["mix"] @ soft_targets(targets, self.classes)
