@@ -37,6 +37,7 @@ from discreet.core.guarantee import Adjacency
 
 # beyond this ratio of sensitivity to sigma the likelihood ratios leave double precision
 _STEEPEST = 25.0
+_WIDEST = 500.0  # e to the power of a grid's interval must be a double
 
 
 def curve_of(event: DpEvent, adjacency: Adjacency) -> Curve:
@@ -68,22 +69,20 @@ def _top(losses: Losses) -> float:
     return max(float(losses.first + len(losses.masses)) * losses.interval, 0.0)
 
 
-_WIDEST = 500.0  # e to the power of a grid's interval must be a double
-
-
 def powers_of(parts: Parts, adjacency: Adjacency) -> tuple[Powers, int]:
     """Return the losses of one step and how often it is repeated: one use many times, or everything once.
 
     OverflowError is raised where losses are so large that no grid of doubles holds them; then only pure bounds hold.
     """
     found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
-    if found and curves.interval_for(*(one for one, _ in found)) > _WIDEST:
-        raise OverflowError("The losses are too large for a grid.")
-    if len(found) == 1 and not parts.mu_squared:
-        return Powers.of(found[0][0].losses(curves.interval_for(found[0][0]))), found[0][1]
+    alone = len(found) == 1 and not parts.mu_squared
     if parts.mu_squared:
         found.append((curves.gaussian(parts.mu), 1))
     step = curves.interval_for(*(one for one, _ in found))
+    if step > _WIDEST:
+        raise OverflowError("The losses are too large for a grid.")
+    if alone:
+        return Powers.of(found[0][0].losses(step)), found[0][1]
     each = [Powers.of(one.losses(step)).power(count) for one, count in found]
     return reduce(Powers.compose, each), 1
 
