@@ -120,3 +120,16 @@ def test_the_gradient_of_an_encoder_is_not_covered_by_noise_on_its_output(minilm
     assert found.leakages[0].value == 1.0
     assert found.guarantee is not None and not found.guarantee.exists
     assert "gradient of the encoder" in found.guarantee.sentence()
+
+
+def test_a_rewritten_text_costs_all_its_words_and_the_longest_text_counts(minilm: Scene) -> None:
+    from discreet.attacks.gradient.embedding_rows import EmbeddingRows
+    from discreet.protections.word_swap import WordSwap
+    from discreet.protections.word_table import WordTable
+
+    swap = WordSwap(WordTable.of_encoder("minilm"), 10.0)
+    found = run_attack(AttackRequest(EmbeddingRows(), protect=swap, examples=4), minilm)
+    assert found.guarantee is not None
+    most = max(len(swap.table.split(text)) for text in TEXTS[:4])  # one word each would be 10, and the first text less
+    assert found.guarantee.epsilon == pytest.approx(10.0 * most)
+    assert dict(found.epsilon_by_adjacency) == {"replace-one": pytest.approx(10.0 * most)}

@@ -7,12 +7,17 @@ import torch
 
 from discreet.core.errors import DataError, SettingError, UnsupportedError
 from discreet.core.randomness import Rng
+from discreet.data.batches import Batch
 from discreet.data.corpus import Corpus
+from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.instance_encoding import InstanceEncoding
+from discreet.protections.representation import Rows
 from discreet.protections.texthide import TextHide
 from discreet.training.evaluate import evaluate, predict
+from discreet.training.hidden import HiddenStep, draw_hidden
 from discreet.training.loop import train
 from discreet.training.settings import TrainSettings
 
@@ -119,3 +124,60 @@ def test_what_does_not_go_is_refused(corpus: Corpus, tiny_encoder: Callable[[str
         train(model, corpus, FAST, rng=Rng(0), protect=TextHide(public=True), public=pairs)
     with pytest.raises(UnsupportedError, match="Expected one protection, found 2"):
         train(model, corpus, FAST, rng=Rng(0), protect=(TextHide(), DPSGD(1.0)))  # type: ignore[arg-type]
+
+
+def test_a_fixed_draw_comes_in_an_order_that_says_nothing() -> None:
+    """In increasing order the place of a vector in its batch would tell whose it is."""
+    drawn = [draw_hidden(FixedSize(5), step, 20, Rng(3)).tolist() for step in range(400)]
+    assert all(len(set(rows)) == 5 for rows in drawn)
+    for row in (0, 19):  # first or last whenever they are drawn, were it sorted
+        seen = [rows.index(row) for rows in drawn if row in rows]
+        assert len(seen) > 60 and min(seen.count(place) for place in range(5)) > len(seen) / 12
+
+
+@pytest.mark.parametrize("sampler", [Poisson(0.5), FixedSize(8), Shuffled(8)])
+def test_a_price_for_one_draw_is_not_charged_for_another(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], sampler: Sampler
+) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    protect = InstanceEncoding(8.0, 1e-5, stored=False)
+    with pytest.raises(SettingError, match="as counted"):
+        train(model, corpus, FAST, rng=Rng(0), protect=protect, sampler=sampler)
+
+
+def test_a_price_for_one_row_is_not_charged_for_a_person_of_several(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    owned = replace(corpus, units=tuple(str(i // 2) for i in range(len(corpus))))
+    model = build(owned, tiny_encoder("bert"), train="head")
+    with pytest.raises(SettingError, match="of one row each for a live dp-ie"):
+        train(model, owned, FAST, rng=Rng(0), protect=InstanceEncoding(8.0, 1e-5, stored=False))
+    train(model, owned, replace(FAST, epochs=1), rng=Rng(0), protect=TextHide(masks=2, mix=2))  # guarantees nothing
+
+
+@pytest.mark.parametrize("protect", [InstanceEncoding(8.0, 1e-5, stored=False), DPSGD(1.0)])
+def test_two_trainings_with_one_secret_draw_noise_of_their_own(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, protect: object
+) -> None:
+    """The same noise on two releases cancels out in their difference, though the ledger holds both."""
+    seen: list[torch.Tensor] = []
+    release, batch = DPSGD.release, HiddenStep.batch
+
+    def watched_release(self: DPSGD, sums: dict[str, torch.Tensor], rng: Rng) -> dict[str, torch.Tensor]:
+        seen.append(torch.from_numpy(rng.fork("look").uniform(4)))
+        return release(self, sums, rng)
+
+    def watched_batch(self: HiddenStep, drawn: Rows, step: int) -> Batch:
+        found = batch(self, drawn, step)
+        seen.append(found.inputs["drawn.noise"])
+        return found
+
+    monkeypatch.setattr(DPSGD, "release", watched_release)
+    monkeypatch.setattr(HiddenStep, "batch", watched_batch)
+    secret = Rng.secret()
+    for rate in (5e-3, 5e-3, 4e-3):
+        model = build(corpus, tiny_encoder("bert"), train="head")
+        settings = replace(FAST, epochs=0.1, learning_rate=rate)
+        train(model, corpus, settings, rng=Rng(0), protect=protect, secret=secret)  # type: ignore[arg-type]
+    assert len(seen) == 3
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])

@@ -191,6 +191,8 @@ def test_a_fixed_draw_at_every_step_is_certified_for_a_frozen_encoder_and_the_pa
     assert isinstance(promise, dict)
     assert promise["certified"]
     assert 11.0 < promise["epsilon"] <= 12.0 + 1e-6
+    columns = done["epsilon_by_adjacency"]  # an absent vector is seen to be absent: no other column has a figure
+    assert columns == {"add/remove": None, "zero-out": None, "replace-one": pytest.approx(promise["epsilon"])}
     assert "does not learn which sentences were drawn" in promise["sentence"]
     done = run(toy_csv, tiny_encoder("bert"), tmp_path / "b", calibration="paper-vector", **shared)
     claimed = done["guarantee"]

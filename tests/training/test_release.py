@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
@@ -99,3 +100,40 @@ def test_a_noisy_representation_release_has_its_guarantee(batch: Corpus, tiny_en
     )
     assert paper.guarantee is not None and not paper.guarantee.certified and paper.guarantee.epsilon == 4.0
     assert "the epsilon of this noise is 6.38" in str(paper.guarantee.reason)
+
+
+def test_what_is_counted_as_hidden_by_sampling_is_drawn_so(tiny_encoder: Callable[[str], Path]) -> None:
+    from discreet.accounting.local_layer import Sending
+    from discreet.protections.ldp_layer import LDPLayer
+    from discreet.protections.ldp_projection import whole_space
+    from discreet.protections.ldp_protection import LocalLayer
+
+    texts = tuple(f"the heart {'was dull' if i % 2 else 'a knee'} {i}" for i in range(12))
+    corpus = Corpus("toy", texts, labels=tuple(i % 2 for i in range(12)))
+    model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    layer = LDPLayer("gaussian", model.width, 1e-6)
+    sending = Sending(12, 3, 4, sampling="fixed")
+    local = LocalLayer(layer, layer, whole_space(model.width), sending, 1e-5, label_epsilon=1.0)
+    _, truth = representation_release(model, corpus, local, Rng(1), batch_size=3, delta=1e-5)
+    drawn = truth.rows[:, 0].tolist()
+    assert sorted(drawn) != list(range(12))  # four fresh draws of three, and not every row once
+    assert any(drawn[i : i + 3] != sorted(drawn[i : i + 3]) for i in range(0, 12, 3))
+    with pytest.raises(SettingError, match="3 of 12 sentences, as counted"):
+        representation_release(model, corpus, local, Rng(1), batch_size=4)
+    with pytest.raises(SettingError, match="3 of 12 sentences, as counted"):
+        hidden_release(model, corpus.take([0, 1, 2]), local, Rng(1))
+
+
+def test_the_gradient_of_an_encoder_is_not_paid_for_by_noise_behind_it(
+    batch: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    protect = InstanceEncoding(4.0, 1e-5, stored=False)
+    for train, certified in (("all", False), ("head", True)):
+        model = Classifier.build(batch, rng=Rng(0), encoder=str(tiny_encoder("bert")), train=train)
+        promise = hidden_release(model, batch, protect, Rng.secret(), delta=1e-5).guarantee
+        assert promise is not None and promise.delta == 1e-5
+        assert promise.exists is promise.certified is certified
+        assert certified or "gradient of the encoder" in str(promise.reason)
+    owned = Corpus("toy", batch.texts, labels=batch.labels, units=("a", "a", "b"))
+    with pytest.raises(SettingError, match="of one row each for a live dp-ie"):
+        hidden_release(model, owned, protect, Rng(0))

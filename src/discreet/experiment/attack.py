@@ -90,6 +90,8 @@ class AttackRequest:
 class AttackResult:
     """What an attack reached, on which release, and what is guaranteed for that release: never for a training.
 
+    Of several releases it is the guarantee of the dearest.
+
     `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification.
     """
 
@@ -168,7 +170,7 @@ def run_attack(
         found = compared(attack, guess, behind, model, metrics, number)
         if not number:
             facts = release_facts(made.seen, model, request, scene.origin)
-            promise = made.seen.guarantee
+        promise = dearest(promise, made.seen.guarantee)
         examples += found
         for example in found:
             watch(example)
@@ -203,6 +205,13 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
             own = scene.own(public, len(rows))
             extra["pairs"] = own_pairs(request, model, own, Rng(request.seed).fork("own"))
     return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)
+
+
+def dearest(first: Guarantee | None, second: Guarantee | None) -> Guarantee | None:
+    """Return what holds for either of two releases: the larger epsilon, as a longer text may cost more."""
+    if first is None or second is None:
+        return second or first
+    return first if first.epsilon >= second.epsilon else second
 
 
 def informed(attack: Attack, request: AttackRequest) -> Attack:

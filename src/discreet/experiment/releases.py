@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from discreet.experiment.attack import AttackRequest
 
 GRADIENT, REPRESENTATION, TEXT = "gradient", "representation", "text"
-ENCODER_OPEN = "the gradient of the encoder shows what went into it, whatever was done to its output"
 _KINDS = {GradientRelease.__name__: GRADIENT, RepresentationRelease.__name__: REPRESENTATION}
 
 
@@ -71,11 +70,7 @@ def released(
     if kind == GRADIENT and place == GRADIENT:
         return Released(protected_release(model, batch, protect, noise, delta=delta))
     if kind == GRADIENT and place == REPRESENTATION and not protect.stored:
-        protect.check(len(batch), len(batch))
-        seen = hidden_release(model, batch, protect, noise, public=public)
-        if seen.guarantee is not None and seen.guarantee.exists and not model.settings.frozen:
-            seen = replace(seen, guarantee=_no_longer(seen.guarantee))
-        return Released(seen)
+        return Released(hidden_release(model, batch, protect, noise, public=public, delta=delta))
     if kind == GRADIENT and place == TEXT:
         return Released(_rewritten(request, model, batch, noise))
     raise misfit(request.label, kind, protect)
@@ -100,10 +95,6 @@ def _rewritten(request: AttackRequest, model: Classifier, batch: Corpus, noise: 
     seen = open_release(model, protect.rewrite(batch, noise.fork("rewrite")))
     found = guarantee(protect.cost(batch), delta=request.delta, adjacency=protect.adjacency, unit=batch.unit_name)
     return replace(seen, guarantee=protect.stated(as_drawn(found, noise)))
-
-
-def _no_longer(found: Guarantee) -> Guarantee:
-    return replace(found, epsilon=float("inf"), certified=False, reason=ENCODER_OPEN)
 
 
 def as_they_leave(protect: Any, vectors: Tensor) -> Tensor:
@@ -196,9 +187,10 @@ def by_adjacency(
 ) -> dict[str, float | None]:
     """Return the epsilon of one release, or of several of the same record, under each adjacency; None where none.
 
-    Where the cost depends on the rows, only what was found for the release, its `promise`, is known.
+    Where the cost depends on the rows, only what was found for the release, its `promise`, is known: the event of a
+    protection of text is that of one word.
     """
-    if protect is None or not hasattr(protect, "event"):
+    if protect is None or place_of(protect) != GRADIENT or not hasattr(protect, "event"):
         return {} if promise is None else {promise.adjacency.value: promise.epsilon if promise.exists else None}
     from discreet.accounting.events import SelfComposedDpEvent
     from discreet.accounting.interpret import guarantee

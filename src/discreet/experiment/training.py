@@ -284,6 +284,9 @@ def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
 
     columns: dict[str, Any] = {}
     for adjacency in Adjacency:
+        if place_of(plan.protect) != "gradient" and adjacency is not plan.protect.adjacency:
+            columns[adjacency.value] = None  # who is absent is seen to be, where each text or vector is
+            continue
         try:
             found = guarantee(plan.ledger.event, delta=plan.delta, adjacency=adjacency, unit=trained.guarantee.unit)
             columns[adjacency.value] = found.epsilon if found.exists else None

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 _PUBLIC = "the projection was learned from public text"
 _LABELS_OPEN = "labels are public and not protected"
 _LABELS_HIDDEN = "labels were reported by randomized response, counted in the same figure"
+_LABELS_TELL = (
+    "every vector is sent with its label as it is, which shows among how few sentences it was drawn; labels reported "
+    "by randomized response (label_epsilon) hide that"
+)
+_LENGTH = "the number of tokens of a text is public"
 _HIDDEN = "the server does not learn which sentences were drawn, nor in what order"
 
 
@@ -46,12 +51,13 @@ class LocalLayer:
     """A layer for training, one for queries, and the projection before both.
 
     `sending` says how often a sentence's vector leaves: once, or drawn at every step. With `label_epsilon` labels are
-    reported by randomized response. Where `inference` is narrower than `training`, a query is turned to the axes that
-    the head has learned (`discreet.protections.ldp_axes`). `typical` is the mean and the covariance of bounded public
-    vectors.
+    reported by randomized response, at that epsilon every time. Where `inference` is narrower than `training`, a query
+    is turned to the axes that the head has learned (`discreet.protections.ldp_axes`). `typical` is the mean and the
+    covariance of bounded public vectors.
 
     Guarantee: for each unit, replace-one, the cost of all its sentences' releases; certified for a frozen encoder, a
-        public projection and calibration="sound".
+        public projection and calibration="sound". Where sentences are drawn again, only with labels by randomized
+        response: a label sent as it is shows among whom its sentence was drawn, and the draw no longer hides it.
     """
 
     training: LDPLayer
@@ -142,13 +148,20 @@ class LocalLayer:
         said: tuple[str, ...] = (_PUBLIC, _LABELS_OPEN if self.label_epsilon is None else _LABELS_HIDDEN)
         if not self.stored:
             said = (*said, _HIDDEN)
+        if self.position == "token":  # the mean over more tokens has less noise
+            said = (*said, _LENGTH)
         if self.claimed is not None:
             proven = f"{self.claimed.reason}; the proven figure at the same delta is {found.epsilon:.4g}"
             return replace(self.claimed, unit=found.unit, delta=found.delta, reason=proven)
         found = replace(found, assumptions=tuple(dict.fromkeys((*found.assumptions, *said))))
-        if found.certified and not self.projection.public:
-            return replace(found, certified=False, reason="the projection was learned from private text")
-        return found
+        doubts = [] if found.certified else [str(found.reason)]
+        if not self.projection.public:
+            doubts.append("the projection was learned from private text")
+        if self.label_epsilon is None and not self.stored and self.sending.drawn < self.sending.pool:
+            doubts.append(_LABELS_TELL)
+        if not found.exists or not doubts:
+            return found
+        return replace(found, certified=False, reason="; ".join(doubts))
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from discreet.accounting.calibrate import least_noise
+from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent
 from discreet.accounting.local_layer import CALIBRATIONS, Sending
 from discreet.core.checks import one_of, open_probability, positive, refuse, whole
 from discreet.core.errors import DataError, SettingError
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.protections.decoys import Decoys
 from discreet.protections.ldp_layer import LEAST_DIMENSION, MECHANISMS, LDPLayer
@@ -115,7 +117,11 @@ class LDPSettings:
                 raise refuse("sampling", self.sampling, "once for units of several rows", remedy)
             sending = Sending(given.rows, min(given.batch_size, given.rows), given.steps, sampling="fixed")
         projection, public = self._learned(given, dimension)
-        training = self._layer(dimension, self.epsilon - (self.label_epsilon or 0.0), given.delta, sending)
+        label_epsilon = self.label_epsilon
+        if self.sampling == "once" or label_epsilon is None or self.calibration != "sound":
+            training = self._layer(dimension, self.epsilon - (label_epsilon or 0.0), given.delta, sending)
+        else:
+            training, label_epsilon = self._with_labels(dimension, sending, given)
         inference = self._queries(dimension, given.model, given.delta)
         bounded = training.bounded(projection(public))
         return LocalLayer(
@@ -124,7 +130,7 @@ class LDPSettings:
             projection,
             sending,
             given.delta,
-            self.label_epsilon,
+            label_epsilon,
             None if self.calibration == "sound" else self._claim(sending, training, given.delta),
             position=self._position,
             pairs=given.pairs,
@@ -177,6 +183,21 @@ class LDPSettings:
             sending=sending,
             calibration=self.calibration,
         )
+
+    def _with_labels(self, dimension: int, sending: Sending, given: Conditions) -> tuple[LDPLayer, float]:
+        """Return the noise of vectors and the epsilon of each report of a label that all steps together can afford."""
+        assert self.epsilon is not None and self.label_epsilon is not None
+        high = self.label_epsilon + 40.0
+        each = sending.strongest(LocalDpEvent, self.label_epsilon, given.delta, high)
+        noise_std = least_noise(
+            lambda std: sending.event(
+                ComposedDpEvent([GaussianDpEvent(std / (2 * self.clip_norm)), LocalDpEvent(each)])
+            ),
+            epsilon=self.epsilon,
+            delta=given.delta,
+            adjacency=Adjacency.REPLACE_ONE,
+        )
+        return LDPLayer(self.mechanism, dimension, noise_std, self.clip_norm), each
 
     def _claim(self, sending: Sending, layer: LDPLayer, delta: float) -> Guarantee:
         return paper_claim(self.clip_norm, sending, layer.strength, delta, self.calibration)

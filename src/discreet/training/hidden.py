@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.core.checks import open_probability, refuse
 from discreet.core.errors import DataError, LedgerError
@@ -28,6 +29,7 @@ from discreet.protections.representation import (
     TextProtection,
     at_text,
     at_vectors,
+    most_rows,
 )
 from discreet.training.checkpoint import identity
 from discreet.training.encode import encode
@@ -228,6 +230,7 @@ class HiddenStep:
     live: Live
     account: Account
     settings: TrainSettings
+    source: Rng
     run: str = ""
 
     @classmethod
@@ -248,10 +251,19 @@ class HiddenStep:
         if protect.position == "token" and isinstance(rows, Vectors):
             raise refuse("train", model.settings.train, "all or top-N for tokens", "Sentence vectors have no tokens.")
         size = min(settings.batch_size, len(rows))
-        sampler = parts.sampler or (FixedSize(size) if protect.sampling == "fixed" else Shuffled(size))
+        counted: Sampler = FixedSize(size) if protect.sampling == "fixed" else Shuffled(size)
+        sampler, source = parts.sampler or counted, secret
         live = protect.live(len(rows), model.width, classes_of(model), secret, model.device)
+        if costs(live):
+            refuse_units(corpus, protect)
+            if sampler != counted:
+                raise refuse("sampler", sampler, f"{counted}, as counted", "Leave it out.")
+            if secret.is_secret:  # another training with the same secret must not draw the same noise
+                said = (protect, sampler, secret.fork("identity").words(2).tolist())
+                source = secret.fork("training", identity(model, rows, settings, said, parts.rng))
+                live = protect.live(len(rows), model.width, classes_of(model), source, model.device)
         account = Account.of(ledger, secret, delta, corpus, live, model.settings.frozen)
-        return cls(model, parts.optimizer, protect, rows, public, sampler, live, account, settings)
+        return cls(model, parts.optimizer, protect, rows, public, sampler, live, account, settings, source)
 
     def __post_init__(self) -> None:
         """Choose between eager and captured steps."""
@@ -293,23 +305,45 @@ class HiddenStep:
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Draw a batch, count it, hide its vectors and learn from them."""
-        secret = self.account.secret
-        drawn = self.sampler.draw(step, len(self.rows), secret.fork("sampler"))
+        drawn = draw_hidden(self.sampler, step, len(self.rows), self.source)
         if not len(drawn):
             return None, 0
         event, name = self.live.cost(step, step // self.per_epoch)
         self.account.ledger.spend(event, f"{self.run} {name}".strip())
-        torch.manual_seed(secret.fork("dropout", step).seed())
+        torch.manual_seed(self.source.fork("dropout", step).seed())
         return self.take(self.batch(drawn, step)), len(drawn)
 
     def batch(self, drawn: Rows, step: int) -> Batch:
         """Return a batch with public rows beside it and its secret draws."""
-        secret, epoch = self.account.secret, step // self.per_epoch
+        secret, epoch = self.source, step // self.per_epoch
         return hidden_batch(self.model, self.rows, self.public, self.protect, self.live, secret, drawn, step, epoch)
 
     def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """Return one loss per hidden vector."""
         return hidden_losses(self.model, self.protect, self.live, inputs, targets)
+
+
+def draw_hidden(sampler: Sampler, step: int, rows: int, secret: Rng) -> Rows:
+    """Return the rows of a step in an order that says nothing of which they are.
+
+    A receiver who sees every vector must not learn from its place whose it is: a draw in increasing order would say so.
+    """
+    drawn = sampler.draw(step, rows, secret.fork("sampler"))
+    if isinstance(sampler, Shuffled):  # its order is random already
+        return drawn
+    return drawn[secret.fork("shuffle", step).permutation(len(drawn))]
+
+
+def costs(live: Live) -> bool:
+    """Return whether what passes through is counted at a price, and not as without any guarantee."""
+    return not isinstance(live.cost(0, 0)[0], NoGuaranteeDpEvent)
+
+
+def refuse_units(corpus: Corpus, protect: RepresentationProtection) -> None:
+    """Refuse units of several rows where the price is that of one row."""
+    if most_rows(corpus.unit_index) > 1:
+        remedy = "What is counted at every step is a row, and some units own several; release all vectors once."
+        raise refuse("unit", corpus.unit_name, f"of one row each for a live {protect.name}", remedy)
 
 
 def hidden_batch(

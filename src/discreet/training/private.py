@@ -180,14 +180,22 @@ class PrivateStep:
         """Return what all steps so far guarantee: a bound only if nobody could know the seed of the noise."""
         return as_drawn(self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS), self.secret)
 
+    @property
+    def source(self) -> Rng:
+        """Where batches and noise come from: another training with the same secret draws other ones.
+
+        A seed that was given is for repeating, and what it guarantees is an estimate in any case.
+        """
+        return self.secret.fork("training", self.run) if self.secret.is_secret and self.run else self.secret
+
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step and return its mean loss, still on the device, and the number of its rows."""
-        drawn = self.sampler.draw(step, len(self.units), self.secret.fork("sampler"))
+        drawn = self.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         event, name = step_cost(self.protect, self.sampler, step, len(self.units))
         # The name holds what decides the draw: with another secret, corpus or setting it is another spend.
         self.ledger.spend(event, f"{self.run} {name}".strip())
         sums, loss, count = self.gather(drawn, step)
-        released = self.protect.release(sums, self.secret.fork("noise", step))
+        released = self.protect.release(sums, self.source.fork("noise", step))
         divisor = self.sampler.expected_size(len(self.units))
         for parameter_name, parameter in self.parameters.items():
             parameter.grad = (released[parameter_name] / divisor).to(parameter.dtype)
@@ -198,16 +206,16 @@ class PrivateStep:
         """Return the protected sum over the drawn units before its release, the mean loss and the number of rows."""
         sums: dict[str, Tensor] = {}
         total, count = torch.zeros((), device=self.model.device), 0
-        torch.manual_seed(self.secret.fork("dropout", step).seed())
+        torch.manual_seed(self.source.fork("dropout", step).seed())
         for number, (batch, owners) in enumerate(self.batches(drawn)):
             with self.tape, autocast(self.model.device, self.precision):
                 losses = self.model.losses(batch.inputs, batch.targets)
             record = self.tape.backward(losses, owners)
-            self.protect.gather(record, sums, self.secret.fork("directions", step, number))
+            self.protect.gather(record, sums, self.source.fork("directions", step, number))
             total += losses.detach().sum()
             count += len(batch)
         if not count:
-            self.protect.gather(self.tape.empty(), sums, self.secret.fork("directions", step))
+            self.protect.gather(self.tape.empty(), sums, self.source.fork("directions", step))
         return sums, (total / count if count else None), count
 
     def batches(self, drawn: Rows) -> Iterator[tuple[Batch, Tensor | None]]:

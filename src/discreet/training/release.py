@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, RepresentationRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import Shuffled
+from discreet.data.samplers import FixedSize, Sampler, Shuffled
 from discreet.models.classifier import Classifier
 from discreet.protections.gradient import GradientProtection
 from discreet.protections.representation import Live, Once, RepresentationProtection
 from discreet.training.encode import encode
 from discreet.training.private import as_drawn, delta_for
+
+ENCODER_OPEN = "the gradient of the encoder shows what went into it, whatever was done to its output"
+ONE_RELEASE = "this one release alone, of vectors whose encoder is public or counted apart"
 
 
 def open_release(model: Classifier, batch: Corpus) -> GradientRelease:
@@ -81,19 +84,31 @@ def protected_release(
 
 
 def hidden_release(
-    model: Classifier, batch: Corpus, protect: RepresentationProtection, rng: Rng, *, public: Corpus | None = None
+    model: Classifier,
+    batch: Corpus,
+    protect: RepresentationProtection,
+    rng: Rng,
+    *,
+    public: Corpus | None = None,
+    delta: float | None = None,
 ) -> GradientRelease:
     """Return the mean gradient of a batch whose vectors were hidden between encoder and head, as a client sends it.
 
-    Guarantee: none for TextHide, as every gradient of the encoder still comes from the tokens.
-    """
-    from discreet.training.hidden import classes_of, hidden_batch, hidden_losses, same_kind
+    The batch is taken to be known to the receiver, so nothing is gained by sampling.
 
+    Guarantee: that of the hidden vectors where the gradient is of the head alone; none with the encoder's, which still
+        comes from the tokens, and none for TextHide.
+    """
+    from discreet.training.hidden import classes_of, costs, hidden_batch, hidden_losses, refuse_units, same_kind
+
+    protect.check(len(batch), len(batch))
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
     other = None
     if protect.needs_public:
         other = tokenise(same_kind(public, batch, protect), model.tokenizer, model.max_length, model.device)
     live = protect.live(len(batch), model.width, classes_of(model), rng, model.device)
+    if costs(live):
+        refuse_units(batch, protect)
     drawn = np.arange(len(batch), dtype=np.int64)
     hidden = hidden_batch(model, tokens, other, protect, live, rng, drawn, 0, 0)
     was_training = model.training
@@ -106,13 +121,16 @@ def hidden_release(
         name: torch.zeros_like(p) if gradient is None else gradient
         for (name, p), gradient in zip(parameters.items(), found, strict=True)
     }
+    promise = _guarantee(live.cost(0, 0)[0], live, batch, rng, delta)
+    if promise.exists and not model.settings.frozen:
+        promise = replace(promise, epsilon=float("inf"), certified=False, reason=ENCODER_OPEN)
     return GradientRelease(
         gradients=gradients,
         batch_size=len(batch),
         divisor=float(len(batch)),
         lengths=tuple(tokens.lengths.tolist()),
         labels=batch.labels,
-        guarantee=_guarantee(live.cost(0, 0)[0], live, batch, rng, None),
+        guarantee=promise,
     )
 
 
@@ -141,13 +159,14 @@ def representation_release(
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return the vectors that a server would see of a corpus, and the truth behind them, which is no part of it.
 
-    A stored protection releases all rows once; a live one hides every row once an epoch, in batches drawn at random.
+    A stored protection releases all rows once; a live one hides every row once an epoch, in batches drawn at random, or
+    a fixed number of rows at every step, drawn and shuffled as in training.
     Without a protection the vectors leave as they are. Vectors come in the order of the outputs, with their labels or
     mixtures of labels.
 
     Guarantee: that of the protection for this release alone, in the release; none without one.
     """
-    from discreet.training.hidden import classes_of, same_kind
+    from discreet.training.hidden import classes_of, costs, draw_hidden, refuse_units, same_kind
 
     rows = encode(model, corpus, cache, "float32")
     count, classes = len(rows), classes_of(model)
@@ -166,14 +185,19 @@ def representation_release(
         promise = _guarantee(once.event, once, corpus, rng, at)
         return RepresentationRelease(vectors, labels, guarantee=promise), truth
     live = protect.live(count, model.width, classes, rng, model.device)
+    size = min(batch_size, count)
+    if costs(live):
+        protect.check(size, count)
+        refuse_units(corpus, protect)
     others = None
     if protect.needs_public:
         others = encode(model, same_kind(public, corpus, protect), cache, "float32").vectors
-    sampler, step = Shuffled(min(batch_size, count)), 0
+    sampler: Sampler = FixedSize(size) if protect.sampling == "fixed" else Shuffled(size)
+    step = 0
     seen, told, whose, weights = [], [], [], []
     for epoch in range(epochs):
         for _ in range(sampler.steps_per_epoch(count)):
-            drawn = sampler.draw(step, count, rng.fork("sampler"))
+            drawn = draw_hidden(sampler, step, count, rng)
             chosen = torch.from_numpy(drawn).to(model.device)
             secrets = live.draw(drawn, (len(drawn), model.width), step, epoch)
             beside = None
@@ -211,7 +235,9 @@ def _guarantee(event: Any, about: Once | Live, corpus: Corpus, rng: Rng, delta: 
     from discreet.accounting.interpret import guarantee
 
     at = delta_for(corpus.unit_count) if delta is None else delta
-    found = guarantee(event, delta=at, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name)
+    found = guarantee(
+        event, delta=at, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=(ONE_RELEASE,)
+    )
     return about.stated(as_drawn(found, rng))
 
 
