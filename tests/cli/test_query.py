@@ -22,6 +22,7 @@ sys.modules["serving_conftest"] = real
 _spec.loader.exec_module(real)
 
 QUERIES = 4
+PAIRS = [(a, b) for a in ("calm", "sharp", "slow", "dull", "fast") for b in ("heart", "knee", "doctor", "pain")]
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +233,56 @@ def test_the_server_refuses_a_folder_that_is_not_its_own(
         assert "Expected" in capsys.readouterr().err
     assert main(["serve", str(client), "--rate", "0"]) == 2
     assert "rate=0.0" in capsys.readouterr().err
+
+
+def trained(out: Path, data: Path, *more: str) -> Path:
+    assert (
+        main(["train", str(data), "--protect", "ldp", "--epsilon", "8", "--epochs", "1", "--out", str(out), *more]) == 0
+    )
+    return out
+
+
+def serving(run: Path) -> Any:
+    from discreet.serving.head import Head
+    from discreet.serving.limits import Limits
+    from discreet.training.local import ServerSide
+
+    return real.running(Head.of(ServerSide.load(run / "server")), Limits(rows=64))
+
+
+def test_pairs_are_protected_as_one_and_asked_with_a_tab(
+    capsys: pytest.CaptureFixture[str], tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    table = tmp_path / "pairs.csv"
+    rows = [f"the heart was {a},the {b} was calm,{'same' if i % 2 else 'other'}" for i, (a, b) in enumerate(PAIRS)]
+    table.write_text("\n".join(["text,other,label", *rows]) + "\n", encoding="utf-8")
+    made = trained(
+        tmp_path / "a", table, "--model", str(tiny_encoder("bert")), "--text-pair", "other", "--queries", "5"
+    )
+    with serving(made) as server:
+        client = made / "client"
+        status, out, err = ask(capsys, client, server.url, "the heart\tthe knee")
+        assert (status, len(out.splitlines())) == (0, 1)
+        assert out.split("\t")[0] in ("same", "other")
+        assert "Each text: epsilon = 8" in err or "Each text: epsilon = 7.99" in err
+        status, out, _ = ask(capsys, client, server.url, "the heart\tthe knee", "--decoys", "2", "--json")
+        found = json.loads(out)
+        assert (status, found["per_text"]["unit"], found["per_text"]["certified"]) == (0, "pair", True)
+        status, _, err = ask(capsys, client, server.url, "the heart alone")
+        assert (status, spends(client)) == (2, 2)
+        assert "separated by a tab" in err
+
+
+def test_a_bilstm_on_the_users_side_is_written_with_its_client_and_answered(
+    capsys: pytest.CaptureFixture[str], toy_csv: Path, tmp_path: Path
+) -> None:
+    made = trained(tmp_path / "a", toy_csv, "--model", "bilstm", "--dimension", "16", "--max-length", "16", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["guarantee"]["certified"] is True
+    assert found["guarantee"]["epsilon"] == pytest.approx(8.0, abs=1e-2)
+    assert json.loads((made / "client" / "encoder.json").read_text())["kind"] == "bilstm"
+    assert not (made / "server" / "encoder.json").exists()
+    with serving(made) as server:
+        status, out, _ = ask(capsys, made / "client", server.url, "the heart was calm")
+    assert status == 0
+    assert out.split("\t")[0] in ("ward", "clinic")
