@@ -226,14 +226,22 @@ def plan_for(
 
 
 def public_corpus(request: RunRequest, private: Corpus, say: Callable[[str], None]) -> Corpus | None:
-    """Return the public corpus that a protection asks for, without what stands in the private one."""
+    """Return the public corpus that a protection asks for, without what stands in held-out text.
+
+    What is learned from it leaves as it is, so it must not depend on which of its texts are in the train split: taking
+    those out would tell everyone who has the public corpus. Where nothing is guaranteed they are taken out too.
+    """
     from discreet.data.overlap import without_overlap
 
     source = getattr(request.protect, "public", None)
     if source is None:
         return None
     columns = request.columns if private.is_pairs else replace(request.columns, text_pair=None)
-    public = without_overlap(load(source, replace(columns, unit=None), seed=request.seed, validation=0), private)
+    public = load(source, replace(columns, unit=None), seed=request.seed, validation=0)
+    promised = getattr(request.protect, "epsilon", None) is not None
+    rows = [row for row, name in enumerate(private.splits) if name != "train" or not promised]
+    if rows:
+        public = without_overlap(public, private.take(rows))
     for remark in public.remarks:
         say(f"Public text: {remark}.")
     return public
