@@ -181,3 +181,26 @@ def test_two_trainings_with_one_secret_draw_noise_of_their_own(
         train(model, corpus, settings, rng=Rng(0), protect=protect, secret=secret)  # type: ignore[arg-type]
     assert len(seen) == 3
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+
+
+def test_a_stopped_run_with_a_secret_of_its_own_goes_on_with_the_same_noise(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from discreet.accounting.ledger import Ledger
+
+    settings, protect = replace(FAST, epochs=2), InstanceEncoding(8.0, 1e-5, stored=False, epochs=2)
+    key = bytes(range(32))
+    found = []
+    for name, stops in (("whole", [10**6]), ("parts", [2, 3, 10**6])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for count in stops:
+            model = build(corpus, tiny_encoder("bert"), train="head")
+            done = train(
+                model, corpus, settings, rng=Rng(0), protect=protect, secret=Rng.secret(key), workspace=folder,
+                should_stop=stop_after(count),
+            )  # fmt: skip
+        assert done.guarantee is not None and done.guarantee.certified
+        assert Ledger.read(folder / "ledger.jsonl").spends == 2  # one an epoch, however often it was stopped
+        found.append({k: p.detach().clone() for k, p in model.named_parameters()})
+    assert all(torch.equal(found[0][k], found[1][k]) for k in found[0])

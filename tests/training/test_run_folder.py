@@ -142,3 +142,19 @@ def test_a_damaged_run_is_refused(toy_csv: Path, tiny_encoder: Callable[[str], P
     (tmp_path / "a" / "encoder.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="Expected a whole run folder"):
         load_run(tmp_path / "a")
+
+
+def test_tensors_are_never_readable_by_others_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    save = tensors.save_file
+
+    def watched(values: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+        seen.append(path.stat().st_mode & 0o777)
+        save(values, path, metadata=metadata)
+        seen.append(path.stat().st_mode & 0o777)
+
+    monkeypatch.setattr(tensors, "save_file", watched)
+    tensors.save_tensors({"vectors": torch.ones(3)}, tmp_path / "a.safetensors")
+    assert seen == [0o600, 0o600]

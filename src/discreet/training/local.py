@@ -46,6 +46,7 @@ PERSON = "person"
 _DRAWS = 3  # how often a query among decoys is drawn, on average
 PUBLIC = "the encoder and the projection are public: no private text went into them"
 _ONE_EACH = "each sentence is sent once: one that is sent again costs again"
+_LENGTH = "the number of tokens of a text is public"
 _TEXTS = "whoever owns several sentences owns the sum of their costs"
 
 
@@ -226,7 +227,8 @@ class UserSide:
 
     @property
     def _assumptions(self) -> tuple[str, ...]:
-        return (PUBLIC,) if self.public else ()
+        length = (_LENGTH,) if isinstance(self.model.query, TokenQuery) else ()  # which the noise of a mean tells
+        return ((PUBLIC,) if self.public else ()) + length
 
     def _stated(self, found: Guarantee) -> Guarantee:
         if not self.public:

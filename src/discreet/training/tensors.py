@@ -18,6 +18,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     """Write tensors to a file, synced and under its name only when it is whole."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
+        partial.touch(mode=0o600)  # before anything private is in it
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
