@@ -1,14 +1,18 @@
 """The user's side and the server's, from a training on a tiny encoder to refusals that spend nothing."""
 
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from discreet.accounting.events import GaussianDpEvent, NoOpDpEvent, VisibleVectorsDpEvent
 from discreet.accounting.ledger import Ledger
+from discreet.accounting.local_layer import Sending
 from discreet.core.errors import BudgetError, DataError, ModelError, SettingError
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
@@ -16,6 +20,9 @@ from discreet.data.sources import Columns
 from discreet.experiment import RunRequest, run_training
 from discreet.models.classifier import ModelSettings
 from discreet.protections.decoys import Decoys
+from discreet.protections.ldp_layer import LDPLayer
+from discreet.protections.ldp_projection import whole_space
+from discreet.protections.ldp_protection import LocalLayer
 from discreet.protections.ldp_settings import LDPSettings
 from discreet.training.evaluate import represent
 from discreet.training.local import Mixed, ServerSide, UserSide, linear
@@ -202,6 +209,41 @@ def test_a_fixed_draw_at_every_step_is_certified_for_a_frozen_encoder_and_the_pa
     assert "the proven figure" in claimed["sentence"]
 
 
+def test_coins_at_every_step_are_certified_with_hidden_labels_and_the_papers_noise_follows_the_batch(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shared = {"mechanism": "gaussian", "sampling": "coins"}
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "a", label_epsilon=2.0, **shared)
+    promise = done["guarantee"]
+    assert isinstance(promise, dict)
+    assert promise["certified"]
+    assert 11.0 < promise["epsilon"] <= 12.0 + 1e-6
+    assert "drawn independently" in promise["sentence"]
+    done = run(toy_csv, tiny_encoder("bert"), tmp_path / "b", calibration="paper", **shared)
+    claimed = done["guarantee"]
+    assert isinstance(claimed, dict)
+    assert not claimed["certified"]
+    assert claimed["epsilon"] == pytest.approx(12.0, rel=1e-3)
+    assert "the proven figure" in claimed["sentence"]
+    spent = (tmp_path / "b" / "ledger.jsonl").read_text(encoding="utf-8")
+    sizes = {int(found) for found in re.findall(r'"drawn": ?(\d+)', spent)}
+    assert len(sizes) > 2  # batches of many sizes, each with noise of its own
+
+
+def test_noise_by_the_size_of_a_batch_is_what_is_counted() -> None:
+    sending = Sending(100, 10, 5, sampling="coins")
+    layer = LDPLayer("gaussian", 8, 2.0)
+    protect = LocalLayer(layer, layer, whole_space(8), sending, dynamic=True)
+    live = protect.live(100, 8, 2, Rng(0), torch.device("cpu"))
+    assert live.cost(0, 0, 20)[0] == VisibleVectorsDpEvent(GaussianDpEvent(2.0), 20, 100)
+    assert live.cost(0, 0, 0)[0] == NoOpDpEvent()
+    few, many = (live.draw(np.arange(n), (n, 8), 0, 0)["noise"].std() for n in (10, 1000))
+    assert few == pytest.approx(2.0, rel=0.3)
+    assert many == pytest.approx(200.0, rel=0.1)
+    usual = replace(protect, dynamic=False).live(100, 8, 2, Rng(0), torch.device("cpu"))
+    assert usual.cost(0, 0, 20)[0] == usual.cost(0, 0, 0)[0] == sending.step(layer.event)  # an empty step counts too
+
+
 def test_labels_that_are_hidden_are_paid_for(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -223,7 +265,7 @@ def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
         ({"label_epsilon": 9.0}, "label_epsilon"),
         ({"calibration": "paper"}, "--mechanism gaussian"),
         ({"projection": "labels"}, "labelled public text"),
-        ({"position": "token", "mechanism": "gaussian"}, "fixed for tokens"),
+        ({"position": "token", "mechanism": "gaussian"}, "fixed or coins for tokens"),
         ({"queries": 0}, "queries"),
     ):
         with pytest.raises(SettingError, match=said):
@@ -231,3 +273,13 @@ def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
     for kind in (UserSide, ServerSide):
         with pytest.raises(ModelError, match="protect ldp"):
             kind.load(tmp_path / "nothing")
+
+
+def test_a_client_without_its_ledger_is_refused(
+    finished: tuple[Path, dict[str, object]], tmp_path: Path
+) -> None:
+    import shutil
+
+    shutil.copytree(finished[0] / "client", tmp_path / "client", ignore=shutil.ignore_patterns("ledger*"))
+    with pytest.raises(ModelError, match="what was spent is not known"):
+        UserSide.load(tmp_path / "client")

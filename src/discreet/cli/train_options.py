@@ -58,7 +58,7 @@ PRIVACY = (
     Option("query_dimension", int, "ldp: numbers in a query, on the axes the head has learned (8)."),
     Option("position", str, "ldp: where the noise is, sentence or token."),
     Option("projection", str, "ldp: principal, labels (of --public), or whole."),
-    Option("sampling", str, "ldp: once (each sentence is sent once), or fixed (a batch drawn at each step)."),
+    Option("sampling", str, "ldp: once (each sentence sent once), fixed (a batch drawn at each step) or coins."),
     Option("queries", int, "ldp: how many queries the client's ledger allows (1000)."),
     Option("epsilon_per_word", float, "santext, santext+, word-noise: cost of one word."),
     Option("keep_marks", bool, "santext, santext+, word-noise: leave . , ; : ! ? where they stand."),

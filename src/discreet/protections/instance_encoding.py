@@ -300,7 +300,7 @@ class LiveEncodings:
         most = self.asked.mix * epochs * (self.asked.cap or 1.0)
         return Load(most, most)
 
-    def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
+    def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
         """Return the cost of an epoch, counted once; labels are counted once for all epochs, in the first."""
         from discreet.accounting.events import ComposedDpEvent
 

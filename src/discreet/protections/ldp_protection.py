@@ -2,8 +2,8 @@
 
 Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks (LDP-NLP).
 Differs: the default sends every vector once and trains on the stored release; where vectors are sent again at every
-step, a fixed number of them is drawn and the figure is the curve of sampling without replacement. With an encoder that
-is trained along, as in the paper, the figure is no bound.
+step, a fixed number of them is drawn and the figure is the curve of sampling without replacement; drawn by coins, as in
+the paper, it is the mean of those curves. With an encoder that is trained along, as in the paper, it is no bound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.accounting.events import ComposedDpEvent, SelfComposedDpEvent
+from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as price
 from discreet.accounting.local_layer import LocalLayerCost, Sending
 from discreet.core.checks import refuse
@@ -71,6 +71,7 @@ class LocalLayer:
     position: Literal["sentence", "token"] = "sentence"
     pairs: bool = False
     typical: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
+    dynamic: bool = False  # noise grows with the number of vectors that a step happens to send, as in the paper
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
 
@@ -93,9 +94,9 @@ class LocalLayer:
         return self.sending.sampling == "once"
 
     @property
-    def sampling(self) -> Literal["shuffled", "fixed"]:
+    def sampling(self) -> Literal["shuffled", "fixed", "coins"]:
         """How the batches of a training that sends again are drawn."""
-        return "fixed"
+        return "coins" if self.sending.sampling == "coins" else "fixed"
 
     @property
     def needs_public(self) -> bool:
@@ -213,17 +214,27 @@ class SentOnce:
 
 @dataclass(frozen=True, repr=False)
 class SentAgain:
-    """A fixed number of vectors at every step, with fresh noise each time."""
+    """Some vectors at every step, a fixed number or by coins, with fresh noise each time."""
 
     protect: LocalLayer
     response: RandomizedResponse | None
     secret: Rng
     device: torch.device
 
-    def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
-        """Return what a step costs."""
-        one = with_label(self.protect.training.event, self.response)
-        return self.protect.sending.step(one), f"step {step}"
+    def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
+        """Return what a step costs; with noise by the size of a batch, what one of this size does, which is public."""
+        layer, sending = self.protect.training, self.protect.sending
+        if self.protect.dynamic and size is not None:
+            if not size:
+                return NoOpDpEvent(), f"step {step}"
+            layer = replace(layer, strength=self.noise_std(size))
+            sending = replace(sending, drawn=size, sampling="fixed")
+        return sending.step(with_label(layer.event, self.response)), f"step {step}"
+
+    def noise_std(self, size: int) -> float:
+        """Return the noise of a step that sends so many vectors."""
+        layer = self.protect.training
+        return layer.strength * size / self.protect.sending.drawn if self.protect.dynamic else layer.strength
 
     def stated(self, found: Guarantee) -> Guarantee:
         """Return the guarantee as it should be said."""
@@ -233,7 +244,7 @@ class SentAgain:
         """Return the noise of a step, and the labels' answers."""
         layer, secret = self.protect.training, self.secret.fork("noise", step)
         noise = torch.empty(*shape[:-1], layer.dimension, device=self.device)
-        drawn = {"noise": noise.normal_(std=layer.strength, generator=secret.torch(self.device))}
+        drawn = {"noise": noise.normal_(std=self.noise_std(len(rows)), generator=secret.torch(self.device))}
         if self.response is not None:
             truth = torch.zeros(len(rows), dtype=torch.int64)
             shift = self.response(truth, secret.fork("labels"))  # how far each label is turned, none being the truth

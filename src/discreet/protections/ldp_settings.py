@@ -10,7 +10,7 @@ from torch import Tensor
 
 from discreet.accounting.calibrate import least_noise
 from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent
-from discreet.accounting.local_layer import CALIBRATIONS, Sending
+from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, Sending
 from discreet.core.checks import one_of, open_probability, positive, refuse, whole
 from discreet.core.errors import DataError, SettingError
 from discreet.core.guarantee import Adjacency, Guarantee
@@ -38,8 +38,8 @@ class LDPSettings:
     query is turned to the axes that the head has learned. The projection is learned from `public` text, or from made-up
     sentences where there is none; its labels are used only by projection="labels". `label_epsilon` is the part of the
     training budget that hides a label; without it labels are public. `queries` is how many queries, their costs simply
-    added up, the user's ledger allows. `sampling` is once (every sentence is sent once) or fixed (a batch is drawn at
-    every step).
+    added up, the user's ledger allows. `sampling` is once (every sentence is sent once), fixed (a batch is drawn at
+    every step) or coins (at every step each sentence is sent with the same probability).
     """
 
     epsilon: float | None = None
@@ -73,7 +73,7 @@ class LDPSettings:
         one_of("mechanism", self.mechanism, MECHANISMS)
         one_of("position", self.position, POSITIONS)
         one_of("projection", self.projection, PROJECTIONS)
-        one_of("sampling", self.sampling, ("once", "fixed"))
+        one_of("sampling", self.sampling, SAMPLINGS)
         one_of("calibration", self.calibration, CALIBRATIONS)
         for name in ("dimension", "query_dimension"):
             whole(name, getattr(self, name), LEAST_DIMENSION, "With fewer, a release is little else than the label.")
@@ -92,7 +92,7 @@ class LDPSettings:
                 if value != usual:
                     raise refuse(name, value, f"{usual} unless gaussian", "Add --mechanism gaussian.")
         if self.position == "token" and self.sampling == "once":
-            raise refuse("sampling", self.sampling, "fixed for tokens", "Add --sampling fixed --train all.")
+            raise refuse("sampling", self.sampling, "fixed or coins for tokens", "Add --sampling fixed --train all.")
 
     @property
     def limits(self) -> bool:
@@ -111,11 +111,11 @@ class LDPSettings:
         width = given.model.width
         dimension = self._width(width)
         sending = Sending(given.rows)
-        if self.sampling == "fixed":
+        if self.sampling != "once":
             if given.units != given.rows:
                 remedy = "What is drawn is a sentence, and some units here own several; send each sentence once."
                 raise refuse("sampling", self.sampling, "once for units of several rows", remedy)
-            sending = Sending(given.rows, min(given.batch_size, given.rows), given.steps, sampling="fixed")
+            sending = Sending(given.rows, min(given.batch_size, given.rows), given.steps, sampling=self.sampling)
         projection, public = self._learned(given, dimension)
         label_epsilon = self.label_epsilon
         if self.sampling == "once" or label_epsilon is None or self.calibration != "sound":
@@ -135,6 +135,7 @@ class LDPSettings:
             position=self._position,
             pairs=given.pairs,
             typical=(bounded.mean(0), torch.cov(bounded.T, correction=0)),
+            dynamic=self.sampling == "coins" and self.calibration == "paper",
         )
 
     def shape(self, model: Classifier) -> None:

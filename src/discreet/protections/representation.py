@@ -85,8 +85,11 @@ class Live(Protocol):
     that a step can be captured as a CUDA graph.
     """
 
-    def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
-        """Return what is counted before a step, and the name it is counted by: the same name is counted once."""
+    def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
+        """Return what is counted before a step, and the name it is counted by: the same name is counted once.
+
+        `size` is how many rows were drawn, where noise may depend on it.
+        """
         ...
 
     def stated(self, found: Guarantee) -> Guarantee:
@@ -121,8 +124,8 @@ class RepresentationProtection(Protocol):
         ...
 
     @property
-    def sampling(self) -> Literal["shuffled", "fixed"]:
-        """How batches are drawn in live training: every row once an epoch, or a fixed number at every step."""
+    def sampling(self) -> Literal["shuffled", "fixed", "coins"]:
+        """How live training draws: every row once an epoch, a fixed number at every step, or each row by a coin."""
         ...
 
     @property

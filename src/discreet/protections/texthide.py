@@ -140,7 +140,7 @@ class Hidden:
     order: dict[int, Rows] = field(default_factory=dict)
     ahead: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
 
-    def cost(self, step: int, epoch: int) -> tuple[DpEvent, str]:
+    def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
         """Return, once for the whole training, that nothing is guaranteed, and why."""
         from discreet.accounting.events import NoGuaranteeDpEvent
 

@@ -18,7 +18,7 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import FixedSize, Sampler, Shuffled
+from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.classifier import Classifier, losses, pool
 from discreet.protections.representation import (
     TRAINED_ENCODER,
@@ -251,7 +251,7 @@ class HiddenStep:
         if protect.position == "token" and isinstance(rows, Vectors):
             raise refuse("train", model.settings.train, "all or top-N for tokens", "Sentence vectors have no tokens.")
         size = min(settings.batch_size, len(rows))
-        counted: Sampler = FixedSize(size) if protect.sampling == "fixed" else Shuffled(size)
+        counted = sampler_of(protect, size, len(rows))
         sampler, source = parts.sampler or counted, secret
         live = protect.live(len(rows), model.width, classes_of(model), secret, model.device)
         if costs(live):
@@ -269,7 +269,8 @@ class HiddenStep:
         """Choose between eager and captured steps."""
         asked = self.settings
         plain = PlainStep(self.model, self.optimizer, asked.gradient_norm, 1, asked.precision, self.losses)
-        self.take: PlainStep | GraphedStep = GraphedStep(plain) if self.model.device.type == "cuda" else plain
+        graphed = self.model.device.type == "cuda" and self.protect.sampling != "coins"  # by coins no two are alike
+        self.take: PlainStep | GraphedStep = GraphedStep(plain) if graphed else plain
 
     @property
     def protection(self) -> str:
@@ -306,10 +307,10 @@ class HiddenStep:
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Draw a batch, count it, hide its vectors and learn from them."""
         drawn = draw_hidden(self.sampler, step, len(self.rows), self.source)
-        if not len(drawn):
-            return None, 0
-        event, name = self.live.cost(step, step // self.per_epoch)
+        event, name = self.live.cost(step, step // self.per_epoch, len(drawn))
         self.account.ledger.spend(event, f"{self.run} {name}".strip())
+        if not len(drawn):  # counted all the same: that a step may send nothing is part of its price
+            return None, 0
         torch.manual_seed(self.source.fork("dropout", step).seed())
         return self.take(self.batch(drawn, step)), len(drawn)
 
@@ -321,6 +322,13 @@ class HiddenStep:
     def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """Return one loss per hidden vector."""
         return hidden_losses(self.model, self.protect, self.live, inputs, targets)
+
+
+def sampler_of(protect: RepresentationProtection, size: int, rows: int) -> Sampler:
+    """Return the sampler that a live protection is counted with."""
+    if protect.sampling == "coins":
+        return Poisson.expecting(size, rows)
+    return FixedSize(size) if protect.sampling == "fixed" else Shuffled(size)
 
 
 def draw_hidden(sampler: Sampler, step: int, rows: int, secret: Rng) -> Rows:

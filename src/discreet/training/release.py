@@ -15,7 +15,6 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, RepresentationRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import FixedSize, Sampler, Shuffled
 from discreet.models.classifier import Classifier
 from discreet.protections.gradient import GradientProtection
 from discreet.protections.representation import Live, Once, RepresentationProtection
@@ -23,6 +22,7 @@ from discreet.training.encode import encode
 from discreet.training.private import as_drawn, delta_for
 
 ENCODER_OPEN = "the gradient of the encoder shows what went into it, whatever was done to its output"
+_KNOWN = "lengths and labels are known too"
 ONE_RELEASE = "this one release alone, of vectors whose encoder is public or counted apart"
 
 
@@ -60,6 +60,7 @@ def protected_release(
     """
     from discreet.accounting.interpret import guarantee
 
+    rng = _fresh(rng)
     sums, lengths = _sums(model, batch, protect, rng.fork("directions"))
     released = protect.release(sums, rng.fork("noise"))
     units = float(batch.unit_count)
@@ -76,7 +77,7 @@ def protected_release(
                 delta=delta,
                 adjacency=adjacency or protect.adjacency,
                 unit=batch.unit_name,
-                assumptions=("this one release, the batch known", "lengths and labels are known too"),
+                assumptions=("this one release, the batch known", _KNOWN),
             ),
             rng,
         ),
@@ -102,6 +103,7 @@ def hidden_release(
     from discreet.training.hidden import classes_of, costs, hidden_batch, hidden_losses, refuse_units, same_kind
 
     protect.check(len(batch), len(batch))
+    rng = _fresh(rng)
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
     other = None
     if protect.needs_public:
@@ -122,6 +124,7 @@ def hidden_release(
         for (name, p), gradient in zip(parameters.items(), found, strict=True)
     }
     promise = _guarantee(live.cost(0, 0)[0], live, batch, rng, delta)
+    promise = replace(promise, assumptions=(*promise.assumptions, _KNOWN))
     if promise.exists and not model.settings.frozen:
         promise = replace(promise, epsilon=float("inf"), certified=False, reason=ENCODER_OPEN)
     return GradientRelease(
@@ -166,14 +169,14 @@ def representation_release(
 
     Guarantee: that of the protection for this release alone, in the release; none without one.
     """
-    from discreet.training.hidden import classes_of, costs, draw_hidden, refuse_units, same_kind
+    from discreet.training.hidden import classes_of, costs, draw_hidden, refuse_units, same_kind, sampler_of
 
     rows = encode(model, corpus, cache, "float32")
     count, classes = len(rows), classes_of(model)
     own = torch.arange(count)[:, None]
     if protect is None:
         return RepresentationRelease(rows.vectors.clone(), rows.targets), Mixture(own, torch.ones(count, 1))
-    at = delta_for(corpus.unit_count) if delta is None else delta
+    at, rng = delta_for(corpus.unit_count) if delta is None else delta, _fresh(rng)
     if protect.stored:
         once = protect.once(corpus.unit_index, model.width, classes, rng)
         # what is sent, not what a server then makes of it
@@ -192,7 +195,7 @@ def representation_release(
     others = None
     if protect.needs_public:
         others = encode(model, same_kind(public, corpus, protect), cache, "float32").vectors
-    sampler: Sampler = FixedSize(size) if protect.sampling == "fixed" else Shuffled(size)
+    sampler = sampler_of(protect, size, count)
     step = 0
     seen, told, whose, weights = [], [], [], []
     for epoch in range(epochs):
@@ -220,6 +223,14 @@ def representation_release(
     )
     promise = _guarantee(_composed(live, step, sampler.steps_per_epoch(count)), live, corpus, rng, at)
     return RepresentationRelease(torch.cat(seen), torch.cat(told), guarantee=promise), truth
+
+
+def _fresh(rng: Rng) -> Rng:
+    """Return a source of a release's own: two releases from one secret must not share their noise.
+
+    A seed that was given repeats a release, which is what it is for; the guarantee is then an estimate.
+    """
+    return rng.fork("release", int(rng.words(1)[0])) if rng.is_secret else rng
 
 
 def _composed(live: Live, steps: int, per_epoch: int) -> Any:
