@@ -155,9 +155,9 @@ def test_a_query_among_decoys_is_drawn_as_often_as_is_counted_and_answered_by_it
     finished: tuple[Path, dict[str, object]], tmp_path: Path
 ) -> None:
     shutil.copytree(finished[0] / "client", tmp_path / "client")
-    (tmp_path / "client" / "ledger.jsonl").unlink()
     with UserSide.load(tmp_path / "client") as user:
-        user.rng = Rng(3)
+        user.close()  # it is used up; a ledger in memory serves here
+        user.ledger, user.rng = Ledger.open(None, unit="person", adjacency="replace-one"), Rng(3)
         mixed = user.protect_among(["the heart was sharp"], Decoys(words=("film", "plot")), count=4, steps=400)
         assert not mixed.guarantee.certified  # the seed was given
     true = np.stack(mixed.true)[:, 0]
@@ -275,11 +275,7 @@ def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
             kind.load(tmp_path / "nothing")
 
 
-def test_a_client_without_its_ledger_is_refused(
-    finished: tuple[Path, dict[str, object]], tmp_path: Path
-) -> None:
-    import shutil
-
+def test_a_client_without_its_ledger_is_refused(finished: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
     shutil.copytree(finished[0] / "client", tmp_path / "client", ignore=shutil.ignore_patterns("ledger*"))
     with pytest.raises(ModelError, match="what was spent is not known"):
         UserSide.load(tmp_path / "client")

@@ -137,3 +137,20 @@ def test_the_gradient_of_an_encoder_is_not_paid_for_by_noise_behind_it(
     owned = Corpus("toy", batch.texts, labels=batch.labels, units=("a", "a", "b"))
     with pytest.raises(SettingError, match="of one row each for a live dp-ie"):
         hidden_release(model, owned, protect, Rng(0))
+
+
+def test_two_releases_from_one_secret_have_noise_of_their_own(
+    batch: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    """The difference of two releases with the same noise would have none."""
+    model = Classifier.build(batch, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    secret = Rng.secret()
+    first, second = (
+        protected_release(model, batch, DPSGD(1.0), secret, delta=1e-5).gradients["head.weight"] for _ in range(2)
+    )
+    assert not torch.allclose(first, second)
+    for protect in (InstanceEncoding(4.0, 1e-5), InstanceEncoding(4.0, 1e-5, stored=False)):
+        one, two = (representation_release(model, batch, protect, secret, delta=1e-5)[0].vectors for _ in range(2))
+        assert not torch.allclose(one, two)
+    one, two = (hidden_release(model, batch, protect, secret, delta=1e-5).gradients["head.weight"] for _ in range(2))
+    assert not torch.allclose(one, two)

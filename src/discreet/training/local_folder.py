@@ -174,6 +174,11 @@ def load_user(folder: Path, device: torch.device | str = "cpu") -> UserSide:
         raise _damaged(folder, error) from None
     if settings.position == "token":
         shape_model(model, path.bound, path.layer, Rng(0), path.projection, position="token")
+    if not (folder / _LEDGER).exists():  # a new one would forget what was spent
+        raise ModelError(
+            f"Expected the ledger of all queries at {str(folder / _LEDGER)!r}. It is gone, and what was spent is not "
+            "known; bring it back, or take the client's folder anew from whoever trained it."
+        )
     ledger = person_ledger(folder / _LEDGER, path.layer, settings.queries, settings.epsilon, settings.delta)
     return UserSide(model.eval(), path, ledger, settings.delta, settings.public, settings.reason, pairs=settings.pairs)
 
