@@ -16,9 +16,9 @@ every true query with probability p.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from discreet.accounting.calibrate import largest_rate, least_noise
+from discreet.accounting.calibrate import largest_rate, least, least_noise
 from discreet.accounting.events import (
     ComposedDpEvent,
     DpEvent,
@@ -34,6 +34,7 @@ from discreet.accounting.gdp import (
     gaussian_mu,
     gaussian_noise,
 )
+from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.interpret import guarantee
 from discreet.core.checks import one_of, positive, refuse, whole
 from discreet.core.guarantee import Adjacency, Guarantee
@@ -42,6 +43,7 @@ SAMPLINGS = ("once", "fixed", "coins")
 CALIBRATIONS = ("sound", "paper", "paper-vector")
 _ENCODER = "the encoder is frozen and public, or its training is counted in the same ledger"
 _LABELS = "labels are public and not protected"
+_ALONE = "vectors are sent alone: a label beside one would show among whom it was drawn"
 _REASON = (
     "the published calibration halves the distance of two clipped vectors and adds up steps by a central-limit formula "
     "that lies below the true cost"
@@ -54,7 +56,8 @@ class Sending:
 
     `sampling` is once (everything is sent one time and stored), fixed (`drawn` of the pool at each step, shuffled) or
     coins (each record of the pool is sent at each step with probability drawn / pool). The pool is the population and
-    the decoys. Where records are drawn, the receiver must not learn which, nor in what order.
+    the decoys. Where records are drawn, the receiver must not learn which, nor in what order, nor anything of them that
+    `event` does not count, such as a label.
 
     >>> from discreet.accounting.events import LocalDpEvent
     >>> Sending(population=1000).event(LocalDpEvent(4.0))
@@ -102,13 +105,16 @@ class Sending:
         >>> round(Sending(population=100).strongest(LocalDpEvent, 4.0, 1e-6, high=16.0), 3)
         4.0
         """
+        guess = epsilon / 2
+        if self.sampling == "coins":  # its curve is dear, and close to that of a fixed number
+            guess = replace(self, sampling="fixed").strongest(make, epsilon, delta, high)
         return largest_rate(
             lambda parameter: self.event(make(parameter)),
             epsilon=epsilon,
             delta=delta,
             adjacency=Adjacency.REPLACE_ONE,
             high=high,
-            guess=epsilon / 2,
+            guess=guess,
             tolerance=1e-5,
         )
 
@@ -201,6 +207,12 @@ class LocalLayerCost:
             return self._paper_size * self.clip_norm / step
         if self.sampling == "once":
             return gaussian_noise(epsilon, delta, 2 * self.clip_norm)
+        if self.sampling == "coins":  # its curve is dear, and close to that of a fixed number
+            near = replace(self, sampling="fixed").noise_std(epsilon, delta)
+            price = partial(epsilon_of, delta=delta, adjacency=Adjacency.REPLACE_ONE)
+            return least(
+                lambda std: price(self.event(std)), epsilon, low=near / 2, high=1e6, guess=near, tolerance=1e-3
+            )
         return least_noise(self.event, epsilon=epsilon, delta=delta, adjacency=Adjacency.REPLACE_ONE)
 
     def guarantee(self, noise_std: float, *, delta: float, unit: str = "record") -> Guarantee:
@@ -211,7 +223,7 @@ class LocalLayerCost:
                 delta=delta,
                 adjacency=Adjacency.REPLACE_ONE,
                 unit=unit,
-                assumptions=(_ENCODER, _LABELS),
+                assumptions=(_ENCODER, _LABELS if self.sampling == "once" else _ALONE),
             )
         step = self._paper_size * self.clip_norm / positive("noise_std", noise_std)
         claimed = gaussian_epsilon(central_limit_mu(step, self._paper_rate, self.steps), delta)
