@@ -101,3 +101,15 @@ def test_the_papers_noise_follows_the_size_of_each_batch() -> None:
     assert len(set(sound.step_noise(2.0, 1e-4, [25, 100]))) == 1
     with pytest.raises(SettingError, match="steps"):
         paper.step_noise(2.0, 1e-4, [25])
+
+
+def test_a_label_beside_a_drawn_vector_undoes_the_draw() -> None:
+    """A record alone in its class is seen to be drawn: at rate 1/100 a step then costs 18 times the delta."""
+    from discreet.accounting.events import GaussianDpEvent, VisibleVectorsDpEvent
+    from discreet.accounting.interpret import delta
+
+    alone = delta(GaussianDpEvent(0.5), 1.0, "replace-one") / 100
+    assert alone > 18 * delta(VisibleVectorsDpEvent(GaussianDpEvent(0.5), 1, 100), 1.0, "replace-one")
+    once = LocalLayerCost(1.0, 100).guarantee(2.0, delta=1e-5)
+    drawn = LocalLayerCost(1.0, 100, 10, 5, sampling="fixed").guarantee(2.0, delta=1e-5)
+    assert "labels are public" in once.sentence() and "vectors are sent alone" in drawn.sentence()

@@ -176,7 +176,8 @@ class NoGuaranteeDpEvent(DpEvent):  # type: ignore[misc]
 class VisibleVectorsDpEvent(DpEvent):  # type: ignore[misc]
     """`drawn` of `population` records, without replacement, each released through `event` and seen one by one.
 
-    Not the sum: the receiver sees every vector, shuffled, but neither whose it is nor in what order it was drawn.
+    Not the sum: the receiver sees every vector, shuffled, but neither whose it is nor in what order it was drawn, nor
+    anything else of it: a label beside it must be a part of `event`, or it shows among how few it was drawn.
     `population` counts everything that could have been drawn, decoys included. With drawn = population nothing is
     hidden and the cost is that of `event` itself; inside a `PoissonSampledDpEvent` that says each vector is sent by its
     own coin, all of them seen. A missing vector is seen too, so under add/remove nothing is proven.

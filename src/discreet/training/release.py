@@ -198,9 +198,12 @@ def representation_release(
     sampler = sampler_of(protect, size, count)
     step = 0
     seen, told, whose, weights = [], [], [], []
+    counted: dict[str, Any] = {}  # each name once, as in a ledger
     for epoch in range(epochs):
         for _ in range(sampler.steps_per_epoch(count)):
             drawn = draw_hidden(sampler, step, count, rng)
+            event, name = live.cost(step, epoch, len(drawn))
+            counted[name] = event
             chosen = torch.from_numpy(drawn).to(model.device)
             secrets = live.draw(drawn, (len(drawn), model.width), step, epoch)
             beside = None
@@ -221,7 +224,7 @@ def representation_release(
         torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1]), value=-1) for part in whose]),
         torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1])) for part in weights]),
     )
-    promise = _guarantee(_composed(live, step, sampler.steps_per_epoch(count)), live, corpus, rng, at)
+    promise = _guarantee(_composed(list(counted.values())), live, corpus, rng, at)
     return RepresentationRelease(torch.cat(seen), torch.cat(told), guarantee=promise), truth
 
 
@@ -233,12 +236,10 @@ def _fresh(rng: Rng) -> Rng:
     return rng.fork("release", int(rng.words(1)[0])) if rng.is_secret else rng
 
 
-def _composed(live: Live, steps: int, per_epoch: int) -> Any:
-    """Return the cost of all steps together, each name counted once."""
+def _composed(events: list[Any]) -> Any:
+    """Return the cost of all events together."""
     from discreet.accounting.events import ComposedDpEvent
 
-    named = {name: event for event, name in (live.cost(step, step // per_epoch) for step in range(steps))}
-    events = list(named.values())
     return events[0] if len(events) == 1 else ComposedDpEvent(events)
 
 
