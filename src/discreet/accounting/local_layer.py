@@ -7,10 +7,10 @@ coins the number sent is public, and the step is the average over it. The same h
 to each record alone, such as PrivUnit, von Mises–Fisher noise, or randomized response for a label: see `Sending`.
 
 Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks (LDP-NLP), equations 5 to 9.
-Differs: the paper's figures are kept as calibration="paper", and as "paper-vector" without the factor |x| of equation 7,
-with which nothing is learned. They are not bounds: the paper takes C for the distance 2C, |x| C/sigma for a step, a
-central-limit formula that lies below the truth, and for decoys a sampling rate of q p where independent coins send
-every true query with probability p.
+Differs: the paper's figures are kept as calibration="paper", and as "paper-vector" without the factor |x| of its
+equation 7, with which nothing is learned. They are not bounds: the paper takes C for the distance 2C, |x| C/sigma for a
+step, a central-limit formula that lies below the truth, and for decoys a sampling rate of q p where independent coins
+send every true query with probability p.
 """
 
 from __future__ import annotations
@@ -209,10 +209,11 @@ class LocalLayerCost:
             return gaussian_noise(epsilon, delta, 2 * self.clip_norm)
         if self.sampling == "coins":  # its curve is dear, and close to that of a fixed number
             near = replace(self, sampling="fixed").noise_std(epsilon, delta)
-            price = partial(epsilon_of, delta=delta, adjacency=Adjacency.REPLACE_ONE)
-            return least(
-                lambda std: price(self.event(std)), epsilon, low=near / 2, high=1e6, guess=near, tolerance=1e-3
-            )
+
+            def cost(noise_std: float) -> float:
+                return epsilon_of(self.event(noise_std), delta, Adjacency.REPLACE_ONE)
+
+            return least(cost, epsilon, low=near / 2, high=1e6, guess=near, tolerance=1e-3)
         return least_noise(self.event, epsilon=epsilon, delta=delta, adjacency=Adjacency.REPLACE_ONE)
 
     def guarantee(self, noise_std: float, *, delta: float, unit: str = "record") -> Guarantee:
