@@ -147,6 +147,23 @@ class NGram:
             probability = torch.cat([probability[..., :1], later], -1)
         return probability.clamp_min(1e-30).log()
 
+    def likely(self, tokens: Tensor, pool: Tensor, count: int) -> Tensor:
+        """Return the `count` tokens of a pool that fit best at every place of (rows, time), given all the others.
+
+        >>> model = NGram.from_ids([[1, 2, 3], [1, 2, 4]], 5)
+        >>> model.likely(torch.tensor([[1, 0, 3]]), torch.arange(5), 1)[0, 1].tolist()
+        [2]
+        """
+        rows, time = tokens.shape
+        found = []
+        for place in range(time):
+            near = tokens[:, max(0, place - 2) : place + 3]  # nothing farther away counts for a trigram model
+            tried = near[:, None].repeat(1, len(pool), 1)
+            tried[:, :, min(place, 2)] = pool
+            logs = self.logs(tried.flatten(0, 1)).sum(-1).view(rows, len(pool))
+            found.append(pool[logs.topk(min(count, len(pool))).indices])
+        return torch.stack(found, 1)
+
     def to(self, device: torch.device | str) -> NGram:
         """Return the same model on a device."""
         return replace(self, **{name: value.to(device) for name, value in vars(self).items()})

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from discreet.attacks.gradient.dead import alive_masks
 from discreet.attacks.gradient.imitation import Imitation
@@ -22,7 +23,7 @@ from discreet.training.release import open_release, protected_release
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
 KINDS = ["bert", "roberta", "distilbert", "gpt2"]
-LOSSES = [SquaredDistance(), MeanCosine(), SquaredAndAbsolute(0.01)]
+LOSSES = [SquaredDistance(), MeanCosine(), MeanCosine(rows=0.5), SquaredAndAbsolute(0.01)]
 
 
 def objective_of(model: Classifier, seens: list[GradientRelease], loss: object) -> Objective:
@@ -63,7 +64,10 @@ def slow_loss(model: Classifier, seen: GradientRelease, x: Tensor, mask: Tensor,
         for n, g in zip(names, found, strict=True)
     ]
     if isinstance(loss, MeanCosine):
-        return torch.stack([1 - (g * t).sum() / (g.norm() * t.norm()) for g, t in pairs]).mean()
+        whole = torch.stack([1 - (g * t).sum() / (g.norm() * t.norm()) for g, t in pairs]).mean()
+        place = next(i for i, n in enumerate(names) if "position" in n or "wpe" in n)
+        rows = [1 - F.cosine_similarity(g, t, dim=0) for g, t in zip(*pairs[place], strict=True) if bool(t.any())]
+        return (1 - loss.rows) * whole + loss.rows * torch.stack(rows).mean()
     square = torch.stack([(g - t).square().sum() for g, t in pairs]).sum()
     size = torch.stack([t.square().sum() for _, t in pairs]).sum()
     if isinstance(loss, SquaredDistance):
@@ -92,13 +96,27 @@ def test_losses_and_slopes_are_those_through_all_weight_gradients(tiny_model: Bu
 def test_problems_attacked_together_have_the_losses_they_have_alone(tiny_model: Build) -> None:
     model = tiny_model("bert")
     seens = [open_release(model, BATCH.take([i])) for i in range(3)]
-    together = objective_of(model, seens, MeanCosine())
+    together = objective_of(model, seens, MeanCosine(rows=0.5))
     x = torch.randn(3, 2, 1, together.problems.mask.shape[-1], model.width)
     losses = together(x)
     for i, seen in enumerate(seens):
-        alone = objective_of(model, [seen], MeanCosine())
+        alone = objective_of(model, [seen], MeanCosine(rows=0.5))
         length = alone.problems.mask.shape[-1]
         torch.testing.assert_close(losses[i], alone(x[i : i + 1, :, :, :length])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_positions_count_without_noise_alone(tiny_model: Build) -> None:
+    model, batch = tiny_model("bert"), BATCH.take([2])
+    seen = open_release(model, batch)
+    swapped = truth_of(model, batch, 8)
+    swapped[0, [2, 5]] = swapped[0, [5, 2]]
+    rows = float(objective_of(model, [seen], MeanCosine(1)).of_tokens(swapped[None, None]))
+    assert rows > 1e-3
+    noisy = protected_release(model, batch, DPSGD(0.1, clip_norm=1.0), Rng(0), delta=1e-5)
+    plain, other = (objective_of(model, [noisy], MeanCosine(share)).of_tokens(swapped[None, None]) for share in (0, 1))
+    torch.testing.assert_close(plain, other)
+    unsaid = objective_of(model, [replace(seen, lengths=None)], MeanCosine(1)).of_tokens(swapped[None, None])
+    assert float(unsaid) == pytest.approx(rows, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,7 +21,7 @@ from discreet.training.release import open_release, protected_release
 
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
-QUICK = Lamp(steps=60, rate=0.1, starts=8, shuffles=8, every=20, proposals=16, polish=6)
+QUICK = Lamp(steps=30, rate=0.1, starts=4, every=15, proposals=8, polish=4, orders=16)
 PUBLIC = ("the knee was dull and the heart was slow", "a sharp pain", "very slow walk", "the walk was dull")
 
 
@@ -37,7 +37,7 @@ def test_lamp_reads_sentences_attacked_together(tiny_model: Build, kind: str) ->
     assert [guess.texts[0] for guess in guesses].count("a knee") == 1
     exact = sum(guess.texts[0] == text for guess, text in zip(guesses, BATCH.texts, strict=True))
     assert exact >= 2
-    assert all(guess.details["steps"] == 60 for guess in guesses)
+    assert all(guess.details["steps"] == 30 for guess in guesses)
 
 
 def test_the_same_source_gives_the_same_guess(tiny_model: Build) -> None:
@@ -55,7 +55,7 @@ def test_the_model_is_left_as_it_was(tiny_model: Build) -> None:
     assert all(torch.equal(p, before[n][0]) and p.grad is None for n, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("attack", [Tag(steps=80), Dlg(steps=80), Dlg(steps=80, optimiser="l-bfgs", rate=1.0)])
+@pytest.mark.parametrize("attack", [Tag(steps=40), Dlg(steps=40), Dlg(steps=40, optimiser="l-bfgs", rate=1.0)])
 def test_tag_and_dlg_come_closer_with_every_step(tiny_model: Build, attack: Tag | Dlg) -> None:
     model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([1]))
     short = replace(attack, steps=2).run(seen, Knowledge(model=model), Rng(0))
@@ -84,16 +84,26 @@ def test_several_sentences_in_one_gradient(tiny_model: Build) -> None:
     assert set(guess.texts) & set(pair.texts)
 
 
+@pytest.mark.parametrize("size", [4, 8])
+def test_larger_batches_are_searched_together(tiny_model: Build, size: int) -> None:
+    model = tiny_model("bert")
+    batch = BATCH.take([i % 3 for i in range(size)])
+    attack = replace(QUICK, steps=3, polish=1, near=1, cheap=1)
+    guess = attack.run(open_release(model, batch), Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
+    assert [len(row) for row in guess.details["tokens"]] == [(6, 4, 8)[i % 3] for i in range(size)]
+    assert len(guess.texts) == size and guess.details["loss"] < 1.5
+
+
 def test_noise_hides_and_random_gradients_tell_nothing(tiny_model: Build) -> None:
     model = tiny_model("bert")
     one = BATCH.take([0])
     for protect in (DPSGD(3.0, clip_norm=1.0), DirDPSGD.for_model(model, 5.0)):
         seen = protected_release(model, one, protect, Rng(0), delta=1e-5)
-        assert found(model, QUICK, seen, defence=protect) != one.texts
+        assert found(model, replace(QUICK, steps=10), seen, defence=protect) != one.texts
     source = torch.Generator().manual_seed(0)
     drawn = {n: torch.randn(p.shape, generator=source) for n, p in model.named_parameters()}
     release = GradientRelease(drawn, 1, lengths=(6,), labels=(0,))
-    assert found(model, QUICK, release) != one.texts
+    assert found(model, replace(QUICK, steps=10), release) != one.texts
 
 
 def test_a_little_noise_does_not_hide(tiny_model: Build) -> None:
@@ -115,7 +125,16 @@ def test_a_budget_ends_with_the_best_so_far(tiny_model: Build) -> None:
 
 def test_unusable_settings_and_releases_are_refused(tiny_model: Build) -> None:
     model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([0]))
-    for bad in ({"steps": 0}, {"rate": 0.0}, {"seconds": -1.0}, {"prior": -1.0}, {"proposals": 1}, {"polish": -1}):
+    for bad in (
+        {"steps": 0},
+        {"rate": 0.0},
+        {"seconds": -1.0},
+        {"prior": -1.0},
+        {"proposals": 1},
+        {"polish": -1},
+        {"likely": -1},
+        {"places": 2.0},
+    ):
         with pytest.raises(SettingError):
             Lamp(**bad)
     with pytest.raises(SettingError, match="optimiser"):

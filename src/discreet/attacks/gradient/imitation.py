@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from discreet.attacks.gradient.dead import alive_masks
-from discreet.attacks.gradient.layers import dissect
+from discreet.attacks.gradient.layers import Anatomy, dissect
 from discreet.clipping.record import Record
 from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
 from discreet.clipping.tape import Tape
@@ -33,10 +33,16 @@ _LOW_RANK = 1e-6  # a target is kept as factors if they miss at most this share 
 
 @dataclass(frozen=True)
 class Figures:
-    """For each problem, candidate and tensor: <g, target> and |g|^2, of shape (problems, candidates, tensors)."""
+    """For each problem, candidate and tensor: <g, target> and |g|^2, of shape (problems, candidates, tensors).
+
+    `row_inner` and `row_squares` are the same for each row of the table of positions that is used, (problems,
+    candidates, rows); there are no rows where the model has no such table.
+    """
 
     inner: Tensor
     squares: Tensor
+    row_inner: Tensor
+    row_squares: Tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class Imitation:
     """A private copy of the public model that imitates clients, and the releases it is compared with.
 
     The word-embedding gradient is left out, as are the numbers that are zero for every text: attention's key biases.
-    `names` are the tensors compared, in order; `target_squares` has (problems, tensors).
+    `names` are the tensors compared, in order; `target_squares` has (problems, tensors), and `row_target_squares`
+    (problems, rows) for the table of positions, row by row.
     """
 
     def __init__(
@@ -88,6 +95,8 @@ class Imitation:
         rank = max(_tokens(seen) for seen in seens) + _SPARE
         self._targets = {n: self._target(n, seens, n in turned, rank) for n in names}
         self._tables = [n for n in names if _is_table(self.model, n)]
+        self._positions, self._rows = self._used_rows(anatomy, seens)
+        self.row_target_squares = self._rows.square().sum(-1)
         self._pairs = self._stacked_pairs([n for n in names if n not in self._tables])
         self._vectors = self._stacked_vectors(names)
         grouped = [names for names, _ in self._pairs] + [names for names, _, _ in self._vectors]
@@ -149,7 +158,40 @@ class Imitation:
             inner.append(found[0][..., None])
             squares.append(found[1][..., None])
         scale = 1 / self.divisors[:, None, None]
-        return Figures(torch.cat(inner, -1) * scale, torch.cat(squares, -1).clamp_min(0) * scale.square())
+        rows = self._row_figures(slots, s, k)
+        return Figures(
+            torch.cat(inner, -1) * scale,
+            torch.cat(squares, -1).clamp_min(0) * scale.square(),
+            rows[0] * scale,
+            rows[1] * scale.square(),
+        )
+
+    def _row_figures(self, slots: Mapping[str, Slot], s: int, k: int) -> tuple[Tensor, Tensor]:
+        """Return inner products and squared norms of each used row of the table of positions."""
+        if self._positions is None:
+            none = torch.zeros(s, k, 0, device=self.device)
+            return none, none
+        name, first = self._positions
+        slot = slots[name]
+        assert isinstance(slot, Lookup)
+        places = first + torch.arange(self._rows.shape[1], device=self.device)
+        at = (slot.ids.reshape(s * k, 1, -1) == places[:, None]).to(slot.grads.dtype)
+        rows = (at @ _by_unit(slot.grads, s, k)).view(s, k, len(places), -1)
+        return (rows * self._rows[:, None]).sum(-1), rows.square().sum(-1)
+
+    def _used_rows(self, anatomy: Anatomy, seens: Sequence[GradientRelease]) -> tuple[tuple[str, int] | None, Tensor]:
+        """Return the table of positions and its first row in use, and the released rows, (problems, rows, width)."""
+        known = anatomy.embeddings
+        lengths = [length for seen in seens for length in seen.lengths or ()]
+        for name in self._tables:
+            same = (self.model.get_parameter(name) == known.positions[0]).all(-1).nonzero()
+            if name != known.type_name and len(same):
+                table = self._targets[name].dense()
+                used = table.abs().sum((0, 2)).nonzero()
+                first = int(same[0])
+                end = first + max(lengths) if lengths else int(used.max()) + 1 if len(used) else first
+                return (name, first), table[:, first:end]
+        return None, torch.zeros(len(seens), 0, self.words.shape[1], device=self.device)
 
     def formed(self, slot: Slot, s: int, k: int) -> Tensor:
         """Return the gradients of one tensor, (problems, candidates, *shape), matrices as (outputs, inputs)."""

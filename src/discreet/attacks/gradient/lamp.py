@@ -14,7 +14,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 
 _NAME = "LAMP"
-LOSSES: dict[str, MatchingLoss] = {"cosine": MeanCosine(), "l1+l2": SquaredAndAbsolute()}
+LOSSES: dict[str, MatchingLoss] = {"cosine": MeanCosine(rows=0.5), "l1+l2": SquaredAndAbsolute()}
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,24 @@ class Lamp:
     Paper: Balunovic, Dimitrov, Jovanović and Vechev 2022, "LAMP: Extracting Text from Gradients with Language Model
     Priors".
     Differs: inner products come from layer inputs and output gradients, and many releases and candidates go through one
-    pass; attention's key biases, whose gradient is zero, are left out; the rate is higher and falls by the share of
-    the search that is over, with fewer starts, steps and proposals, so that a sentence takes a minute of one core
-    instead of a quarter of an hour; several candidates are followed and the worse half dropped; Adam's moments move
-    with the tokens; the prior is an n-gram model, and weighs less the better the fit; under noise, tensors count by
-    what is left of their signal, and the noise is measured on the key biases; the norm of words is the model's own; at
-    the end tokens are exchanged and reordered while the loss of the sentence itself falls.
+    pass; attention's key biases, whose gradient is zero, are left out; without noise, half of the loss is the mean
+    cosine over the rows of the position-embedding gradient, each a tensor of its own, which settles the order; the
+    rate is higher and falls by the share of the search that is over, with fewer starts, steps and proposals, so that a
+    sentence takes less than a minute of one core instead of a quarter of an hour; several candidates may be followed
+    and the worse half dropped; Adam's moments move with the tokens; the prior is an n-gram model, and weighs less the
+    better the fit; under noise, tensors count by what is left of their signal, and the noise is measured on the key
+    biases; the norm of words is the model's own; at the end tokens are exchanged, also for those that the prior finds
+    likely between their neighbours, and reordered while the loss of the sentence itself falls.
     """
 
     loss: str = "cosine"
-    steps: int = 300
-    rate: float = 0.1
-    last_rate: float = 0.05
-    starts: int = 32
-    shuffles: int = 16
-    kept: int = 2
-    prunings: tuple[float, ...] = (0.3,)
+    steps: int = 160
+    rate: float = 0.02
+    last_rate: float = 0.1
+    starts: int = 16
+    shuffles: int = 0
+    kept: int = 1
+    prunings: tuple[float, ...] = ()
     norm_weight: float = 1.0
     pull: float = 0.0
     prior: float = 0.2
@@ -53,10 +55,12 @@ class Lamp:
     proposals: int = 32
     descent: float = 0.75
     cycles: int = 1
-    polish: int = 12
+    polish: int = 6
     near: int = 3
-    cheap: int = 6
-    orders: int = 48
+    cheap: int = 2
+    orders: int = 32
+    likely: int = 10
+    places: float = 0.5
     seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -80,7 +84,9 @@ class Lamp:
         return self._engine().run(seens, knows, rng, _NAME, progress)
 
     def _engine(self) -> Matching:
-        polish = Polish(self.polish, self.near, self.cheap, self.orders) if self.polish else None
-        own = {"loss", "near", "cheap", "orders", "polish"}
+        polish = (
+            Polish(self.polish, self.near, self.cheap, self.orders, self.likely, self.places) if self.polish else None
+        )
+        own = {"loss", "near", "cheap", "orders", "likely", "places", "polish"}
         shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
         return Matching(loss=LOSSES[self.loss], polish=polish, **shared)

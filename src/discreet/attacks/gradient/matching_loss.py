@@ -10,7 +10,7 @@ from torch import Tensor
 
 from discreet.attacks.gradient.imitation import Imitation
 from discreet.clipping.record import Record
-from discreet.core.checks import non_negative
+from discreet.core.checks import non_negative, probability
 
 _FLOOR = 1e-30
 _SPREAD = 0.05  # how much of a tensor's cosine tells nothing even without noise; noise below that does not matter
@@ -47,7 +47,16 @@ class MeanCosine:
     Under noise of standard deviation s, a tensor whose gradient would have length g can only reach a cosine of a =
     g / r with what was released, of length r. So it is one minus the cosine over a, and counts g^2 / (0.05^2 g^2 +
     s^2). Where there is no noise that is the mean of the paper; where it prevails, the likelihood of the release.
+
+    Without noise, the mean over the rows of the table of positions, each a tensor of its own, has the share `rows` of
+    it: a row's gradient tells most of the token in its place.
     """
+
+    rows: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a share outside [0, 1]."""
+        probability("rows", self.rows)
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
         """Return the distances: 0 for what was released, about 1 for what has nothing to do with it."""
@@ -55,7 +64,16 @@ class MeanCosine:
         lengths = figures.squares.clamp_min(_FLOOR).sqrt() * reachable_lengths(imitation)[:, None]
         weights = signal_weights(imitation)
         weights = weights / weights.sum(-1, keepdim=True)
-        return ((1 - figures.inner / lengths) * weights[:, None]).sum(-1)
+        found = ((1 - figures.inner / lengths) * weights[:, None]).sum(-1)
+        if self.rows == 0 or figures.row_inner.shape[-1] == 0:
+            return found
+        targets = imitation.row_target_squares[:, None]
+        lengths = figures.row_squares.clamp_min(_FLOOR).sqrt() * targets.clamp_min(_FLOOR).sqrt()
+        apart = 1 - figures.row_inner / lengths
+        used = (targets > 0).to(apart.dtype)
+        by_row = (apart * used).sum(-1) / used.sum(-1).clamp_min(1)
+        share = self.rows * ((imitation.noise_std == 0) & (used.sum(-1) > 0)[:, 0]).to(apart.dtype)[:, None]
+        return (1 - share) * found + share * by_row
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,18 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from discreet.attacks.gradient.matching_loss import evidence
 from discreet.attacks.gradient.moves import reorderings
 from discreet.attacks.gradient.objective import Budget, Objective
 from discreet.attacks.gradient.vocabulary import Vocabulary
-from discreet.core.checks import whole
+from discreet.core.checks import probability, whole
 from discreet.core.randomness import Rng
-from discreet.models.ngram import Prior
+from discreet.models.ngram import NGram, Prior
+
+_COMMON = 2000  # the tokens among which those that fit a place are sought
+_FOUND = 0.01  # a text with this loss and no better neighbour is taken to be the one
 
 
 class Vectors(Protocol):
@@ -32,8 +36,10 @@ class Vectors(Protocol):
 class Polish:
     """Rounds of trying other tokens at each place, and other orders of each sentence's tokens.
 
-    At a place, the `near` tokens nearest to its vector are tried, as many that are nearest to its present token, and
-    the `cheap` ones that the slope of the loss favours. The changes that help are made together, as many as help most.
+    At a place, the `near` tokens nearest to its vector are tried, as many that are nearest to its present token, the
+    `cheap` ones that the slope of the loss favours, and the `likely` ones that an n-gram prior finds most fitting
+    between its neighbours. Only the share `places` of the places, those whose vectors are farthest from their tokens,
+    is tried. The changes that help are made together, as many as help most.
 
     The score is the loss plus the prior, weighed as likelihood and prior probability are: the less noise, the less
     the prior counts.
@@ -43,6 +49,8 @@ class Polish:
     near: int = 3
     cheap: int = 6
     orders: int = 48
+    likely: int = 0
+    places: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -50,6 +58,8 @@ class Polish:
         whole("near", self.near)
         whole("cheap", self.cheap, 0)
         whole("orders", self.orders, 2)
+        whole("likely", self.likely, 0)
+        probability("places", self.places)
 
     def run(
         self,
@@ -70,19 +80,36 @@ class Polish:
         best = scores.gather(1, first[:, None])
         x = vectors.best.gather(1, first.view(-1, 1, 1, 1, 1).expand(-1, 1, *vectors.best.shape[2:]))
         near = vectors.vocabulary.nearest(x, self.near)  # (problems, 1, sentences, tokens, near)
+        doubtful = self._doubtful(objective, x, now)
         source = rng.torch(tokens.device, "Gradient matching")
         quiet = 0
         for _ in range(self.rounds):
-            if budget.spent >= 1 or quiet > 2:
+            if budget.spent >= 1 or quiet > 1 or (quiet and bool((best < _FOUND).all())):
                 break
+            if quiet:  # nothing helps at the places in doubt, so all are tried
+                doubtful = objective.problems.free
             before = best.clone()
-            now, best = self._exchanges(objective, score, vectors.vocabulary, near, now, best)
+            now, best = self._exchanges(objective, score, vectors.vocabulary, near, doubtful, now, best)
             now, best = self._reorderings(objective, score, now, best, source)
             quiet = quiet + 1 if bool((best >= before - 1e-9).all()) else 0
         return now, best
 
+    def _doubtful(self, objective: Objective, x: Tensor, now: Tensor) -> Tensor:
+        """Return the places to try, (problems, sentences, tokens): free ones, far from their tokens first."""
+        free = objective.problems.free
+        certain = F.cosine_similarity(x, objective.imitation.words[now], dim=-1)[:, 0]
+        rank = torch.where(free, certain, torch.inf).flatten(1).argsort(1).argsort(1).view_as(free)
+        return free & (rank < (self.places * free.sum((1, 2))).ceil()[:, None, None])
+
     def _exchanges(
-        self, objective: Objective, score: _Score, vocabulary: Vocabulary, near: Tensor, now: Tensor, best: Tensor
+        self,
+        objective: Objective,
+        score: _Score,
+        vocabulary: Vocabulary,
+        near: Tensor,
+        doubtful: Tensor,
+        now: Tensor,
+        best: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Try other tokens at every place; make the best change, or all that help, if together they help more."""
         s, _, b, t = now.shape
@@ -91,13 +118,17 @@ class Polish:
         if self.cheap:
             _, slopes = objective.slopes(objective.imitation.words[now], score.labels)
             options = torch.cat([options, vocabulary.cheapest(now, slopes, self.cheap)], -1)
+        if self.likely and isinstance(score.prior, NGram):
+            common = score.prior.unigrams[vocabulary.allowed].topk(min(_COMMON, len(vocabulary.allowed))).indices
+            fitting = score.prior.likely(now.flatten(0, 2), vocabulary.allowed[common], self.likely)
+            options = torch.cat([options, fitting.view(*now.shape, -1)], -1)
         n = options.shape[-1]
         tried = now.expand(s, b * t * n, b, t).clone()
         flat = tried.view(s, b, t, n, b, t)
         for sentence in range(b):
             for place in range(t):
                 flat[:, sentence, place, :, sentence, place] = torch.where(
-                    objective.problems.free[:, sentence, place, None],
+                    doubtful[:, sentence, place, None],
                     options[:, 0, sentence, place],
                     now[:, 0, sentence, place, None],
                 )
