@@ -160,8 +160,8 @@ def _trained(settings: Mapping[str, Any], seed: int) -> tuple[dict[str, float], 
             "trained": request.model.train,
         }
         details |= _privacy(plan, trained.steps)
-        details["roc"] = _roc(model, corpus, plan, request.train.precision)
-    promise = None if trained.guarantee is None else of_the_setting(trained.guarantee)
+        promise = None if trained.guarantee is None else of_the_setting(trained.guarantee)
+        details["roc"] = _roc(model, corpus, plan, request.train.precision, promise)
     return utility, promise, details, None if plan is None else plan.protect
 
 
@@ -218,14 +218,19 @@ def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
     }
 
 
-def _roc(model: Classifier, corpus: Corpus, plan: Plan | None, precision: str) -> dict[str, Any]:
-    """Return how well a threshold on the loss tells training rows from held-out ones, beside what is proven."""
+def _roc(
+    model: Classifier, corpus: Corpus, plan: Plan | None, precision: str, promise: Guarantee | None
+) -> dict[str, Any]:
+    """Return how well a threshold on the loss tells training rows from held-out ones, beside what is proven, if it is.
+
+    An estimate bounds no attack: an encoder that was trained on private text is not paid for by noise behind it.
+    """
     if model.task != "classification":
         return {}
     members, others = (_log_likelihoods(model, corpus.split(name), plan, precision) for name in ("train", "validation"))
     measured = true_positive_rates(members, others, FALSE_ALARMS)
     bound: list[float] | None = None
-    if plan is not None:
+    if plan is not None and promise is not None and (promise.certified or not promise.exists):
         with suppress(UnsupportedError):
             bound = most_true_positives_at(plan.ledger.event, FALSE_ALARMS, plan.protect.adjacency).tolist()
     return {
