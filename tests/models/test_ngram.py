@@ -62,3 +62,14 @@ def test_nothing_to_fit_is_refused() -> None:
         NGram.from_ids([[1, 2, 10]], 9)
     with pytest.raises(SettingError):
         NGram.from_ids(ROWS, 9, least=0)
+
+
+def test_likely_tokens_are_those_that_surprise_least() -> None:
+    model = NGram.from_ids(ROWS, 9)
+    row, pool = torch.tensor([[1, 2, 7, 4, 5]]), torch.tensor([1, 3, 4, 5, 8])
+    found = model.likely(row, pool, 2)
+    for place in range(5):
+        tried = row.repeat(5, 1)
+        tried[:, place] = pool
+        order = model.surprise(tried, torch.ones_like(tried)).argsort()
+        assert found[0, place].tolist() == pool[order[:2]].tolist()
