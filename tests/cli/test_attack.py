@@ -50,6 +50,12 @@ def test_truth_and_guess_stand_side_by_side_in_eighty_columns(say: Say) -> None:
     assert "replace-one" in flat and max(map(len, out.splitlines())) <= 80
 
 
+def test_a_long_name_of_the_score_is_folded_and_not_cut(say: Say) -> None:
+    status, out, _ = say("--attack", "embedding-rows", "--examples", 1)
+    assert status == 0 and "words f" not in out.splitlines()[0]
+    assert out.splitlines()[0].rstrip().endswith("words") and out.splitlines()[1].strip() == "found"
+
+
 def test_json_is_one_object_and_nothing_else(say: Say) -> None:
     status, out, err = say("--attack", "embedding-rows", "--examples", 4, "--batch-size", 2, "--json")
     found = json.loads(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.output import note
@@ -68,7 +69,7 @@ def reading(total: int, metric: str, hidden: bool) -> Iterator[Callable[[Example
     console = Console(highlight=False)
     width = max(12, (console.width - _NUMBER - _SCORE - _GAPS) // 2)
     heading = _grid(width)
-    heading.add_row("", "truth", "what the attacker read", NAMES.get(metric, metric)[:7])
+    heading.add_row("", "truth", "what the attacker read", fill(NAMES.get(metric, metric), _SCORE + 2))
     done = 0
 
     def say() -> str:

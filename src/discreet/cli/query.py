@@ -42,11 +42,13 @@ def query(
 ) -> None:
     """Print a label and its probability, or a score, for each text, which never leaves this machine.
 
-    Every text is counted in the client's ledger before its release is sent. In plain lines, and as arguments, the two
-    texts of a pair are separated by a tab.
+    Every text is counted in the client's ledger before its release is sent.
+    In plain lines, and as arguments, the two texts of a pair are separated by
+    a tab.
 
-    With --decoys a text keeps its epsilon and is sent several times with less noise, each time with one chance in
-    N + 1; that pays for a small epsilon and many decoys. A text that chance has never drawn has no answer.
+    With --decoys a text keeps its epsilon and is sent several times with less
+    noise, each time with one chance in N + 1; that pays for a small epsilon
+    and many decoys. A text that chance has never drawn has no answer.
     """
     from discreet.core.checks import positive, whole
     from discreet.serving.client import RemoteServer

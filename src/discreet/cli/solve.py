@@ -58,7 +58,9 @@ def solve(
     false_positives: Annotated[
         float,
         typer.Option(
-            "--false-positive-rate", "--false-positives", help="With --true-positives: at this share of false alarms."
+            "--false-positive-rate",
+            "--false-positives",
+            help="With --true-positive-rate: at this share of false alarms.",
         ),
     ] = 0.01,
     mechanism: Mechanism = "gaussian",
@@ -87,7 +89,7 @@ def solve(
     if epsilon is not None:
         positive("epsilon", epsilon)
     elif sought != "noise":
-        raise refuse("for", sought, "noise with --true-positives", "Use --epsilon for steps and rates.")
+        raise refuse("for", sought, "noise with --true-positive-rate", "Use --epsilon for steps and rates.")
     from discreet.accounting.interpret import guarantee
 
     if sought == "noise":

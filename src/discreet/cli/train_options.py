@@ -37,7 +37,7 @@ MODEL = (
 )
 PRIVACY = (
     Option("epsilon", float, "Budget of the whole training; the noise is solved."),
-    Option("noise_multiplier", float, "dp-sgd: noise over clip norm, instead of a budget."),
+    Option("noise_multiplier", float, "dp-sgd: noise over clip norm; with --epsilon, training ends at the budget."),
     Option("true_positive_rate", float, "dp-sgd: the most any membership attack may reach, instead."),
     Option("false_positive_rate", float, "dp-sgd: at this share of false alarms (0.01)."),
     Option("clip_norm", float, "dp-sgd: longest gradient of a unit; dp-ie, ldp: longest vector."),
