@@ -54,8 +54,8 @@ def clipped(vectors: Tensor) -> Tensor:
 class Noisy(nn.Module):
     """A fused BiLSTM and a head, with the noise at the sentence's vector or at its words'.
 
-    At position "token" the words of a sentence are bounded together, at "word" each alone, which the paper's figures
-    suggest. The two directions are two networks, the second one reading each sentence from its end, so that padding
+    At position "token" the words of a sentence are bounded together, at "word" each alone; the paper does not say which
+    it means. The two directions are two networks, the second one reading each sentence from its end, so that padding
     always comes last and changes no state; the mean over a sentence does not ask for the order.
     """
 
