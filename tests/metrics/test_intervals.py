@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
-from discreet.metrics.intervals import bootstrap, clopper_pearson, wilson
+from discreet.metrics.intervals import bootstrap, clopper_pearson, score_interval, wilson
 
 
 def test_the_bootstrap_is_close_to_the_normal_interval_of_a_large_sample() -> None:
@@ -48,3 +50,22 @@ def test_what_has_no_interval_is_refused() -> None:
         bootstrap([], rng=Rng(0))
     with pytest.raises(SettingError, match="confidence=1"):
         bootstrap([1.0], rng=Rng(0), confidence=1)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_few_scores_have_an_interval_that_holds_for_any_sample(values: list[float]) -> None:
+    low, high = score_interval(values, rng=Rng(0))
+    mean = sum(values) / len(values)
+    assert 0 <= low <= mean + 1e-12
+    assert mean - 1e-12 <= high <= 1
+    assert high - low >= 0.3, "so few scores cannot say more"
+
+
+def test_scores_without_spread_have_an_interval_of_some_width_and_others_the_bootstraps() -> None:
+    assert score_interval([0.0] * 50, rng=Rng(0)) == pytest.approx((0.0, 0.0711), abs=1e-3)
+    mixed = [0.2, 0.8] * 20
+    assert score_interval(mixed, rng=Rng(1)) == bootstrap(mixed, rng=Rng(1))
+    low, _ = score_interval([1.0] * 3, rng=Rng(0), least=-1.0)
+    assert -0.5 < low < 0.0
+    with pytest.raises(SettingError, match="between"):
+        score_interval([1.7], rng=Rng(0))

@@ -39,8 +39,9 @@ def attack(
         str, typer.Option("--model", help="minilm, bilstm, a folder, or a hub name.", rich_help_panel=_MODEL)
     ] = "minilm",
     parts: Annotated[
-        str, typer.Option("--train", help="What is trained, so released: head … all.", rich_help_panel=_MODEL)
-    ] = "all",
+        str | None,
+        typer.Option("--train", help="What is trained, so released: all; head for vectors.", rich_help_panel=_MODEL),
+    ] = None,
     embeddings: Annotated[bool, typer.Option(help="Word vectors are trained too.", rich_help_panel=_MODEL)] = True,
     pooling: Annotated[str, typer.Option(help="cls, mean or last.", rich_help_panel=_MODEL)] = "mean",
     head: Annotated[str, typer.Option(help="linear or mlp.", rich_help_panel=_MODEL)] = "linear",
@@ -122,7 +123,13 @@ def attack(
             source=data,
             columns=Columns(text=text, text_pair=text_pair, label=label, unit=unit),
             model=ModelSettings(
-                encoder=model, pooling=pooling, head=head, train=parts, embeddings=embeddings, dropout=0.0
+                encoder=model,
+                pooling=pooling,
+                head=head,
+                # vectors that are released once come from an encoder that stays as it is
+                train=parts or ("head" if kind_of(ruler) == REPRESENTATION else "all"),
+                embeddings=embeddings,
+                dropout=0.0,
             ),
             run=run,
             split=split,

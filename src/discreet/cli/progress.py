@@ -56,5 +56,7 @@ def _lines(hidden: bool) -> Callable[[Report], None]:
 def facts(report: Report) -> str:
     """Return loss, speed and, for private training, the budget spent so far."""
     spent = "" if report.epsilon is None else f"  epsilon ≤ {report.epsilon:.3f}"
+    if report.epsilon == float("inf"):
+        spent = "  no guarantee"
     loss = "" if report.loss is None else f"loss {report.loss:.3f}  "
     return f"{loss}{report.rows_per_second:,.0f} rows/s{spent}"

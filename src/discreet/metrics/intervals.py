@@ -11,6 +11,7 @@ import numpy.typing as npt
 from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.randomness import Rng
 
+_FEW = 10  # scores of which a bootstrap says too little
 _AT_ONCE = 2**22  # numbers drawn in one go, so that a large sample does not fill the memory
 
 
@@ -46,6 +47,52 @@ def bootstrap(
     low, high = np.quantile(means, [tail, 1 - tail])
     mean = float(sample.mean())
     return min(float(low), mean), max(float(high), mean)  # rounding must not put the mean outside
+
+
+def score_interval(
+    values: Sequence[float] | npt.NDArray[np.float64], *, rng: Rng, confidence: float = 0.95, least: float = 0.0
+) -> tuple[float, float]:
+    """Return an interval of the mean of scores between `least` and 1: bootstrap, and where that is blind, Hoeffding's.
+
+    Fewer than ten scores, or scores that are all alike, show no spread that a bootstrap could draw from. Chernoff's and
+    Hoeffding's bound needs none and holds for every sample size.
+
+    Paper: Hoeffding 1963, Probability inequalities for sums of bounded random variables, theorem 1.
+
+    >>> [round(limit, 3) for limit in score_interval([0.0], rng=Rng(0))]
+    [0.0, 0.975]
+    >>> [round(limit, 3) for limit in score_interval([1.0] * 40, rng=Rng(0))]
+    [0.912, 1.0]
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim == 1 and sample.size >= _FEW and np.ptp(sample) > 0:
+        return bootstrap(sample, rng=rng, confidence=confidence)
+    low, high = bootstrap(sample, rng=rng, confidence=confidence)  # refuses what has no mean
+    mean = (float(sample.mean()) - least) / (1 - least)
+    if not -1e-9 <= mean <= 1 + 1e-9:
+        raise refuse("values", float(sample.mean()), f"between {least} and 1", "These limits are for such scores.")
+    limits = _hoeffding(min(max(mean, 0.0), 1.0), len(sample), 1 - confidence)
+    wide = [least + (1 - least) * limit for limit in limits]
+    return min(low, wide[0]), max(high, wide[1])
+
+
+def _hoeffding(mean: float, count: int, miss: float) -> tuple[float, float]:
+    """Return the rates whose relative entropy to the mean is what `count` scores may show with probability `miss`."""
+    from scipy.special import rel_entr
+
+    allowed = math.log(2 / miss) / count
+
+    def beyond(rate: float) -> bool:
+        return float(rel_entr(mean, rate) + rel_entr(1 - mean, 1 - rate)) > allowed
+
+    ends = []
+    for outside in (0.0, 1.0):
+        inner, outer = mean, outside
+        for _ in range(60):
+            middle = (inner + outer) / 2
+            inner, outer = (inner, middle) if beyond(middle) else (middle, outer)
+        ends.append(outer)
+    return ends[0], ends[1]
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:

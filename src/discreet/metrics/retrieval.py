@@ -16,7 +16,7 @@ import numpy.typing as npt
 from discreet.core.checks import refuse
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
-from discreet.metrics.intervals import bootstrap, clopper_pearson
+from discreet.metrics.intervals import clopper_pearson, score_interval
 from discreet.metrics.text import Embedder, jaccard
 
 Doubles = npt.NDArray[np.float64]
@@ -43,8 +43,8 @@ def retrieval(
 
     >>> for leak in retrieval(["a b", "c d"], ["a b", "c e"], ["a b", "c d", "c e", "f"], rng=Rng(0)): print(leak)
     identity 0.500 [0.013, 0.987] (n = 2, chance 0.250)
-    jaccard 0.667 [0.333, 1.000] (n = 2, chance 0.375)
-    tfidf_cosine 0.692 [0.383, 1.000] (n = 2, chance 0.384)
+    jaccard 0.667 [0.025, 1.000] (n = 2, chance 0.375)
+    tfidf_cosine 0.692 [0.029, 1.000] (n = 2, chance 0.384)
     """
     _same_number(guesses, truths, index)
     drawn = (rng.fork("chance").uniform(_DRAWS * len(truths)) * len(index)).astype(np.int64).reshape(_DRAWS, -1)
@@ -72,7 +72,7 @@ def constituents(
     """Return which part of each mixture's sentences were named, as many being named as there are.
 
     >>> print(constituents([(3, 1, 7)], [{1, 2}], 10, rng=Rng(0)))
-    constituents 0.500 [0.500, 0.500] (n = 1, chance 0.200)
+    constituents 0.500 [0.000, 1.000] (n = 1, chance 0.200)
     """
     if len(found) != len(truth) or not truth:
         raise refuse("found", len(found), f"as many as mixtures, {len(truth)}, and at least one", "")
@@ -151,7 +151,7 @@ def _rate(metric: str, hits: Sequence[float], chance: float | None) -> Leakage:
 
 
 def _mean(metric: str, values: Sequence[float], chance: float, rng: Rng) -> Leakage:
-    low, high = bootstrap(values, rng=rng.fork(metric))
+    low, high = score_interval(values, rng=rng.fork(metric), least=-1.0 if metric == "embedding_cosine" else 0.0)
     return Leakage(metric, float(np.mean(values)), low, high, len(values), chance)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from discreet.core.checks import one_of, refuse
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
-from discreet.metrics.intervals import bootstrap, clopper_pearson
+from discreet.metrics.intervals import clopper_pearson, score_interval
 from discreet.metrics.meteor import meteor
 
 Pair = Callable[[str, str], float]
@@ -124,11 +124,12 @@ def text_leakage(
 ) -> Leakage:
     """Return the mean of a metric over guesses and truths in the same order, with its interval and chance level.
 
-    The interval is a 95% bootstrap over the texts, for `exact_match` the exact one of a rate. The chance level is what
+    The interval is a 95% bootstrap over the texts (Hoeffding's for few or like ones), for `exact_match` the exact one
+    of a rate. The chance level is what
     the same guesses score against truths that belong to other guesses; a single text has none.
 
     >>> print(text_leakage("jaccard", ["a b", "c d"], ["a b", "c e"], rng=Rng(0)))
-    jaccard 0.667 [0.333, 1.000] (n = 2, chance 0.000)
+    jaccard 0.667 [0.025, 1.000] (n = 2, chance 0.000)
     """
     if pair is None:
         one_of("metric", metric, list(PAIRS))
@@ -158,7 +159,8 @@ def _leakage(metric: str, values: Sequence[float], by_chance: Sequence[float], r
     if metric == "exact_match":
         low, high = clopper_pearson(round(sum(values)), len(values))
     else:
-        low, high = bootstrap(values, rng=rng.fork("interval"))
+        least = -1.0 if metric == "semantic_cosine" else 0.0
+        low, high = score_interval(values, rng=rng.fork("interval"), least=least)
     return Leakage(metric, mean, low, high, len(values), float(np.mean(by_chance)) if by_chance else None)
 
 

@@ -83,7 +83,7 @@ class TextHide:
         """Refuse mixtures of more sentences than a batch has."""
         size = min(batch_size, rows)
         if self.mix > size:
-            remedy = "A sentence is mixed with others of its batch; take larger batches, or mix fewer."
+            remedy = "It is mixed with others of its batch; take larger batches (--batch-size), or mix fewer (--mix)."
             raise refuse("mix", self.mix, f"<= {size}, the rows of a batch", remedy)
 
     def fit(self, model: Classifier, rng: Rng) -> None:

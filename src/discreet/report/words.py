@@ -101,7 +101,7 @@ def _danger(point: Point | None) -> str:
     if point is None or not point.leakage:
         return "What an attacker reads without any protection was not measured in this study."
     parts = []
-    for name, found in list(point.leakage.items()):
+    for name, found in sorted(point.leakage.items(), key=lambda item: -item[1].value):  # the worst first
         attack, _, metric = name.partition("/")
         if metric == "rouge_l":
             parts.append(f"{attack} reads {percent(found.value)} of the words in order")

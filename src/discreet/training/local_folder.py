@@ -223,7 +223,8 @@ def _load_encoder(folder: Path, settings: ClientSettings) -> Classifier:
 
 
 def _read(kind: type[Any], folder: Path, side: str) -> Any:
-    if not (folder / _SETTINGS).is_file():
+    own = _HEAD if side == "server" else _PATH
+    if not all((folder / name).is_file() for name in (_SETTINGS, own)):
         raise ModelError(
             f"Expected the {side}'s folder of a locally private run at {str(folder)!r}. Make one with "
             f"`discreet train DATA --protect ldp --out runs/a`: it writes runs/a/{side}."
