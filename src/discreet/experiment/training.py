@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _MANY_STEPS = 1_000_000
 
+_MANY = 2_000  # public texts whose encoding takes long enough to say so
+
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -244,6 +246,8 @@ def public_corpus(request: RunRequest, private: Corpus, say: Callable[[str], Non
         public = without_overlap(public, private.take(rows))
     for remark in public.remarks:
         say(f"Public text: {remark}.")
+    if request.model.frozen and len(public) > _MANY:
+        say(f"Encoding {len(public):,} public texts: minutes on a CPU the first time, then kept in the cache.")
     return public
 
 
