@@ -26,13 +26,14 @@ from discreet.data.overlap import without_overlap
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.instance_encoding import Clipped, InstanceEncoding, attach
+from discreet.protections.clipped_query import Clipped, attach
+from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.instance_encoding_settings import learned
 from discreet.protections.ldp_projection import Projection
 from discreet.training.encode import cache_folder, encode
 from discreet.training.evaluate import predict
-from discreet.training.hidden import solve_head
 from discreet.training.precision import find_device
+from discreet.training.stored import solve_head
 
 EPSILONS = (0.1, 1.0, 2.0, 4.0, 8.0, 10.0, 15.0, 20.0)
 DELTA = 1e-5

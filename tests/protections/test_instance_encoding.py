@@ -9,7 +9,8 @@ from discreet.accounting.interpret import guarantee
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.protections.instance_encoding import InstanceEncoding, load_of
+from discreet.protections.encodings import load_of
+from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.instance_encoding_settings import learned
 from discreet.protections.ldp_projection import principal
 from discreet.protections.settings import protect_settings

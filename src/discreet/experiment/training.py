@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.sources import Columns, load
-from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.representation import at_text, at_vectors, place_of
-from discreet.protections.settings import Conditions, ProtectSettings
-from discreet.training.defaults import Defaults
-from discreet.training.encode import cache_folder, encode, ready
+from discreet.data.sources import load
+from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
+from discreet.models.classifier import Classifier
+from discreet.protections.representation import at_vectors, place_of
+from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import evaluate, matched
 from discreet.training.loop import Trained, train
 from discreet.training.meter import Report
@@ -28,60 +25,15 @@ from discreet.training.run_folder import (
     RunSettings,
     begin,
     finish,
-    secret_of,
     workspace_of,
 )
-from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from discreet.accounting.ledger import Ledger
     from discreet.data.batches import Tokens, Vectors
-    from discreet.data.corpus import Corpus, Task
-    from discreet.data.samplers import Sampler
+    from discreet.data.corpus import Corpus
     from discreet.training.loop import Protection
 
 _MANY_STEPS = 1_000_000
-
-_MANY = 2_000  # public texts whose encoding takes long enough to say so
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What a training run is asked to do."""
-
-    source: str
-    columns: Columns
-    model: ModelSettings
-    train: TrainSettings
-    protect: ProtectSettings | None = None
-    seed: int = 0
-    rows: int | None = None
-    noise_seed: int | None = None
-    validation: str | None = None
-    task: Task | None = None
-
-    def tuned(self, usual: Defaults, **asked: Any) -> RunRequest:
-        """Return the request with what was asked for and, where nothing was, what is usual."""
-        model: dict[str, Any] = {}
-        training: dict[str, Any] = {}
-        for name, value in {**vars(usual), **{k: v for k, v in asked.items() if v is not None}}.items():
-            (model if name in {"dropout", "embeddings"} else training)[name] = value
-        return replace(self, model=replace(self.model, **model), train=replace(self.train, **training))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The private side of a run, once corpus and model are known."""
-
-    protect: Protection
-    sampler: Sampler | None
-    ledger: Ledger
-    secret: Rng
-    delta: float
-    units: int
-    public: Corpus | None = None
 
 
 def load_corpus(request: RunRequest) -> Corpus:
@@ -181,90 +133,6 @@ def run_training(
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
     return result
-
-
-def plan_for(
-    request: RunRequest, model: Classifier, corpus: Corpus, workspace: Path, say: Callable[[str], None]
-) -> Plan:
-    """Return the protection with its noise solved, its sampler, and its ledger opened in the workspace."""
-    from discreet.accounting.ledger import Budget, Ledger
-    from discreet.training.checkpoint import LEDGER
-    from discreet.training.private import delta_for, sampler_for
-
-    asked = request.protect
-    assert asked is not None
-    train_split = corpus.split("train")
-    units = train_split.unit_count
-    delta = asked.delta if asked.delta is not None else delta_for(units)
-    if delta > 1 / units:
-        say(
-            f"Warning: delta={delta:g} is above 1/{units}, one over the number of {train_split.unit_name}s: such a "
-            "guarantee would allow one of them to be published whole. Use --delta auto."
-        )
-    size = min(request.train.batch_size, units)
-    public = public_corpus(request, corpus, say)
-    given = Conditions(
-        model=model,
-        units=units,
-        rows=len(train_split),
-        batch_size=size,
-        steps=max(1, round(request.train.epochs * -(-units // size))),
-        epochs=request.train.epochs,
-        delta=delta,
-        public=None if public is None else lambda: public_vectors(model, public, request.train.precision),
-        pairs=corpus.is_pairs,
-    )
-    protect = asked.build(given)
-    sampler = sampler_for(protect, size, units) if place_of(protect) == "gradient" else None
-    secret = secret_of(workspace) if request.noise_seed is None else Rng(request.noise_seed).fork("secret")
-    limited = asked.epsilon is not None and getattr(asked, "limits", True)
-    ledger = Ledger.open(
-        workspace / LEDGER,
-        unit=corpus.unit_name,
-        adjacency=protect.adjacency,
-        budget=Budget(asked.epsilon, delta) if limited and asked.epsilon is not None else None,
-    )
-    return Plan(protect, sampler, ledger, secret, delta, units, public)
-
-
-def public_corpus(request: RunRequest, private: Corpus, say: Callable[[str], None]) -> Corpus | None:
-    """Return the public corpus that a protection asks for, without what stands in held-out text.
-
-    What is learned from it leaves as it is, so it must not depend on which of its texts are in the train split: taking
-    those out would tell everyone who has the public corpus. Where nothing is guaranteed they are taken out too.
-    """
-    from discreet.data.overlap import without_overlap
-
-    source = getattr(request.protect, "public", None)
-    if source is None:
-        return None
-    columns = request.columns if private.is_pairs else replace(request.columns, text_pair=None)
-    public = load(source, replace(columns, unit=None), seed=request.seed, validation=0)
-    promised = getattr(request.protect, "epsilon", None) is not None
-    rows = [row for row, name in enumerate(private.splits) if name != "train" or not promised]
-    if rows:
-        public = without_overlap(public, private.take(rows))
-    for remark in public.remarks:
-        say(f"Public text: {remark}.")
-    if request.model.frozen and len(public) > _MANY:
-        say(f"Encoding {len(public):,} public texts: minutes on a CPU the first time, then kept in the cache.")
-    return public
-
-
-def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
-    """Return the vectors of public text by a frozen encoder, and its labels where they mean what the model's do."""
-    if not model.settings.frozen:
-        raise refuse("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
-    rows = encode(model, public, cache_folder(), precision)
-    labelled = public.task == model.task and public.label_names == model.label_names
-    return rows.vectors, rows.targets if labelled else None
-
-
-def asked_as(plan: Plan | None, corpus: Corpus) -> Corpus:
-    """Return held-out text as the model will be asked about it: rewritten, if the protection rewrites queries too."""
-    if plan is None or not at_text(plan.protect) or not plan.protect.rewrites_queries:
-        return corpus
-    return plan.protect.rewrite(corpus, plan.secret.fork("held out"))
 
 
 def averaged_utility(plan: Plan | None, model: Classifier, rows: Tokens | Vectors) -> dict[str, float]:

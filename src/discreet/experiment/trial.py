@@ -23,6 +23,7 @@ from discreet.core.settings import parse
 from discreet.core.types import Leakage, Trial
 from discreet.data.sources import Columns
 from discreet.experiment.attack import AttackResult, run_attack
+from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.experiment.releases import kind_of
 from discreet.experiment.shared import corpus_of, one_at_a_time, scene_of
 from discreet.experiment.study import (
@@ -34,7 +35,6 @@ from discreet.experiment.study import (
     request_for,
     settings_for,
 )
-from discreet.experiment.training import Plan, RunRequest, asked_as, plan_for
 from discreet.metrics.trade_off import true_positive_rates
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
@@ -43,7 +43,7 @@ from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import evaluate, matched, predict
 from discreet.training.loop import train
-from discreet.training.private import _GIVEN_SEED, step_cost
+from discreet.training.private import GIVEN_SEED, step_cost
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> 
 
 def of_the_setting(found: Guarantee) -> Guarantee:
     """Return what a setting guarantees where only the seed of a trial's noise stands in the way of a proof."""
-    if found.certified or found.reason != _GIVEN_SEED:
+    if found.certified or found.reason != GIVEN_SEED:
         return found
     return replace(found, certified=True, reason=None, assumptions=(*found.assumptions, _SETTING))
 

@@ -89,7 +89,7 @@ class Classifier(nn.Module):
         self.encoder = encoder.module
         # What sentence vectors pass through before the head when the model is asked; a protection may set it.
         self.query: Callable[[Tensor], Tensor] | None = None
-        outputs = len(self.label_names) if self.task == "classification" else 1
+        outputs = self.classes or 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.fork("head").seed())
             self.head = head(settings.head, encoder.width, outputs, settings.hidden)
@@ -118,6 +118,18 @@ class Classifier(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.head.parameters()).device
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, 0 for regression."""
+        return len(self.label_names) if self.task == "classification" else 0
+
+    def replace_head(self, width: int, rng: Rng) -> None:
+        """Put a fresh head, for vectors of another width, in place of the one that is there."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.seed())
+            fresh = head(self.settings.head, width, self.classes or 1, self.settings.hidden)
+        self.head = fresh.to(self.device)
 
     def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the encoder's last hidden states, (batch, tokens, width)."""

@@ -14,7 +14,8 @@ from discreet.core.checks import whole
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier
-from discreet.protections.instance_encoding import Clipped, InstanceEncoding, attach
+from discreet.protections.clipped_query import Clipped, attach
+from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.ldp_projection import Projection, labelled, principal
 from discreet.protections.representation import Place
 from discreet.protections.settings import Conditions, check_budget

@@ -24,7 +24,6 @@ from discreet.core.checks import refuse
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.mechanisms.randomized_response import RandomizedResponse
-from discreet.models.heads import head
 from discreet.protections.ldp_layer import LDPLayer, layer_cost
 from discreet.protections.ldp_projection import Projection
 from discreet.protections.ldp_query import LocalQuery, TokenQuery, clip_states
@@ -309,11 +308,7 @@ def shape_model(
         # The states are the model's own business: it is asked for pooled vectors and must give randomised ones.
         object.__setattr__(model, "represent", query.represent)
         return
-    outputs = len(model.label_names) if model.task == "classification" else 1
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.fork("ldp head").seed())
-        made = head(model.settings.head, training.dimension, outputs, model.settings.hidden)
-    model.head = made.to(model.device)
+    model.replace_head(training.dimension, rng.fork("ldp head"))
 
 
 def paper_claim(clip_norm: float, sending: Sending, noise_std: float, delta: float, calibration: str) -> Guarantee:

@@ -1,19 +1,17 @@
-"""Training where vectors are protected before they leave: released once and stored, or hidden at every step."""
+"""Training where vectors are hidden at every step, between encoder and head; what is stored once is in `stored`."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.ledger import Ledger
-from discreet.core.checks import open_probability, refuse
-from discreet.core.errors import DataError, LedgerError
+from discreet.core.checks import refuse
+from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
@@ -21,88 +19,22 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.classifier import Classifier, losses, pool
 from discreet.protections.representation import (
-    TRAINED_ENCODER,
     Live,
-    Once,
     RepresentationProtection,
     Rows,
     TextProtection,
-    at_text,
     at_vectors,
     most_rows,
 )
+from discreet.training.account import Account
 from discreet.training.checkpoint import identity
 from discreet.training.encode import encode
-from discreet.training.local_head import fit_classes, fit_score
-from discreet.training.private import as_drawn, delta_for
+from discreet.training.private import refuse_unbilled
 from discreet.training.settings import TrainSettings
-from discreet.training.steps import GraphedStep, OpenStep, Parts, PlainStep, Step
+from discreet.training.steps import GraphedStep, Parts, PlainStep, Step
+from discreet.training.stored import stored_step
 
-ASSUMPTIONS = (
-    "noise and partners come from a secret seed, drawn by the operating system and deleted afterwards",
-    "the number of rows of every unit, the settings and the encoder's first weights are public",
-    "held-out rows are not protected: utility figures are computed on them",
-)
 _PUBLIC, _DRAWN = "public.", "drawn."
-
-
-@dataclass
-class Account:
-    """What a protection that is not at the gradient has spent, and what that guarantees."""
-
-    ledger: Ledger
-    secret: Rng
-    delta: float
-    about: Once | Live | TextProtection
-    paid: bool = True  # whether all that depends on private text is in the ledger
-
-    @classmethod
-    def of(
-        cls,
-        ledger: Ledger,
-        secret: Rng,
-        delta: float | None,
-        corpus: Corpus,
-        about: Once | Live | TextProtection,
-        paid: bool = True,
-    ) -> Account:
-        """Return the account of a training."""
-        if ledger.statement.unit != corpus.unit_name:
-            remedy = f"The corpus's unit of privacy is the {corpus.unit_name}; open the ledger for it."
-            raise refuse("unit", ledger.statement.unit, f"{corpus.unit_name!r} in the ledger", remedy)
-        at = delta_for(corpus.unit_count) if delta is None else open_probability("delta", delta)
-        return cls(ledger, secret, at, about, paid)
-
-    def epsilon(self) -> float:
-        """Return a bound on what was spent so far, infinite if nothing is guaranteed."""
-        return self.ledger.epsilon(self.delta) if self.paid else math.inf
-
-    def guarantee(self) -> Guarantee:
-        """Return what was spent so far guarantees: a bound only for a frozen encoder and a secret seed."""
-        found = as_drawn(self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS), self.secret)
-        if found.exists and not self.paid:
-            found = replace(found, certified=False, reason=TRAINED_ENCODER)
-        return self.about.stated(found)
-
-
-def release_once(rows: Vectors, once: Once, ledger: Ledger, run: str) -> Vectors:
-    """Return the vectors as they leave; the cost is in the ledger before the noise is used."""
-    ledger.spend(once.event, f"{run} release")
-    vectors, targets = once(rows.vectors, rows.targets)
-    return Vectors(vectors, targets, rows.truncated)
-
-
-def rewrite_once(corpus: Corpus, protect: TextProtection, ledger: Ledger, secret: Rng) -> Corpus:
-    """Return a corpus as it is rewritten; the cost is in the ledger before anything random is drawn.
-
-    The name of the spend holds what decides the draw: the texts, the settings and the secret.
-    """
-    found = hashlib.sha256(repr((protect, secret.fork("identity").words(2).tolist())).encode())
-    for text in (*corpus.texts, *(corpus.second or ())):
-        found.update(text.encode() + b"\0")
-    run = found.hexdigest()[:16]
-    ledger.spend(protect.cost(corpus), f"{run} rewrite")
-    return protect.rewrite(corpus, secret.fork("rewrite", run))
 
 
 def step_for(
@@ -116,101 +48,10 @@ def step_for(
     delta: float | None,
 ) -> Step:
     """Return the step of a training whose texts were rewritten, or whose vectors are released once or at every step."""
-    model, settings = parts.model, parts.settings
-    solved = False
-    if at_text(protect):
-        account = Account.of(ledger, secret, delta, corpus, protect)
-    elif at_vectors(protect) and protect.stored:
-        if not isinstance(rows, Vectors):
-            remedy = "Vectors are released once, so the encoder keeps its weights."
-            raise refuse("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
-        protect.check(settings.batch_size, len(rows))
-        said = (protect, secret.fork("identity").words(2).tolist(), corpus.unit_index.tobytes())
-        run = identity(model, rows, settings, said, parts.rng)[:16]
-        once = protect.once(corpus.unit_index, model.width, classes_of(model), secret.fork("release", run))
-        account = Account.of(ledger, secret, delta, corpus, once)
-        rows = release_once(rows, once, ledger, run)
-        solved = solve_head(model, rows, once)
-    else:
-        assert at_vectors(protect)
-        beside_it = public_rows(model, public, corpus, protect, settings.precision)
-        return HiddenStep.of(parts, protect, rows, corpus, beside_it, ledger, secret, delta)
-    sampler = parts.shuffled(len(rows))
-    return StoredStep(
-        model, parts.optimizer, rows, sampler, parts.rng, settings, account=account, name=protect.name, solved=solved
-    )
-
-
-def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
-    """Fit a linear head to noisy vectors in closed form, and say whether that was possible.
-
-    What is known of the noise is used: it is taken off the spread of the vectors, and as much is added as a spread that
-    was estimated from so many noisy vectors can be wrong. Random steps would need to average the same noise away.
-    """
-    noise = getattr(once, "noise_variance", None)
-    layer = model.head
-    if noise is None or model.pooler is not None or not isinstance(layer, torch.nn.Linear):
-        return False
-    count, width = rows.vectors.shape
-    doubt = 2 * noise * math.sqrt(width / max(1, count))
-    vectors, targets = rows.vectors, rows.targets
-    if model.task == "regression":
-        weights, bias = fit_score(vectors, targets, noise=noise, query_noise=doubt)
-    elif targets.ndim == 1:
-        truth = getattr(once, "label_truth", 1.0)
-        weights, bias = fit_classes(
-            vectors, targets, len(model.label_names), noise=noise, query_noise=doubt, truth=truth
-        )
-    else:  # mixtures have no class of their own
-        return False
-    with torch.no_grad():
-        layer.weight.copy_(weights)
-        layer.bias.copy_(bias)
-    return True
-
-
-def classes_of(model: Classifier) -> int:
-    """Return the number of classes, 0 for regression."""
-    return len(model.label_names) if model.task == "classification" else 0
-
-
-@dataclass
-class StoredStep(OpenStep):
-    """An ordinary step on vectors or texts that were protected before: it is post-processing and costs nothing.
-
-    Guarantee: that of the release it learns from.
-    """
-
-    account: Account | None = None
-    name: str = ""
-    solved: bool = False  # whether the head was fitted in closed form, so that no step has anything to do
-
-    @property
-    def per_epoch(self) -> int:
-        """How many steps read the release once; a solved head has looked at all of it."""
-        return 1 if self.solved else super().per_epoch
-
-    def __call__(self, step: int) -> tuple[Tensor | None, int]:
-        """Take an ordinary step, or none where the head is solved."""
-        return (None, len(self.rows)) if self.solved else super().__call__(step)
-
-    @property
-    def protection(self) -> str | None:  # type: ignore[override]
-        """The name of the protection."""
-        return self.name
-
-    def describe(self) -> object:
-        """Return the sampler, the protection and a fingerprint of the secret."""
-        assert self.account is not None
-        return self.sampler, self.name, self.account.secret.fork("identity").words(2).tolist()
-
-    def epsilon(self) -> float | None:  # type: ignore[override]
-        """Return a bound on what was spent, infinite if nothing is guaranteed."""
-        return self.account.epsilon() if self.account else None
-
-    def guarantee(self) -> Guarantee | None:  # type: ignore[override]
-        """Return what the release guarantees."""
-        return self.account.guarantee() if self.account else None
+    if not at_vectors(protect) or protect.stored:
+        return stored_step(parts, protect, rows, corpus, ledger, secret, delta)
+    beside_it = public_rows(parts.model, public, corpus, protect, parts.settings.precision)
+    return HiddenStep.of(parts, protect, rows, corpus, beside_it, ledger, secret, delta)
 
 
 @dataclass
@@ -253,7 +94,7 @@ class HiddenStep:
         size = min(settings.batch_size, len(rows))
         counted = sampler_of(protect, size, len(rows))
         sampler, source = parts.sampler or counted, secret
-        live = protect.live(len(rows), model.width, classes_of(model), secret, model.device)
+        live = protect.live(len(rows), model.width, model.classes, secret, model.device)
         if costs(live):
             refuse_units(corpus, protect)
             if sampler != counted:
@@ -261,7 +102,7 @@ class HiddenStep:
             if secret.is_secret:  # another training with the same secret must not draw the same noise
                 said = (protect, sampler, secret.fork("identity").words(2).tolist())
                 source = secret.fork("training", identity(model, rows, settings, said, parts.rng))
-                live = protect.live(len(rows), model.width, classes_of(model), source, model.device)
+                live = protect.live(len(rows), model.width, model.classes, source, model.device)
         account = Account.of(ledger, secret, delta, corpus, live, model.settings.frozen)
         return cls(model, parts.optimizer, protect, rows, public, sampler, live, account, settings, source)
 
@@ -289,12 +130,8 @@ class HiddenStep:
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
-        for step in range(steps):
-            if not self.account.ledger.holds(f"{self.run} {self.live.cost(step, step // self.per_epoch)[1]}"):
-                raise LedgerError(
-                    f"Expected step {step} of this training in its ledger, as the checkpoint is at step {steps}. The "
-                    "ledger is another one, or was lost; without it nothing is guaranteed. Begin again."
-                )
+        names = (self.live.cost(step, step // self.per_epoch)[1] for step in range(steps))
+        refuse_unbilled(self.account.ledger, self.run, names)
 
     def epsilon(self) -> float:
         """Return a bound on what was spent so far, infinite if nothing is guaranteed."""

@@ -100,7 +100,7 @@ def train(
             secret, ledger = _opened(protect, settings, split, secret, ledger, workspace, opened)
         held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
         if at_text(protect):
-            from discreet.training.hidden import rewrite_once
+            from discreet.training.stored import rewrite_once
 
             assert secret is not None and ledger is not None
             split = rewrite_once(split, protect, ledger, secret)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -41,7 +41,7 @@ ASSUMPTIONS = (
     "held-out rows are not protected: utility figures are computed on them",
     "rounding aside, a unit's gradient does not depend on who else is in its batch",
 )
-_GIVEN_SEED = "the noise came from a seed that was given, and whoever knows it can take the noise away"
+GIVEN_SEED = "the noise came from a seed that was given, and whoever knows it can take the noise away"
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,7 @@ class PrivateStep:
         delta: float | None,
     ) -> PrivateStep:
         """Return the step for a corpus: its units are drawn, and delta is a tenth of one over their number."""
-        if ledger.statement.unit != corpus.unit_name:
-            remedy = f"The corpus's unit of privacy is the {corpus.unit_name}; open the ledger for it."
-            raise refuse("unit", ledger.statement.unit, f"{corpus.unit_name!r} in the ledger", remedy)
+        refuse_unit(ledger, corpus)
         units = Grouped.of(corpus.unit_index)
         sampler = sampler or sampler_for(protect, settings.batch_size, len(units))
         refuse_pair(sampler, ledger)
@@ -164,13 +162,8 @@ class PrivateStep:
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
-        for step in range(steps):
-            _, name = step_cost(self.protect, self.sampler, step, len(self.units))
-            if not self.ledger.holds(f"{self.run} {name}"):
-                raise LedgerError(
-                    f"Expected step {step} of this training in its ledger, as the checkpoint is at step {steps}. The "
-                    "ledger is another one, or was lost; without it nothing is guaranteed. Begin again."
-                )
+        names = (step_cost(self.protect, self.sampler, step, len(self.units))[1] for step in range(steps))
+        refuse_unbilled(self.ledger, self.run, names)
 
     def epsilon(self) -> float:
         """Return a bound on what was spent so far."""
@@ -235,7 +228,7 @@ def as_drawn(found: Guarantee, source: Rng) -> Guarantee:
     """Return a guarantee as it stands for noise from this source: an estimate where its seed was given."""
     if source.is_secret or not found.exists:
         return found
-    return replace(found, certified=False, reason=_GIVEN_SEED)
+    return replace(found, certified=False, reason=GIVEN_SEED)
 
 
 def delta_for(units: int) -> float:
@@ -266,6 +259,23 @@ def ledger_for(protect: Accounted, corpus: Corpus, workspace: Path | None = None
     """Return a ledger for the units of a corpus under a protection's adjacency, in a workspace or in memory."""
     path = None if workspace is None else workspace / LEDGER
     return Ledger.open(path, unit=corpus.unit_name, adjacency=protect.adjacency)
+
+
+def refuse_unit(ledger: Ledger, corpus: Corpus) -> None:
+    """Refuse a ledger that was opened for another unit of privacy than the corpus's."""
+    if ledger.statement.unit != corpus.unit_name:
+        remedy = f"The corpus's unit of privacy is the {corpus.unit_name}; open the ledger for it."
+        raise refuse("unit", ledger.statement.unit, f"{corpus.unit_name!r} in the ledger", remedy)
+
+
+def refuse_unbilled(ledger: Ledger, run: str, names: Iterable[str]) -> None:
+    """Refuse to go on from a checkpoint if the ledger does not hold each of its steps, by the names they count by."""
+    for step, name in enumerate(names):
+        if not ledger.holds(f"{run} {name}"):
+            raise LedgerError(
+                f"Expected step {step} of this training in its ledger, as the checkpoint is past it. The ledger is "
+                "another one, or was lost; without it nothing is guaranteed. Begin again."
+            )
 
 
 def refuse_pair(sampler: Sampler, ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from discreet.clipping.tape import Tape
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, RepresentationRelease
-from discreet.data.batches import tokenise
+from discreet.data.batches import Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.gradient import GradientProtection
@@ -100,7 +100,7 @@ def hidden_release(
     Guarantee: that of the hidden vectors where the gradient is of the head alone; none with the encoder's, which still
         comes from the tokens, and none for TextHide.
     """
-    from discreet.training.hidden import classes_of, costs, hidden_batch, hidden_losses, refuse_units, same_kind
+    from discreet.training.hidden import costs, hidden_batch, hidden_losses, refuse_units, same_kind
 
     protect.check(len(batch), len(batch))
     rng = _fresh(rng)
@@ -108,7 +108,7 @@ def hidden_release(
     other = None
     if protect.needs_public:
         other = tokenise(same_kind(public, batch, protect), model.tokenizer, model.max_length, model.device)
-    live = protect.live(len(batch), model.width, classes_of(model), rng, model.device)
+    live = protect.live(len(batch), model.width, model.classes, rng, model.device)
     if costs(live):
         refuse_units(batch, protect)
     drawn = np.arange(len(batch), dtype=np.int64)
@@ -169,63 +169,94 @@ def representation_release(
 
     Guarantee: that of the protection for this release alone, in the release; none without one.
     """
-    from discreet.training.hidden import classes_of, costs, draw_hidden, refuse_units, same_kind, sampler_of
-
     rows = encode(model, corpus, cache, "float32")
-    count, classes = len(rows), classes_of(model)
-    own = torch.arange(count)[:, None]
     if protect is None:
-        return RepresentationRelease(rows.vectors.clone(), rows.targets), Mixture(own, torch.ones(count, 1))
-    at, rng = delta_for(corpus.unit_count) if delta is None else delta, _fresh(rng)
+        return RepresentationRelease(rows.vectors.clone(), rows.targets), _alone(len(rows))
+    rng = _fresh(rng)
     if protect.stored:
-        once = protect.once(corpus.unit_index, model.width, classes, rng)
-        # what is sent, not what a server then makes of it
-        vectors, labels = getattr(once, "send", once)(rows.vectors, rows.targets)
-        partners = getattr(once, "partners", None)
-        truth = Mixture(own, torch.ones(count, 1))
-        if partners is not None:
-            truth = _heaviest(torch.from_numpy(partners), torch.from_numpy(once.weights))  # type: ignore[attr-defined]
-        promise = _guarantee(once.event, once, corpus, rng, at)
-        return RepresentationRelease(vectors, labels, guarantee=promise), truth
-    live = protect.live(count, model.width, classes, rng, model.device)
+        return _stored_vectors(model, corpus, protect, rows, rng, delta)
+    others = None
+    if protect.needs_public:
+        from discreet.training.hidden import same_kind
+
+        others = encode(model, same_kind(public, corpus, protect), cache, "float32").vectors
+    return _live_vectors(model, corpus, protect, rows, others, rng, batch_size, epochs, delta)
+
+
+def _stored_vectors(
+    model: Classifier,
+    corpus: Corpus,
+    protect: RepresentationProtection,
+    rows: Vectors,
+    rng: Rng,
+    delta: float | None,
+) -> tuple[RepresentationRelease, Mixture]:
+    """Return all rows, released once."""
+    once: Any = protect.once(corpus.unit_index, model.width, model.classes, rng)
+    # what is sent, not what a server then makes of it
+    vectors, labels = getattr(once, "send", once)(rows.vectors, rows.targets)
+    truth = _alone(len(rows))
+    if getattr(once, "partners", None) is not None:
+        truth = _heaviest(torch.from_numpy(once.partners), torch.from_numpy(once.weights))
+    promise = _guarantee(once.event, once, corpus, rng, delta)
+    return RepresentationRelease(vectors, labels, guarantee=promise), truth
+
+
+def _live_vectors(
+    model: Classifier,
+    corpus: Corpus,
+    protect: RepresentationProtection,
+    rows: Vectors,
+    others: torch.Tensor | None,
+    rng: Rng,
+    batch_size: int,
+    epochs: int,
+    delta: float | None,
+) -> tuple[RepresentationRelease, Mixture]:
+    """Return the rows of some epochs, hidden batch by batch as in training."""
+    from discreet.training.hidden import costs, draw_hidden, refuse_units, sampler_of
+
+    count = len(rows)
+    live = protect.live(count, model.width, model.classes, rng, model.device)
     size = min(batch_size, count)
     if costs(live):
         protect.check(size, count)
         refuse_units(corpus, protect)
-    others = None
-    if protect.needs_public:
-        others = encode(model, same_kind(public, corpus, protect), cache, "float32").vectors
     sampler = sampler_of(protect, size, count)
-    step = 0
+    per_epoch = sampler.steps_per_epoch(count)
     seen, told, whose, weights = [], [], [], []
     counted: dict[str, Any] = {}  # each name once, as in a ledger
-    for epoch in range(epochs):
-        for _ in range(sampler.steps_per_epoch(count)):
-            drawn = draw_hidden(sampler, step, count, rng)
-            event, name = live.cost(step, epoch, len(drawn))
-            counted[name] = event
-            chosen = torch.from_numpy(drawn).to(model.device)
-            secrets = live.draw(drawn, (len(drawn), model.width), step, epoch)
-            beside = None
-            if others is not None:
-                picked = rng.fork("public", step).numpy("release").integers(0, len(others), len(drawn))
-                beside = others[torch.from_numpy(picked).to(model.device)]
-            vectors, labels = live.hide(rows.vectors[chosen], rows.targets[chosen], secrets, beside)
-            seen.append(vectors)
-            told.append(labels)
-            mixed = secrets["mix"].cpu() if "mix" in secrets else torch.eye(len(drawn))
-            heaviest = mixed.topk(min(getattr(protect, "mix", 1), mixed.shape[1]), dim=1)
-            padded = torch.cat([torch.from_numpy(drawn), torch.full((mixed.shape[1] - len(drawn),), -1)])
-            whose.append(padded[heaviest.indices])
-            weights.append(heaviest.values)
-            step += 1
+    for step in range(epochs * per_epoch):
+        epoch = step // per_epoch
+        drawn = draw_hidden(sampler, step, count, rng)
+        event, name = live.cost(step, epoch, len(drawn))
+        counted[name] = event
+        chosen = torch.from_numpy(drawn).to(model.device)
+        secrets = live.draw(drawn, (len(drawn), model.width), step, epoch)
+        beside = None
+        if others is not None:
+            picked = rng.fork("public", step).numpy("release").integers(0, len(others), len(drawn))
+            beside = others[torch.from_numpy(picked).to(model.device)]
+        vectors, labels = live.hide(rows.vectors[chosen], rows.targets[chosen], secrets, beside)
+        seen.append(vectors)
+        told.append(labels)
+        mixed = secrets["mix"].cpu() if "mix" in secrets else torch.eye(len(drawn))
+        heaviest = mixed.topk(min(getattr(protect, "mix", 1), mixed.shape[1]), dim=1)
+        padded = torch.cat([torch.from_numpy(drawn), torch.full((mixed.shape[1] - len(drawn),), -1)])
+        whose.append(padded[heaviest.indices])
+        weights.append(heaviest.values)
     most = max(part.shape[1] for part in whose)
     truth = Mixture(
         torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1]), value=-1) for part in whose]),
         torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1])) for part in weights]),
     )
-    promise = _guarantee(_composed(list(counted.values())), live, corpus, rng, at)
+    promise = _guarantee(_composed(list(counted.values())), live, corpus, rng, delta)
     return RepresentationRelease(torch.cat(seen), torch.cat(told), guarantee=promise), truth
+
+
+def _alone(count: int) -> Mixture:
+    """Return the truth behind vectors of one row each."""
+    return Mixture(torch.arange(count)[:, None], torch.ones(count, 1))
 
 
 def _fresh(rng: Rng) -> Rng:

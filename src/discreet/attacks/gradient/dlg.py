@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from discreet.attacks.gradient.matching import Matching
+from discreet.attacks.gradient.matching import Matching, MatchingAttack
 from discreet.attacks.gradient.matching_loss import SquaredDistance
-from discreet.attacks.gradient.search import Progress
-from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
-
-_NAME = "DLG"
 
 
 @dataclass(frozen=True)
-class Dlg:
+class Dlg(MatchingAttack):
     """Squared distance, minimised by Adam (as for text) or L-BFGS (as in the paper); labels known or learned.
 
     `learn_labels` learns soft labels beside the text even if the release has them. If it has none, the label of a
@@ -36,21 +31,14 @@ class Dlg:
     learn_labels: bool = False
     seconds: float | None = None
 
+    paper: ClassVar[str] = "DLG"
+
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
-        self._engine()
+        self.engine()
 
-    def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
-        """Return the texts behind a release; `details` has the token ids, the loss and the steps taken."""
-        return self.run_many([seen], knows, rng, progress)[0]
-
-    def run_many(
-        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
-    ) -> list[Guess]:
-        """Return the texts behind several releases of one batch size, attacked together."""
-        return self._engine().run(seens, knows, rng, _NAME, progress)
-
-    def _engine(self) -> Matching:
+    def engine(self) -> Matching:
+        """Return the engine as the paper, with the departures above, sets it."""
         return Matching(
             loss=SquaredDistance(),
             steps=self.steps,

@@ -1,8 +1,7 @@
 """The gradients that candidate texts would give, compared with released ones and, where possible, never formed.
 
-For a linear layer with inputs X and output gradients D the weight's gradient is D^T X, so its inner product with a
-target T = U V^T is <D U, X V>, and its squared norm is <X X^T, D D^T>. All candidates of all problems go through one
-forward and one backward pass, and both figures can be differentiated with respect to the candidates.
+All candidates of all problems go through one forward and one backward pass, and what `figures` makes of it can be
+differentiated with respect to the candidates.
 """
 
 from __future__ import annotations
@@ -11,16 +10,24 @@ import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from discreet.attacks.gradient.dead import alive_masks
+from discreet.attacks.gradient.figures import (
+    Figures,
+    Target,
+    by_unit,
+    lookup_figures,
+    pair_figures,
+    values_of,
+    without_padding,
+)
 from discreet.attacks.gradient.layers import Anatomy, dissect
 from discreet.clipping.record import Record
-from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
+from discreet.clipping.slots import Lookup, Pair, Slot
 from discreet.clipping.tape import Tape
 from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
@@ -28,40 +35,6 @@ from discreet.core.types import GradientRelease
 from discreet.models.classifier import Classifier
 
 _SPARE = 8  # columns beyond the number of tokens when the span of a target is sought
-_LOW_RANK = 1e-6  # a target is kept as factors if they miss at most this share of its norm
-
-
-@dataclass(frozen=True)
-class Figures:
-    """For each problem, candidate and tensor: <g, target> and |g|^2, of shape (problems, candidates, tensors).
-
-    `row_inner` and `row_squares` are the same for each row of the table of positions that is used, (problems,
-    candidates, rows); there are no rows where the model has no such table.
-    """
-
-    inner: Tensor
-    squares: Tensor
-    row_inner: Tensor
-    row_squares: Tensor
-
-
-@dataclass(frozen=True)
-class Target:
-    """One tensor of every release, (problems, *shape), matrices as (outputs, inputs); as factors where its rank is low.
-
-    `left` is (problems, outputs, rank) with orthonormal columns, `right` is (problems, inputs, rank).
-    """
-
-    value: Tensor | None
-    left: Tensor | None = None
-    right: Tensor | None = None
-
-    def dense(self) -> Tensor:
-        """Return the tensor itself."""
-        if self.value is not None:
-            return self.value
-        assert self.left is not None and self.right is not None
-        return self.left @ self.right.mT
 
 
 class Imitation:
@@ -143,18 +116,18 @@ class Imitation:
         # Tensors of one shape go together: there are many, and each alone costs more to launch than to compute.
         for names, target in self._pairs:
             pairs = [slots[name] for name in names]
-            found = _pairs(pairs, target, s, k)  # type: ignore[arg-type]
+            found = pair_figures(pairs, target, s, k)  # type: ignore[arg-type]
             inner.append(found[0])
             squares.append(found[1])
         for names, values, alive in self._vectors:
-            stacked = torch.stack([_values(slots[name]) for name in names], 1)
+            stacked = torch.stack([values_of(slots[name]) for name in names], 1)
             stacked = stacked.reshape(s, k, -1, *stacked.shape[1:]).sum(2) * alive
             inner.append((stacked * values[:, None]).sum(-1))
             squares.append(stacked.square().sum(-1))
         for name in self._tables:
             table = slots[name]
             assert isinstance(table, Lookup)
-            found = _lookup(table, self._targets[name].dense(), s, k)
+            found = lookup_figures(table, self._targets[name].dense(), s, k)
             inner.append(found[0][..., None])
             squares.append(found[1][..., None])
         scale = 1 / self.divisors[:, None, None]
@@ -176,7 +149,7 @@ class Imitation:
         assert isinstance(slot, Lookup)
         places = first + torch.arange(self._rows.shape[1], device=self.device)
         at = (slot.ids.reshape(s * k, 1, -1) == places[:, None]).to(slot.grads.dtype)
-        rows = (at @ _by_unit(slot.grads, s, k)).view(s, k, len(places), -1)
+        rows = (at @ by_unit(slot.grads, s, k)).view(s, k, len(places), -1)
         return (rows * self._rows[:, None]).sum(-1), rows.square().sum(-1)
 
     def _used_rows(self, anatomy: Anatomy, seens: Sequence[GradientRelease]) -> tuple[tuple[str, int] | None, Tensor]:
@@ -196,13 +169,13 @@ class Imitation:
     def formed(self, slot: Slot, s: int, k: int) -> Tensor:
         """Return the gradients of one tensor, (problems, candidates, *shape), matrices as (outputs, inputs)."""
         if isinstance(slot, Pair):
-            inputs, grads = _by_unit(slot.inputs, s, k), _by_unit(slot.grads, s, k)
+            inputs, grads = by_unit(slot.inputs, s, k), by_unit(slot.grads, s, k)
             value = torch.bmm(grads.mT, inputs)
             value = value.view(s, k, *value.shape[1:])
         elif isinstance(slot, Lookup):
             value = slot.gradients().reshape(s, k, -1, *slot.shape).sum(2)
         else:
-            value = _values(slot).reshape(s, k, -1, *slot.shape).sum(2)
+            value = values_of(slot).reshape(s, k, -1, *slot.shape).sum(2)
             if slot.name in self._alive:
                 value = value * self._alive[slot.name]
         return value / self.divisors.view(-1, 1, *(1 for _ in value.shape[2:]))
@@ -215,15 +188,15 @@ class Imitation:
         """Return <g, direction>, (problems, candidates), for a direction of its own for every candidate."""
         s, k = direction.shape[:2]
         if isinstance(slot, Pair):
-            inputs, grads = _by_unit(slot.inputs, s, k), _by_unit(slot.grads, s, k)
+            inputs, grads = by_unit(slot.inputs, s, k), by_unit(slot.grads, s, k)
             found = (torch.bmm(inputs, direction.flatten(0, 1).mT) * grads).sum((1, 2))
         elif isinstance(slot, Lookup):
             flat = direction.flatten(0, 1)
             units = torch.arange(s * k, device=flat.device).repeat_interleave(slot.ids.shape[0] // (s * k))
             rows = flat[units[:, None], slot.ids]
-            found = _padded(slot, (rows * slot.grads).sum(-1)).reshape(s * k, -1).sum(1)
+            found = without_padding(slot, (rows * slot.grads).sum(-1)).reshape(s * k, -1).sum(1)
         else:
-            values = _values(slot).reshape(s * k, -1, direction[0, 0].numel()).sum(1)
+            values = values_of(slot).reshape(s * k, -1, direction[0, 0].numel()).sum(1)
             found = (values * direction.flatten(0, 1).flatten(1)).sum(1)
         return found.view(s, k) / self.divisors[:, None]
 
@@ -233,16 +206,7 @@ class Imitation:
             value = value * self._alive[name]
         if turned:
             value = value.mT.contiguous()
-        if value.dim() != 3 or rank >= min(value.shape[1:]) // 2 or _is_table(self.model, name):
-            return Target(value)
-        source = torch.Generator(device="cpu").manual_seed(0)
-        probe = torch.randn(value.shape[2], rank, generator=source).to(self.device)
-        left = torch.linalg.qr((value @ probe).double()).Q.float()
-        right = value.mT @ left
-        missed = (value - left @ right.mT).flatten(1).norm(dim=1)
-        if bool((missed <= _LOW_RANK * value.flatten(1).norm(dim=1)).all()):
-            return Target(None, left, right)
-        return Target(value)
+        return Target(value) if _is_table(self.model, name) else Target.of(value, rank)
 
     def _size(self, name: str) -> int:
         alive = self._alive.get(name)
@@ -317,45 +281,6 @@ class Imitation:
             )
             for size, members in groups.items()
         ]
-
-
-def _by_unit(values: Tensor, s: int, k: int) -> Tensor:
-    """Return (rows, time, width) as (problems * candidates, sentences * time, width)."""
-    return values.reshape(s * k, -1, values.shape[-1])
-
-
-def _pairs(slots: Sequence[Pair], target: Target, s: int, k: int) -> tuple[Tensor, Tensor]:
-    """Return inner products and squared norms for matrices of one shape, (problems, candidates, matrices)."""
-    inputs = torch.stack([slot.inputs.reshape(s, -1, slot.inputs.shape[-1]) for slot in slots])
-    grads = torch.stack([slot.grads.reshape(s, -1, slot.grads.shape[-1]) for slot in slots])
-    if target.value is None:
-        assert target.left is not None and target.right is not None
-        products = (inputs @ target.right) * (grads @ target.left)
-    else:
-        products = (inputs @ target.value.mT) * grads
-    inner = products.reshape(len(slots), s, k, -1).sum(-1)
-    inputs, grads = (value.reshape(len(slots) * s * k, -1, value.shape[-1]) for value in (inputs, grads))
-    squares = ((inputs @ inputs.mT) * (grads @ grads.mT)).sum((1, 2)).view(len(slots), s, k)
-    return inner.movedim(0, -1), squares.movedim(0, -1)
-
-
-def _lookup(slot: Lookup, table: Tensor, s: int, k: int) -> tuple[Tensor, Tensor]:
-    problem = torch.arange(s, device=table.device).repeat_interleave(slot.ids.shape[0] // s)
-    inner = _padded(slot, (table[problem[:, None], slot.ids] * slot.grads).sum(-1)).reshape(s, k, -1).sum(-1)
-    ids, grads = slot.ids.reshape(s * k, -1), _by_unit(slot.grads, s, k)
-    same = (ids[:, :, None] == ids[:, None, :]).to(grads.dtype)
-    if slot.padding is not None:
-        same = same * (ids != slot.padding)[:, :, None]
-    return inner, ((grads @ grads.mT) * same).sum((1, 2)).view(s, k)
-
-
-def _values(slot: Slot) -> Tensor:
-    assert isinstance(slot, Vectors)
-    return slot.values
-
-
-def _padded(slot: Lookup, each: Tensor) -> Tensor:
-    return each if slot.padding is None else each * (slot.ids != slot.padding)
 
 
 def _tokens(seen: GradientRelease) -> int:

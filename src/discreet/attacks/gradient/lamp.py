@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
-from discreet.attacks.gradient.matching import Matching
+from discreet.attacks.gradient.matching import Matching, MatchingAttack
 from discreet.attacks.gradient.matching_loss import MatchingLoss, MeanCosine, SquaredAndAbsolute
 from discreet.attacks.gradient.polish import Polish
-from discreet.attacks.gradient.search import Progress
 from discreet.core.checks import one_of, whole
-from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
 
-_NAME = "LAMP"
 LOSSES: dict[str, MatchingLoss] = {"cosine": MeanCosine(rows=0.5), "l1+l2": SquaredAndAbsolute()}
 
 
 @dataclass(frozen=True)
-class Lamp:
+class Lamp(MatchingAttack):
     """Best of many starts, Adam with an embedding-norm regulariser, rounds of reordering with a prior, and a polish.
 
     `loss` is `cosine`, the mean over tensors, or `l1+l2`. `Matching` and `Polish` say what the other settings do;
@@ -63,27 +59,16 @@ class Lamp:
     places: float = 0.5
     seconds: float | None = None
 
+    paper: ClassVar[str] = "LAMP"
+
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
         one_of("loss", self.loss, LOSSES)
         whole("polish", self.polish, 0)
-        self._engine()
+        self.engine()
 
-    def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
-        """Return the texts behind a release.
-
-        `details` has the token ids, the loss of the best text (with the prior's part), the steps taken, and the seconds
-        that had passed when each part of the search ended.
-        """
-        return self.run_many([seen], knows, rng, progress)[0]
-
-    def run_many(
-        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
-    ) -> list[Guess]:
-        """Return the texts behind several releases of one batch size, attacked together."""
-        return self._engine().run(seens, knows, rng, _NAME, progress)
-
-    def _engine(self) -> Matching:
+    def engine(self) -> Matching:
+        """Return the engine as the paper, with the departures above, sets it."""
         polish = (
             Polish(self.polish, self.near, self.cheap, self.orders, self.likely, self.places) if self.polish else None
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -111,6 +111,30 @@ class Matching:
         seconds["ended"] = budget.passed
         details = {"steps": search.steps_done, "seconds": seconds}
         return [_guess(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
+
+
+class MatchingAttack:
+    """What DLG, TAG and LAMP have in common: each is a setting of the engine under its own name."""
+
+    paper: ClassVar[str]
+
+    def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
+        """Return the texts behind a release.
+
+        `details` has the token ids, the loss of the best text (with the prior's part, if there is one), the steps
+        taken, and the seconds that had passed when each part of the search ended.
+        """
+        return self.run_many([seen], knows, rng, progress)[0]
+
+    def run_many(
+        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
+    ) -> list[Guess]:
+        """Return the texts behind several releases of one batch size, attacked together."""
+        return self.engine().run(seens, knows, rng, self.paper, progress)
+
+    def engine(self) -> Matching:
+        """Return the engine as this attack sets it."""
+        raise NotImplementedError
 
 
 def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:

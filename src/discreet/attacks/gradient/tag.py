@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from discreet.attacks.gradient.matching import Matching
+from discreet.attacks.gradient.matching import Matching, MatchingAttack
 from discreet.attacks.gradient.matching_loss import SquaredAndAbsolute
-from discreet.attacks.gradient.search import Progress
-from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
-
-_NAME = "TAG"
 
 
 @dataclass(frozen=True)
-class Tag:
+class Tag(MatchingAttack):
     """Adam on the squared distance plus `absolute` times the sum of absolute differences; no prior, no discrete moves.
 
     Lengths are known, labels if the release has them; the word-embedding gradient is not used. `seconds` ends the
@@ -32,20 +27,13 @@ class Tag:
     rate: float = 0.1
     seconds: float | None = None
 
+    paper: ClassVar[str] = "TAG"
+
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
-        self._engine()
+        self.engine()
 
-    def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
-        """Return the texts behind a release; `details` has the token ids, the loss and the steps taken."""
-        return self.run_many([seen], knows, rng, progress)[0]
-
-    def run_many(
-        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
-    ) -> list[Guess]:
-        """Return the texts behind several releases of one batch size, attacked together."""
-        return self._engine().run(seens, knows, rng, _NAME, progress)
-
-    def _engine(self) -> Matching:
+    def engine(self) -> Matching:
+        """Return the engine as the paper, with the departures above, sets it."""
         loss = SquaredAndAbsolute(self.absolute)
         return Matching(loss=loss, steps=self.steps, rate=self.rate, seconds=self.seconds)

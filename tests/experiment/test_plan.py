@@ -6,7 +6,7 @@ import pytest
 
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
-from discreet.experiment.training import RunRequest, public_corpus
+from discreet.experiment.plan import RunRequest, public_corpus
 from discreet.models.classifier import ModelSettings
 from discreet.protections.instance_encoding_settings import InstanceEncodingSettings
 from discreet.protections.ldp_settings import LDPSettings

@@ -1,0 +1,142 @@
+"""Training on what was protected before it began: texts rewritten once, or vectors released once and stored."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from discreet.accounting.ledger import Ledger
+from discreet.core.checks import refuse
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
+from discreet.data.batches import Tokens, Vectors
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+from discreet.protections.representation import Once, RepresentationProtection, TextProtection, at_text, at_vectors
+from discreet.training.account import Account
+from discreet.training.checkpoint import identity
+from discreet.training.local_head import fit_classes, fit_score
+from discreet.training.steps import OpenStep, Parts
+
+
+def release_once(rows: Vectors, once: Once, ledger: Ledger, run: str) -> Vectors:
+    """Return the vectors as they leave; the cost is in the ledger before the noise is used."""
+    ledger.spend(once.event, f"{run} release")
+    vectors, targets = once(rows.vectors, rows.targets)
+    return Vectors(vectors, targets, rows.truncated)
+
+
+def rewrite_once(corpus: Corpus, protect: TextProtection, ledger: Ledger, secret: Rng) -> Corpus:
+    """Return a corpus as it is rewritten; the cost is in the ledger before anything random is drawn.
+
+    The name of the spend holds what decides the draw: the texts, the settings and the secret.
+    """
+    found = hashlib.sha256(repr((protect, secret.fork("identity").words(2).tolist())).encode())
+    for text in (*corpus.texts, *(corpus.second or ())):
+        found.update(text.encode() + b"\0")
+    run = found.hexdigest()[:16]
+    ledger.spend(protect.cost(corpus), f"{run} rewrite")
+    return protect.rewrite(corpus, secret.fork("rewrite", run))
+
+
+def stored_step(
+    parts: Parts,
+    protect: RepresentationProtection | TextProtection,
+    rows: Tokens | Vectors,
+    corpus: Corpus,
+    ledger: Ledger,
+    secret: Rng,
+    delta: float | None,
+) -> StoredStep:
+    """Return the step of a training whose texts were rewritten, or whose vectors are released now and stored."""
+    model, settings = parts.model, parts.settings
+    solved = False
+    if at_text(protect):
+        account = Account.of(ledger, secret, delta, corpus, protect)
+    else:
+        assert at_vectors(protect)
+        if not isinstance(rows, Vectors):
+            remedy = "Vectors are released once, so the encoder keeps its weights."
+            raise refuse("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
+        protect.check(settings.batch_size, len(rows))
+        said = (protect, secret.fork("identity").words(2).tolist(), corpus.unit_index.tobytes())
+        run = identity(model, rows, settings, said, parts.rng)[:16]
+        once = protect.once(corpus.unit_index, model.width, model.classes, secret.fork("release", run))
+        account = Account.of(ledger, secret, delta, corpus, once)
+        rows = release_once(rows, once, ledger, run)
+        solved = solve_head(model, rows, once)
+    sampler = parts.shuffled(len(rows))
+    return StoredStep(
+        model, parts.optimizer, rows, sampler, parts.rng, settings, account=account, name=protect.name, solved=solved
+    )
+
+
+def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
+    """Fit a linear head to noisy vectors in closed form, and say whether that was possible.
+
+    What is known of the noise is used: it is taken off the spread of the vectors, and as much is added as a spread that
+    was estimated from so many noisy vectors can be wrong. Random steps would need to average the same noise away.
+    """
+    noise = getattr(once, "noise_variance", None)
+    layer = model.head
+    if noise is None or model.pooler is not None or not isinstance(layer, torch.nn.Linear):
+        return False
+    count, width = rows.vectors.shape
+    doubt = 2 * noise * math.sqrt(width / max(1, count))
+    vectors, targets = rows.vectors, rows.targets
+    if model.task == "regression":
+        weights, bias = fit_score(vectors, targets, noise=noise, query_noise=doubt)
+    elif targets.ndim == 1:
+        truth = getattr(once, "label_truth", 1.0)
+        weights, bias = fit_classes(
+            vectors, targets, len(model.label_names), noise=noise, query_noise=doubt, truth=truth
+        )
+    else:  # mixtures have no class of their own
+        return False
+    with torch.no_grad():
+        layer.weight.copy_(weights)
+        layer.bias.copy_(bias)
+    return True
+
+
+@dataclass
+class StoredStep(OpenStep):
+    """An ordinary step on vectors or texts that were protected before: it is post-processing and costs nothing.
+
+    Guarantee: that of the release it learns from.
+    """
+
+    account: Account | None = None
+    name: str = ""
+    solved: bool = False  # whether the head was fitted in closed form, so that no step has anything to do
+
+    @property
+    def per_epoch(self) -> int:
+        """How many steps read the release once; a solved head has looked at all of it."""
+        return 1 if self.solved else super().per_epoch
+
+    def __call__(self, step: int) -> tuple[Tensor | None, int]:
+        """Take an ordinary step, or none where the head is solved."""
+        return (None, len(self.rows)) if self.solved else super().__call__(step)
+
+    @property
+    def protection(self) -> str | None:  # type: ignore[override]
+        """The name of the protection."""
+        return self.name
+
+    def describe(self) -> object:
+        """Return the sampler, the protection and a fingerprint of the secret."""
+        assert self.account is not None
+        return self.sampler, self.name, self.account.secret.fork("identity").words(2).tolist()
+
+    def epsilon(self) -> float | None:  # type: ignore[override]
+        """Return a bound on what was spent, infinite if nothing is guaranteed."""
+        return self.account.epsilon() if self.account else None
+
+    def guarantee(self) -> Guarantee | None:  # type: ignore[override]
+        """Return what the release guarantees."""
+        return self.account.guarantee() if self.account else None
