@@ -187,7 +187,9 @@ def reprecon(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) 
     test, vectors = encoded(asked.data, "validation", asked.pooling)
     rows = torch.from_numpy(np.sort(rng.fork("rows").permutation(len(train))[: asked.pairs]))
     plain, queries = plain[rows], min(500, len(test))
-    knows_texts = list(test.texts)
+    knows_texts, labels = list(test.texts), test.labels
+    embeddings = unit(vectors.numpy())
+    where = {text: row for row, text in reversed(list(enumerate(knows_texts)))}
     for name in ("plain", "TextHide (256, 4)") if asked.brief else list(SCHEMES)[:4]:
         protect = SCHEMES[name]
         # one pool of masks for both: the attacker's pairs come from the defence that it attacks
@@ -202,15 +204,22 @@ def reprecon(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) 
             knows = Knowledge(candidates=knows_texts, extra={"vectors": vectors, "pairs": pairs})
             began = time.monotonic()
             guess = attack.run(RepresentationRelease(made.seen.vectors[torch.from_numpy(tested)]), knows, rng)
-            row = {"data": test.name, "scheme": name, "absolute": absolute, "pairs": len(plain),
+            row = {"data": test.name, "scheme": name, "absolute": absolute, "pairs": len(plain), "seed": asked.seed,
                    "queries": len(tested), "seconds": time.monotonic() - began}  # fmt: skip
             for whose, truth in (("own", made.own[tested]), ("dominant", heaviest[tested])):
-                true = [knows_texts[i - len(plain)] for i in truth]
-                leaks = retrieval(guess.texts, true, knows_texts, rng=rng.fork(name, whose))
+                true = truth - len(plain)
+                leaks = retrieval(
+                    guess.texts, [knows_texts[i] for i in true], knows_texts, rng=rng.fork(name, whose),
+                    embed=lambda asked_for: embeddings[[where[text] for text in asked_for]],
+                    guessed_labels=None if labels is None else [labels[i] for i in guess.indices],
+                    true_labels=None if labels is None else [labels[i] for i in true], index_labels=labels,
+                )  # fmt: skip
                 row[whose] = {leak.metric: shown(leak) for leak in leaks}
             save(row)
-            print(f"{name:<36}{'absolute' if absolute else 'signed':<10}own {row['own']['identity']['value']:.3f}  "
-                  f"dominant {row['dominant']['identity']['value']:.3f}", flush=True)  # fmt: skip
+            own = "  ".join(f"{m} {cell['value']:.3f} ({cell['chance']:.3f})" for m, cell in row["own"].items())
+            heavy = row["dominant"]["identity"]["value"]
+            print(f"{name:<36}{'absolute' if absolute else 'signed':<10}own (chance): {own}  dominant {heavy:.3f}  "
+                  f"{row['seconds']:.0f} s", flush=True)  # fmt: skip
 
 
 def measured(guess: Guess, truth: Tensor, candidates: int) -> tuple[Leakage, dict[str, float]]:

@@ -108,6 +108,18 @@ def test_at_every_step_an_epoch_is_counted_once_for_all_its_steps() -> None:
     assert float(drawn["noise"].std()) == pytest.approx(live.scale, rel=0.1) and soft.shape == (50, 2)
 
 
+def test_noise_is_drawn_for_many_steps_at_once_and_no_two_steps_share_any() -> None:
+    live = InstanceEncoding(4.0, 1e-5, stored=False, epochs=3, mix=2).live(ROWS, WIDTH, 2, Rng(0), torch.device("cpu"))
+    rows = np.arange(8)
+    drawn = [live.draw(rows, (8, WIDTH), step, 0) for step in range(130)]  # over the ends of two blocks
+    noise = torch.cat([found["noise"] for found in drawn])
+    assert len(torch.unique(noise, dim=0)) == len(noise)
+    assert len({found["mix"].numpy().tobytes() for found in drawn}) == len(drawn)
+    assert len(live.ahead) == 1  # what is behind is forgotten
+    again = live.draw(rows, (8, WIDTH), 3, 0)
+    assert all(torch.equal(again[name], drawn[3][name]) for name in again)
+
+
 def test_noisy_labels_are_told_once_however_often_they_are_drawn() -> None:
     asked = InstanceEncoding(4.0, 1e-5, stored=False, epochs=3, labels="noisy", label_epsilon=0.5)
     live = asked.live(ROWS, WIDTH, 2, Rng(0), torch.device("cpu"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.core.errors import DataError, SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch
@@ -124,6 +125,12 @@ def test_what_does_not_go_is_refused(corpus: Corpus, tiny_encoder: Callable[[str
         train(model, corpus, FAST, rng=Rng(0), protect=TextHide(public=True), public=pairs)
     with pytest.raises(UnsupportedError, match="Expected one protection, found 2"):
         train(model, corpus, FAST, rng=Rng(0), protect=(TextHide(), DPSGD(1.0)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("protect", [TextHide(masks=4, mix=2), InstanceEncoding(8.0, 1e-5, stored=False)])
+def test_what_has_a_price_says_so_before_it_is_at_work(protect: TextHide | InstanceEncoding) -> None:
+    event, _ = protect.live(10, 8, 2, Rng(0), torch.device("cpu")).cost(0, 0)
+    assert protect.priced is not isinstance(event, NoGuaranteeDpEvent)
 
 
 def test_a_fixed_draw_comes_in_an_order_that_says_nothing() -> None:

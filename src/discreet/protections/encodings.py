@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
 PUBLIC_LABELS = "labels are public and not protected"
+_AT_ONCE = 64  # steps whose mixtures and noise are drawn together
 WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
 
 
@@ -124,8 +126,9 @@ class LiveEncodings:
     classes: int
     secret: Rng
     device: torch.device
+    ahead: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """The scale of the noise, for all epochs together."""
         return self.asked.scale(self.load(self.asked.epochs), self.asked.width(self.width))
@@ -153,20 +156,34 @@ class LiveEncodings:
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the mixture of each row and its noise."""
-        source = self.secret.fork("batch", step)
-        table, _ = mixtures(1, len(rows), self.asked.mix, self.asked.cap, False, source.numpy("InstanceEncoding"))
-        width = self.asked.width(self.width)
-        nothing = torch.zeros(len(rows), width, dtype=torch.float64)
-        noise = self.asked.noise(self.scale, width)(nothing, source.fork("noise"))
-        drawn = {"mix": torch.from_numpy(table[0]).float(), "noise": noise.float()}
+        drawn = {name: value[step % _AT_ONCE] for name, value in self.drawn_at(step // _AT_ONCE, len(rows)).items()}
         if self.asked.labels == "noisy":
             # the same answer for the same row at every step, so that a label is released once
-            shift = self._answers()[rows]
-            drawn["shift"] = torch.from_numpy(shift)
-        return {name: value.to(self.device, non_blocking=True) for name, value in drawn.items()}
+            drawn["shift"] = torch.from_numpy(self.answers[rows]).to(self.device, non_blocking=True)
+        return drawn
 
-    def _answers(self) -> Rows:
-        """Return for each row by how many classes its label is told wrong; 0 is the truth."""
+    def drawn_at(self, block: int, count: int) -> dict[str, Tensor]:
+        """Return mixtures and noise of some steps in a row, for batches of so many rows: drawn at once, each used once.
+
+        One by one they take longer than a short step on a GPU does.
+        """
+        if (block, count) not in self.ahead:
+            source, width = self.secret.fork("block", block, count), self.asked.width(self.width)
+            maker = source.numpy("InstanceEncoding")
+            table, _ = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, False, maker)
+            nothing = torch.zeros(_AT_ONCE * count, width, dtype=torch.float64, device=self.device)
+            noise = self.asked.noise(self.scale, width)(nothing, source.fork("noise"))
+            for old in [key for key in self.ahead if key[0] < block]:
+                del self.ahead[old]
+            self.ahead[block, count] = {
+                "mix": torch.from_numpy(table).float().to(self.device),
+                "noise": noise.float().view(_AT_ONCE, count, width),
+            }
+        return self.ahead[block, count]
+
+    @cached_property
+    def answers(self) -> Rows:
+        """By how many classes the label of each row is told wrong; 0 is the truth."""
         response = self.asked.response(self.classes, 1)
         told = response(torch.zeros(self.rows, dtype=torch.int64), self.secret.fork("labels"))
         return np.asarray(told.numpy(), dtype=np.int64)

@@ -70,6 +70,7 @@ class InstanceEncoding:
     position: ClassVar[Literal["sentence"]] = "sentence"
     sampling: ClassVar[Literal["shuffled"]] = "shuffled"
     needs_public: ClassVar[bool] = False
+    priced: ClassVar[bool] = True
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
 
     def __post_init__(self) -> None:

@@ -73,6 +73,7 @@ class LocalLayer:
     dynamic: bool = False  # noise grows with the number of vectors that a step happens to send, as in the paper
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
+    priced: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse layers that do not fit together."""

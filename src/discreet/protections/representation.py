@@ -134,6 +134,11 @@ class RepresentationProtection(Protocol):
         ...
 
     @property
+    def priced(self) -> bool:
+        """Whether what passes through is counted at a price, and not as without any guarantee."""
+        ...
+
+    @property
     def adjacency(self) -> Adjacency:
         """The adjacency under which it is accounted for."""
         ...

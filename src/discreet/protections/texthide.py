@@ -60,6 +60,7 @@ class TextHide:
     name: ClassVar[str] = "texthide"
     place: ClassVar[Place] = "representation"
     stored: ClassVar[bool] = False
+    priced: ClassVar[bool] = False
     position: ClassVar[Literal["sentence"]] = "sentence"
     sampling: ClassVar[Literal["shuffled"]] = "shuffled"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE

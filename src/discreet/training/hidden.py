@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.core.checks import refuse
 from discreet.core.errors import DataError
@@ -94,15 +93,14 @@ class HiddenStep:
         size = min(settings.batch_size, len(rows))
         counted = sampler_of(protect, size, len(rows))
         sampler, source = parts.sampler or counted, secret
-        live = protect.live(len(rows), model.width, model.classes, secret, model.device)
-        if costs(live):
+        if protect.priced:
             refuse_units(corpus, protect)
             if sampler != counted:
                 raise refuse("sampler", sampler, f"{counted}, as counted", "Leave it out.")
             if secret.is_secret:  # another training with the same secret must not draw the same noise
                 said = (protect, sampler, secret.fork("identity").words(2).tolist())
                 source = secret.fork("training", identity(model, rows, settings, said, parts.rng))
-                live = protect.live(len(rows), model.width, model.classes, source, model.device)
+        live = protect.live(len(rows), model.width, model.classes, source, model.device)
         account = Account.of(ledger, secret, delta, corpus, live, model.settings.frozen)
         return cls(model, parts.optimizer, protect, rows, public, sampler, live, account, settings, source)
 
@@ -177,11 +175,6 @@ def draw_hidden(sampler: Sampler, step: int, rows: int, secret: Rng) -> Rows:
     if isinstance(sampler, Shuffled):  # its order is random already
         return drawn
     return drawn[secret.fork("shuffle", step).permutation(len(drawn))]
-
-
-def costs(live: Live) -> bool:
-    """Return whether what passes through is counted at a price, and not as without any guarantee."""
-    return not isinstance(live.cost(0, 0)[0], NoGuaranteeDpEvent)
 
 
 def refuse_units(corpus: Corpus, protect: RepresentationProtection) -> None:

@@ -100,7 +100,7 @@ def hidden_release(
     Guarantee: that of the hidden vectors where the gradient is of the head alone; none with the encoder's, which still
         comes from the tokens, and none for TextHide.
     """
-    from discreet.training.hidden import costs, hidden_batch, hidden_losses, refuse_units, same_kind
+    from discreet.training.hidden import hidden_batch, hidden_losses, refuse_units, same_kind
 
     protect.check(len(batch), len(batch))
     rng = _fresh(rng)
@@ -109,7 +109,7 @@ def hidden_release(
     if protect.needs_public:
         other = tokenise(same_kind(public, batch, protect), model.tokenizer, model.max_length, model.device)
     live = protect.live(len(batch), model.width, model.classes, rng, model.device)
-    if costs(live):
+    if protect.priced:
         refuse_units(batch, protect)
     drawn = np.arange(len(batch), dtype=np.int64)
     hidden = hidden_batch(model, tokens, other, protect, live, rng, drawn, 0, 0)
@@ -214,12 +214,12 @@ def _live_vectors(
     delta: float | None,
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return the rows of some epochs, hidden batch by batch as in training."""
-    from discreet.training.hidden import costs, draw_hidden, refuse_units, sampler_of
+    from discreet.training.hidden import draw_hidden, refuse_units, sampler_of
 
     count = len(rows)
     live = protect.live(count, model.width, model.classes, rng, model.device)
     size = min(batch_size, count)
-    if costs(live):
+    if protect.priced:
         protect.check(size, count)
         refuse_units(corpus, protect)
     sampler = sampler_of(protect, size, count)
