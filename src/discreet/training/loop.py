@@ -71,7 +71,7 @@ def train(
     workspace: Path | None = None,
     cache: Path | None = None,
     checkpoint_seconds: float = 30.0,
-    watch: Callable[[Report], None] = lambda report: None,
+    watch: Callable[[Report], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trained:
     """Train a classifier on the train split of a corpus and say how it went; the model is changed in place.
@@ -198,7 +198,7 @@ class _Run:
         self.steps = max(1, round(self.settings.epochs * self.step.per_epoch))
 
     def go(
-        self, checkpoint_seconds: float, watch: Callable[[Report], None], should_stop: Callable[[], bool]
+        self, checkpoint_seconds: float, watch: Callable[[Report], None] | None, should_stop: Callable[[], bool]
     ) -> Trained:
         at = Progress()
         if self.workspace is not None:

@@ -24,10 +24,13 @@ class Report:
 
 
 class Meter:
-    """Counts rows and losses, and reports a few times a second without making the device wait at every step."""
+    """Counts rows and losses, and reports a few times a second without making the device wait at every step.
+
+    Where nobody watches, nothing is worked out: an epsilon may take as long as many steps.
+    """
 
     def __init__(
-        self, steps: int, first: int, watch: Callable[[Report], None], epsilon: Callable[[], float | None]
+        self, steps: int, first: int, watch: Callable[[Report], None] | None, epsilon: Callable[[], float | None]
     ) -> None:
         """Begin to count at step `first` of `steps`."""
         self.steps, self.first, self.watch, self.epsilon = steps, first, watch, epsilon
@@ -40,6 +43,8 @@ class Meter:
         self.rows += rows
         if loss is not None:
             self.losses.append(loss)
+        if self.watch is None:
+            return
         now = time.monotonic()
         if now - self.reported > _REPORT_SECONDS or step == self.steps:
             self.reported = now

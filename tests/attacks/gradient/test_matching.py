@@ -121,6 +121,8 @@ def test_a_budget_ends_with_the_best_so_far(tiny_model: Build) -> None:
     )
     assert guess.texts and 0 < guess.details["steps"] == len(seen_steps) < 10**6
     assert guess.details["seconds"]["ended"] < 8
+    spent = replace(QUICK, steps=10**6, seconds=1e-6).run(seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
+    assert spent.texts and spent.details["steps"] == 0  # the starts alone took longer
 
 
 def test_unusable_settings_and_releases_are_refused(tiny_model: Build) -> None:

@@ -137,7 +137,9 @@ class Search:
         prunings = sorted(settings.prunings)
         began = self.budget.spent
         for step in range(settings.steps):
-            done = max(step / settings.steps, (self.budget.spent - began) / max(until - began, 1e-6))
+            # Where the starts took all of the time, none is left to descend in.
+            passed = (self.budget.spent - began) / (until - began) if began < until else 1.0
+            done = max(step / settings.steps, passed)
             if done >= 1:
                 break
             losses, slopes, label_slopes = self.total(self.x)
