@@ -15,10 +15,14 @@ from discreet.accounting.events import (
     ComposedDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
+    LocalDpEvent,
     NoOpDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
+    VisibleVectorsDpEvent,
+    VonMisesFisherDpEvent,
 )
+from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Budget, Ledger, Receipt
 from discreet.accounting.ledger_statement import most
 from discreet.core.errors import BudgetError, LedgerError, OutputError, SettingError, UnsupportedError
@@ -319,6 +323,65 @@ def test_steps_of_two_kinds_in_turn_ask_the_accountant_seldom(monkeypatch: pytes
             spends += 2
         assert ledger.guarantee().epsilon <= 2.0
     assert len(calls) < 50
+
+
+DECOYS = SelfComposedDpEvent(VisibleVectorsDpEvent(LocalDpEvent(3.8), 1, 100), 300)  # a query among ninety-nine
+
+
+def open_for_a_person(epsilon: float) -> Ledger:
+    return Ledger.open(None, unit="person", adjacency="replace-one", budget=Budget(epsilon, 1e-6))
+
+
+def test_a_single_spend_prices_no_more_than_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_prices(monkeypatch)
+    with open_for_a_person(8000.0) as ledger:
+        ledger.spend(DECOYS, "first")
+        ledger.guarantee(assumptions=("the encoder is public",))
+        assert calls == [SelfComposedDpEvent(DECOYS, 1)]  # a thousand of them would take seconds
+
+
+def test_spends_are_allowed_and_refused_as_by_pricing_every_one() -> None:
+    events = [DECOYS, LocalDpEvent(8.0), GaussianDpEvent(0.9)]
+    order = [0, 1, 0, 2, 1, 0, 2, 0, 0, 1, 0]
+    spent: list[object] = []
+    with open_for_a_person(30.0) as ledger:
+        for number, which in enumerate(order):
+            slow = guarantee(
+                ComposedDpEvent([*spent, events[which]]), delta=1e-6, adjacency="replace-one"
+            ).epsilon  # the slow twin: every spend priced with all before it
+            if slow <= 30.0:
+                ledger.spend(events[which], f"spend {number}")
+                spent.append(events[which])
+            else:
+                with pytest.raises(BudgetError):
+                    ledger.spend(events[which], f"spend {number}")
+    assert 3 < len(spent) < len(order)
+
+
+@pytest.mark.parametrize(
+    "event", [DECOYS, LocalDpEvent(2.0), VonMisesFisherDpEvent(6.0, 8), GaussianDpEvent(1.0)], ids=str
+)
+@pytest.mark.parametrize("before", [(), (LocalDpEvent(2.0),), (DECOYS, GaussianDpEvent(1.0))], ids=len)
+def test_the_quick_bound_on_what_is_left_is_kept(event: object, before: tuple[object, ...]) -> None:
+    with open_for_a_person(30.0) as ledger:
+        for number, spent in enumerate(before):
+            ledger.spend(spent, f"before {number}")
+        quick = ledger.at_least(event)
+        assert 0 < quick <= ledger.remaining(event) == ledger.statement.remaining(event)
+        for number in range(quick):
+            ledger.spend(event, f"one {number}")
+        assert ledger.guarantee().epsilon <= 30.0
+
+
+def test_costs_that_simply_add_up_are_found_in_three_calls() -> None:
+    for limit in (0.5, 7.9, 8.0, 8000.0, 1e9):
+        calls: list[int] = []
+        found = most(lambda n, c=calls: c.append(n) or 8.0 * n, limit, 100_000, each=8.0)  # type: ignore[misc]
+        assert found == min(int(limit / 8), 100_000)
+        assert len(calls) <= 3
+    for power in (0.5, 0.8):
+        assert most(lambda n, p=power: 2.0 + n**p, 102.0, 100_000, each=1.0) == int(100 ** (1 / power) + 1e-9)
+    assert most(lambda n: 9.0 + n, 8.0, 100, each=1.0) == 0
 
 
 def test_room_found_for_one_new_event_is_not_given_to_another() -> None:

@@ -159,6 +159,18 @@ class Ledger:
         with self._thread:
             return self._allowance.remaining(event_to_json(event), budget)
 
+    def at_least(self, event: Any) -> int:
+        """Return a number of further spends of an event that the budget allows, by costs simply added up.
+
+        It is at most `remaining`, and takes milliseconds where that takes a minute: what was sampled and what was not,
+        thousands of each, are long to price together.
+        """
+        budget = self._tally.budget
+        if budget is None:
+            return self.statement.remaining(event)  # refuses
+        with self._thread:
+            return self._allowance.at_least(event_to_json(event), budget)
+
     @property
     def statement(self) -> Statement:
         """What was spent so far, as a value."""

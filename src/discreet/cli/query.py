@@ -129,14 +129,14 @@ def _texts(
 
 def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guarantee, json: bool) -> None:
     spent = user.spent()
-    left = user.ledger.remaining(user.layer.event) if user.ledger.budget is not None else None
+    left = user.ledger.at_least(user.layer.event) if user.ledger.budget is not None else None
     if json:
         as_json(
             {
                 "answers": answers,
                 "per_text": each.as_dict(),
                 "spent": spent.as_dict(),
-                "queries_left": left,
+                "queries_left_at_least": left,
             }
         )
         return
@@ -155,6 +155,5 @@ def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guara
     kind = "" if each.certified else " (an estimate)"
     note(f"Each text: epsilon = {each.epsilon:.4g}, delta = {each.delta:.3g}{kind}.")
     total = f"{spent.epsilon:.4g}" if math.isfinite(spent.epsilon) else "unbounded"
-    note(
-        f"All queries from here so far: epsilon = {total}" + ("." if left is None else f"; {left:,} more are allowed.")
-    )
+    more = "." if left is None else f"; at least {left:,} more are allowed."
+    note(f"All queries from here so far: epsilon = {total}{more}")
