@@ -158,8 +158,8 @@ def inter(bench: Bench, sst2: Corpus) -> None:
 def grid(bench: Bench, sst2: Corpus) -> None:
     few = load(bench.asked.data, rows=bench.asked.rows or 10_000)
     bench.one("grid", few, GRID, None, 0)
-    for masks in MASKS:
-        for mix in MIXES:
+    for masks in bench.asked.masks:
+        for mix in bench.asked.mixes:
             bench.one("grid", few, GRID, TextHide(masks, mix), 0, averaged=False)
 
 
@@ -252,6 +252,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, help="fewer epochs, to try the script")
     parser.add_argument("--choose", action=argparse.BooleanOptionalAction, default=True, help="try recipes first")
     parser.add_argument("--recipe", type=int, default=0, help="which of SST-2's recipes public partners are tried with")
+    parser.add_argument("--masks", type=int, nargs="+", default=MASKS, help="pools of the grid")
+    parser.add_argument("--mixes", type=int, nargs="+", default=MIXES, help="mixtures of the grid")
     parser.add_argument("--steps", type=int, default=60, help="timed turns: 20 steps each on a GPU")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
