@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from discreet.cli.attack_table import marked, printable
+from discreet.cli.attack_table import cut, marked, printable
 from discreet.cli.catalog import ATTACKS, kappa_for, protection_of, settings_given
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
@@ -54,6 +55,39 @@ def test_a_long_name_of_the_score_is_folded_and_not_cut(say: Say) -> None:
     status, out, _ = say("--attack", "embedding-rows", "--examples", 1)
     assert status == 0 and "words f" not in out.splitlines()[0]
     assert out.splitlines()[0].rstrip().endswith("words") and out.splitlines()[1].strip() == "found"
+
+
+LONG = "the heart was dull and the knee was cold and the hand was warm and the plot was slow and calm all week"
+
+
+def test_long_texts_are_cut_to_three_lines_unless_they_are_wanted_whole(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    rows = [f"{LONG} {word} {number},{word}\n" for word in ("good", "bad") for number in range(10)]
+    path.write_text("text,label\n" + "".join(rows), encoding="utf-8")
+    usual = ("--data", path, "--attack", "tag", "--examples", 1, "--seconds", 0.1)
+    shown = say(*usual, data=False)[1].split("tag, n")[0]
+    assert "…" in shown and len(shown.strip().splitlines()) == 4
+    whole = say(*usual, "--whole-texts", data=False)[1].split("tag, n")[0]
+    assert "…" not in whole and len(whole.strip().splitlines()) > 4
+
+
+def test_a_cut_text_keeps_whole_words_and_its_colours() -> None:
+    console = Console(width=80)
+    text = cut(marked("one two three four five six seven eight nine", "four"), 10, console)
+    assert text.plain.split("\n") == ["one two", "three four", "five six …"]
+    assert [text.plain[span.start : span.end] for span in text.spans if span.style] == ["four"]
+    assert cut(marked("one two", ""), 10, console).plain == "one two"
+    assert cut(marked("x" * 100, ""), 10, console).plain.endswith("xxxxxxxx …")
+
+
+def test_it_says_what_the_time_went_into_and_when_a_limit_changes_nothing(say: Say) -> None:
+    status, out, err = say("--attack", "embedding-rows", "--examples", 1, "--seconds", 5)
+    assert status == 0 and "changes nothing: embedding-rows does not search" in err
+    assert re.search(r"[\d.]+ s to load, .*[\d.]+ s to attack\.$", " ".join(out.split()))
+    status, out, err = say("--attack", "lamp", "--examples", 1, "--seconds", 0.1, "--json")
+    found = json.loads(out)
+    assert status == 0 and "changes nothing" not in err
+    assert 0 < found["preparing"] < found["seconds"] and found["loading"] > 0
 
 
 def test_json_is_one_object_and_nothing_else(say: Say) -> None:
@@ -118,7 +152,7 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
         (["--attack", "dager", "--metric", "rogue_l"], "Did you mean 'rouge_l'"),
         (["--attack", "one-of-n", "--batch-size", "2", "--examples", "2"], "Expected batch_size=2 1 for 1-of-n"),
         (["--attack", "one-of-n", "--candidates", "1"], "Expected candidates=1"),
-        (["--attack", "one-of-n", "--candidates", "5000"], "Expected candidates=5000 at most"),
+        (["--attack", "one-of-n", "--candidates", "5000"], "ask for fewer (--candidates), or another --split"),
         (["--attack", "one-of-n", "--delta", "0", "--noise-multiplier", "1"], "Expected delta=0.0 in (0, 1)"),
         (["no/such/run", "--attack", "dager"], "Expected a run folder at"),
     ],

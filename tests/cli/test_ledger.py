@@ -7,7 +7,7 @@ import pytest
 
 from discreet.accounting import ledger_file
 from discreet.accounting.event_json import event_from_json
-from discreet.accounting.events import GaussianDpEvent, NoGuaranteeDpEvent, PoissonSampledDpEvent
+from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, NoGuaranteeDpEvent, PoissonSampledDpEvent
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.cli.main import main
 
@@ -37,6 +37,21 @@ def test_it_says_what_was_spent_for_whom_and_what_is_left(path: Path, capsys: py
     assert "Budget: epsilon 3 at delta 1e-05, of which 1.829 is spent." in words
     assert "Room for 1,663 more of PoissonSampled" in words
     assert "cut short" not in words and "again" not in words
+
+
+def test_long_events_fit_eighty_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    step = PoissonSampledDpEvent(0.16161616161616163, ClippedSumDpEvent(3.240790595015941))
+    with Ledger.open(Path("ledger"), unit="author", adjacency="add/remove", budget=Budget(3.0, 1e-5)) as ledger:
+        ledger.spend(step, "1")
+    assert main(["ledger", "ledger"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert " ".join(out.split()).count("0.161616, event=ClippedSum(noise_multiplier=3.24079, occurrences=1)") == 2
+    assert "              event=ClippedSum" in out  # under what it belongs to
 
 
 def test_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,12 +50,12 @@ def test_every_mechanism_can_be_solved_for(
 
 
 def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, "solve", "--true-positives", "0.05", "--false-positives", "0.01")
+    found = answer(capsys, "solve", "--true-positive-rate", "0.05", "--false-positive-rate", "0.01")
     assert found["noise_multiplier"] == pytest.approx(1.467, abs=1e-3)
     sharp = answer(
         capsys,
         "solve",
-        "--true-positives",
+        "--true-positive-rate",
         "0.05",
         "--mechanism",
         "vmf",
@@ -71,13 +71,16 @@ def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "said"),
     [
         ([], "Add --epsilon 3"),
-        (["--epsilon", "3", "--true-positives", "0.05"], "Expected epsilon=3.0 or else true_positives, and not both"),
+        (
+            ["--epsilon", "3", "--true-positive-rate", "0.05"],
+            "Expected epsilon=3.0 or else true_positive_rate",
+        ),
         (["--epsilon", "-3"], "Expected epsilon=-3.0 > 0"),
         (["--epsilon", "3", "--delta", "0"], "Expected delta=0.0"),
         (["--epsilon", "3", "--for", "money"], "Expected for='money' in noise, steps, rate"),
         (["--epsilon", "3", "--for", "steps"], "Add --noise-multiplier"),
-        (["--true-positives", "0.05", "--for", "steps"], "Use --epsilon"),
-        (["--true-positives", "0.005"], "Guessing blindly"),
+        (["--true-positive-rate", "0.05", "--for", "steps"], "Use --epsilon"),
+        (["--true-positive-rate", "0.005"], "Guessing blindly"),
         (["--epsilon", "3", "--noise-multiplier", "1"], "left out when the noise is what is sought"),
     ],
 )

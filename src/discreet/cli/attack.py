@@ -8,26 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.catalog import ATTACKS
+from discreet.cli.attack_strengths import protections_asked, strengths_given
+from discreet.cli.catalog import ATTACKS, ONE_OF_N
 from discreet.cli.options import Device, Json, Label, Seed, Text, TextPair, Unit
 from discreet.cli.output import as_json, note, stop_on_interrupt
-from discreet.core.checks import refuse, whole
-from discreet.core.errors import SettingError
+from discreet.cli.progress import working
+from discreet.core.checks import whole
 
 if TYPE_CHECKING:
     from discreet.experiment import AttackRequest, AttackResult, Scene
 
 _MODEL, _PRIVACY, _ONE, _COLUMNS = "Model", "Release", "1-of-n", "Data"
 _EXAMPLES = 8
+_WORTH_TELLING = 0.1  # seconds
 
 
 def attack(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Run folder; without it, a fresh model.")] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run folder; without it, a fresh model.")] = None,
     attack: Annotated[str, typer.Option("--attack", help=", ".join(ATTACKS) + ".")] = "dager",
     data: Annotated[str | None, typer.Option("--data", help="As for train; the run's own, or notes.")] = None,
     examples: Annotated[int | None, typer.Option(help="Texts to attack; 8, or a whole batch.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts in one release; 1, or all of them for vectors.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Time for each batch; the best so far is kept.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time to search in each batch; loading and fitting a prior are not counted.")
+    ] = None,
     max_words: Annotated[int | None, typer.Option(help="Attack only texts of at most this many words.")] = None,
     split: Annotated[str | None, typer.Option(help="Split to attack; validation, else test, else all.")] = None,
     public: Annotated[
@@ -83,6 +87,9 @@ def attack(
     rows: Annotated[int | None, typer.Option(help="Keep this many training rows, or make this many notes.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
+    whole_texts: Annotated[
+        bool, typer.Option("--whole-texts", help="Print texts whole, not three lines of each.")
+    ] = False,
     threads: Annotated[int, typer.Option(help="One busy core beats two that wait for each other.")] = 1,
     json: Json = False,
 ) -> None:
@@ -90,19 +97,27 @@ def attack(
 
     The attack's kind picks the release: a gradient, or representations. The texts are private: so is the output.
     """
-    from discreet.cli import catalog
-    from discreet.data.sources import Columns
-    from discreet.experiment import AttackRequest, SceneRequest, load_scene
-    from discreet.experiment.reading import METRICS
-    from discreet.experiment.releases import REPRESENTATION, kind_of
-    from discreet.models.classifier import ModelSettings
+    import time
 
-    _set_threads(threads)
+    from discreet.cli import catalog
+
+    began = time.monotonic()
+    with working("starting"):
+        _set_threads(threads)
+        from discreet.data.sources import Columns
+        from discreet.experiment import AttackRequest, SceneRequest, load_scene
+        from discreet.experiment.attack import within
+        from discreet.experiment.reading import METRICS
+        from discreet.experiment.releases import REPRESENTATION, kind_of
+        from discreet.models.classifier import ModelSettings
+
     ruler = catalog.attack_of(attack, catalog.settings_given(settings or [], "--set"))
-    strengths = _strengths(noise_multiplier=noise_multiplier, kappa=kappa, epsilon=epsilon)
+    strengths = strengths_given(noise_multiplier=noise_multiplier, kappa=kappa, epsilon=epsilon)
     if batch_size is None:
         batch_size = (examples or _EXAMPLES) if kind_of(ruler) == REPRESENTATION else 1
     whole("batch_size", batch_size, 1, "It counts the texts in one release.")
+    if seconds is not None and within(ruler, seconds) is ruler:
+        note(f"--seconds changes nothing: {attack} does not search, it ends by itself.")
     request = AttackRequest(
         ruler,
         name=attack,
@@ -118,41 +133,42 @@ def attack(
         draws=draws,
         steps=steps,
     )
-    scene = load_scene(
-        SceneRequest(
-            source=data,
-            columns=Columns(text=text, text_pair=text_pair, label=label, unit=unit),
-            model=ModelSettings(
-                encoder=model,
-                pooling=pooling,
-                head=head,
-                # vectors that are released once come from an encoder that stays as it is
-                train=parts or ("head" if kind_of(ruler) == REPRESENTATION else "all"),
-                embeddings=embeddings,
-                dropout=0.0,
-            ),
-            run=run,
-            split=split,
-            public=public,
-            rows=rows,
-            seed=seed,
-            device=device,
-            download=download,
-        )
+    asked = SceneRequest(
+        source=data,
+        columns=Columns(text=text, text_pair=text_pair, label=label, unit=unit),
+        model=ModelSettings(
+            encoder=model,
+            pooling=pooling,
+            head=head,
+            # vectors that are released once come from an encoder that stays as it is
+            train=parts or ("head" if kind_of(ruler) == REPRESENTATION else "all"),
+            embeddings=embeddings,
+            dropout=0.0,
+        ),
+        run=run,
+        split=split,
+        public=public,
+        rows=rows,
+        seed=seed,
+        device=device,
+        download=download,
     )
     given = catalog.settings_given(protect_settings or [], "--protect-set")
     if clip_norm is not None:
         given["clip_norm"] = clip_norm
-    protections = _protections(request, scene, protect, strengths, given)
-    results = _attacked(request, scene, protections, json)
+    with working("loading the text and the model, making the protection"):
+        scene = load_scene(asked)
+        protections = protections_asked(request, scene, protect, strengths, given)
+    loading = time.monotonic() - began
+    results = _attacked(request, scene, protections, json, whole_texts)
     if json:
-        as_json(_values(request, results, protections))
+        as_json({**_values(request, results, protections), "loading": loading})
         return
-    _show(results, protections)
+    _show(results, protections, loading)
 
 
 def _attacked(
-    request: AttackRequest, scene: Scene, protections: Sequence[tuple[str, Any]], json: bool
+    request: AttackRequest, scene: Scene, protections: Sequence[tuple[str, Any]], json: bool, whole_texts: bool
 ) -> list[AttackResult]:
     """Attack the same texts under each protection in turn; Ctrl-C ends with what was read so far."""
     from dataclasses import replace
@@ -166,14 +182,17 @@ def _attacked(
     total = request.examples // request.batch_size if _is_bag(request.attack) else request.examples
     with stop_on_interrupt() as asked:
         for words, protect in protections:
-            if len(protections) > 1 and request.name != "one-of-n" and not json:
+            if len(protections) > 1 and request.name != ONE_OF_N and not json:
                 from rich.console import Console
 
                 Console(highlight=False).print(plain(f"\n{words}"), style="bold")
-            with reading(total, main, hidden=json) as watch:
-                results.append(
-                    run_attack(replace(request, protect=protect), scene, watch=watch, should_stop=lambda: bool(asked))
-                )
+            one = replace(request, protect=protect)
+            if request.name == ONE_OF_N:  # nothing is read there: candidates are compared
+                with working(f"comparing candidates under {words}"):
+                    results.append(run_attack(one, scene))
+            else:
+                with reading(total, main, hidden=json, whole_texts=whole_texts) as watch:
+                    results.append(run_attack(one, scene, watch=watch, should_stop=lambda: bool(asked)))
             if asked:
                 note("Stopped; what was read so far follows.")
                 break
@@ -184,65 +203,6 @@ def _is_bag(attack: object) -> bool:
     from discreet.experiment.reading import reads_a_bag
 
     return reads_a_bag(attack)
-
-
-def _strengths(**given: list[str] | None) -> tuple[str, list[float]] | None:
-    """Return the one option that says how strong the protection is, and its values."""
-    named = {name: _numbers(name, values) for name, values in given.items() if values}
-    if len(named) > 1:
-        options = ", ".join("--" + name.replace("_", "-") for name in named)
-        raise SettingError(f"Expected one of {options}. Each says how much noise there is; leave the others out.")
-    return next(iter(named.items()), None)
-
-
-def _numbers(name: str, values: Sequence[str]) -> list[float]:
-    found = []
-    for value in (part for text in values for part in text.split(",") if part.strip()):
-        try:
-            found.append(float(value))
-        except ValueError:
-            raise refuse(name, value, "a number, or several with commas", "") from None
-    if not found:
-        raise refuse(name, ",".join(values), "a number, or several with commas", "")
-    return found
-
-
-def _protections(
-    request: AttackRequest,
-    scene: Scene,
-    protect: str | None,
-    strengths: tuple[str, list[float]] | None,
-    given: dict[str, Any],
-) -> list[tuple[str, Any]]:
-    """Return the protections to attack with the words for each: the one asked for, at every strength asked for."""
-    from discreet.cli import catalog
-
-    name, base = protect, dict(given)
-    if name is None and strengths is not None and strengths[0] != "epsilon":
-        name = {"noise_multiplier": "dp-sgd", "kappa": "dir-dp-sgd"}[strengths[0]]
-    if name is None and strengths is None:
-        own = catalog.protection_of_run(scene)
-        if own is not None:
-            name, base = own[0], {**own[1], **given}
-            note(f"The release is protected as the run's training was, by {name}; --protect none attacks a plain one.")
-        elif request.name == catalog.ONE_OF_N:
-            name, strengths = "dp-sgd", ("noise_multiplier", list(catalog.USUAL_NOISES))
-    if name is None or name == catalog.NONE:
-        for option in [*given, *([strengths[0]] if strengths else [])]:
-            raise refuse(
-                option, given.get(option, strengths and strengths[1][0]), "together with --protect", "Name one."
-            )
-        return [("no protection", None)]
-    if name == "dp-sgd":
-        base.setdefault("clip_norm", catalog.CLIP_NORM)
-    values: list[float | None] = list(strengths[1]) if strengths else [None]
-    found = []
-    for value in values:
-        asked = base if strengths is None else {**base, strengths[0]: value}
-        built = catalog.protection_of(name, scene.model, asked, delta=request.delta, batch_size=request.batch_size)
-        words = name if strengths is None else f"{strengths[0].replace('_', ' ')} {value:g}"
-        found.append((words, built))
-    return found
 
 
 def _values(
@@ -259,7 +219,7 @@ def _values(
     }
 
 
-def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]]) -> None:
+def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]], loading: float) -> None:
     from rich.console import Console
 
     from discreet.cli.attack_table import plain, summary, sweep
@@ -272,7 +232,9 @@ def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]
         words = [words for words, _ in protections[: len(results)]]
         head, _, first = words[0].rpartition(" ")
         sweep(results, [w.rpartition(" ")[2] for w in words] if head else [first], head or "protection", console)
-    console.print(plain(f"{sum(result.seconds for result in results):.1f} s."))
+    whole, preparing = (sum(getattr(result, name) for result in results) for name in ("seconds", "preparing"))
+    prepared = f", {preparing:.1f} s to prepare what the attacker knows" if preparing >= _WORTH_TELLING else ""
+    console.print(plain(f"{loading:.1f} s to load{prepared}, {whole - preparing:.1f} s to attack."))
 
 
 def _set_threads(threads: int) -> None:

@@ -9,6 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.output import note
+from discreet.cli.progress import spinner
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +33,7 @@ NAMES = {
 }
 _NUMBER, _SCORE, _GAPS = 3, 5, 6
 _FOUND = "bold green"
+_LINES = 3  # of a text, unless it is wanted whole
 
 
 def printable(text: str) -> str:
@@ -59,7 +61,7 @@ def marked(text: str, other: str) -> Text:
 
 
 @contextmanager
-def reading(total: int, metric: str, hidden: bool) -> Iterator[Callable[[Example], None]]:
+def reading(total: int, metric: str, hidden: bool, whole_texts: bool = False) -> Iterator[Callable[[Example], None]]:
     """Draw each example when it is done, and meanwhile say which is being read; hidden, a line on stderr for each."""
     if hidden:
         yield _counted(total, metric)
@@ -75,7 +77,8 @@ def reading(total: int, metric: str, hidden: bool) -> Iterator[Callable[[Example
     def say() -> str:
         return f"reading {min(done + 1, total)} of {total}"
 
-    status = console.status(say()) if console.is_terminal else None
+    live = spinner(console) if console.is_terminal else None
+    task = live.add_task(say()) if live is not None else None
 
     def show(example: Example) -> None:
         nonlocal done
@@ -85,16 +88,32 @@ def reading(total: int, metric: str, hidden: bool) -> Iterator[Callable[[Example
         row = _grid(width)
         score = example.scores.get(metric)
         truth, guess = marked(example.truth, example.guess), marked(example.guess, example.truth)
+        if not whole_texts:
+            truth, guess = (cut(text, width - 2, console) for text in (truth, guess))
         row.add_row(str(done), truth, guess if guess.plain else "nothing", "" if score is None else f"{score:.2f}")
         console.print(row)
-        if status is not None:
-            status.update(say())
+        if live is not None and task is not None:
+            live.update(task, description=say())
 
-    if status is None:
+    if live is None:
         yield show
         return
-    with status:
+    with live:
         yield show
+
+
+def cut(text: Text, width: int, console: Console) -> Text:
+    """Return the lines of a text that are shown, the last with a mark where more follow."""
+    lines = text.wrap(console, width, overflow="fold")
+    if len(lines) <= _LINES:
+        return text
+    for line in lines:
+        line.rstrip()
+    last = lines[_LINES - 1]
+    if len(last) > width - 2:
+        last = last[: max(last.plain.rfind(" "), 0) or width - 2]
+    lines[_LINES - 1] = last.append(" …")
+    return type(text)("\n").join(lines[:_LINES])
 
 
 def _grid(width: int) -> Table:

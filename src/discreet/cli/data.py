@@ -8,6 +8,7 @@ import typer
 
 from discreet.cli.options import Data, Json, Label, Seed, Text, TextPair, Unit
 from discreet.cli.output import as_json
+from discreet.cli.progress import working
 
 if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
@@ -30,13 +31,15 @@ def data(
 
     The examples are private text: use --examples 0 where others can read along.
     """
-    from discreet.data.sources import Columns, load
+    with working("reading the text"):
+        from discreet.data.sources import Columns, load
 
-    corpus = load(data, Columns(text, text_pair, label, unit), seed=seed, rows=rows)
+        corpus = load(data, Columns(text, text_pair, label, unit), seed=seed, rows=rows)
+        found = summary(corpus, examples)
     if json:
-        as_json(summary(corpus, examples))
+        as_json(found)
     else:
-        _draw(corpus, summary(corpus, examples))
+        _draw(corpus, found)
 
 
 def summary(corpus: Corpus, examples: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 
 from discreet.cli.options import Data, Device, Json, RunFolder, RunLabel, RunText, TextPair
 from discreet.cli.output import as_json, note, table
+from discreet.cli.progress import working
 
 
 def evaluate(
@@ -30,15 +31,16 @@ def evaluate(
     """
     import time
 
-    from discreet.data.batches import tokenise
-    from discreet.data.sources import BUILT_IN, Columns, load
-    from discreet.training.evaluate import evaluate as score
-    from discreet.training.evaluate import matched
-    from discreet.training.precision import find_device
-    from discreet.training.run_folder import load_run
-
     began = time.monotonic()
-    loaded = load_run(run, find_device(device))
+    with working("loading the model"):
+        from discreet.data.batches import tokenise
+        from discreet.data.sources import BUILT_IN, Columns, load
+        from discreet.training.evaluate import evaluate as score
+        from discreet.training.evaluate import matched
+        from discreet.training.precision import find_device
+        from discreet.training.run_folder import load_run
+
+        loaded = load_run(run, find_device(device))
     model, asked = loaded.model, loaded.settings
     same = same_source(data, asked.data.source)
     corpus = load(
@@ -61,7 +63,8 @@ def evaluate(
     tokens = tokenise(rows, model.tokenizer, model.max_length, model.device)
     if tokens.truncated:
         note(f"{tokens.truncated} of {len(rows)} texts were cut to {model.max_length} tokens.")
-    utility = score(model, tokens)
+    with working(f"evaluating {len(rows):,} rows"):
+        utility = score(model, tokens)
     if json:
         as_json(
             {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from discreet.cli.options import Json
+from discreet.cli.output import as_json, paragraph
+from discreet.cli.progress import working
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger_statement import Statement
@@ -23,33 +26,34 @@ def ledger(
     json: Json = False,
 ) -> None:
     """Show what a ledger holds: what was spent, the guarantee, the budget left, and what a crash left behind."""
-    from discreet.accounting.ledger import Ledger
-    from discreet.cli.output import as_json, paragraph
-
     path = path / "ledger.jsonl" if path.is_dir() else path
-    statement = Ledger.read(path)
-    promise = None
-    if delta is not None or statement.budget is not None:
-        promise = statement.guarantee(delta, assumptions=ASSUMED)
+    with working("reading the ledger and accounting for it"):
+        from discreet.accounting.ledger import Ledger
+
+        statement = Ledger.read(path)
+        values = _values(path, statement, delta) if json else {}
+        promise = None
+        if delta is not None or statement.budget is not None:
+            promise = statement.guarantee(delta, assumptions=ASSUMED)
+        budget, room = statement.budget, _room(statement)
+        spent = 0.0 if budget is None else statement.guarantee().epsilon
     if json:
-        as_json(_values(path, statement, delta))
+        as_json(values)
         return
-    print(f"{path}: for each {statement.unit}, under {statement.adjacency.value} adjacency.")
+    paragraph(f"{path}: for each {statement.unit}, under {statement.adjacency.value} adjacency.")
     print("Spent, how often:" if statement.spent else "Nothing was spent.")
     for event, count in statement.spent:
-        print(f"{count:12,}  {_words(event)}")
+        paragraph(_words(event), f"{count:12,}  ")
     for line in _remarks(statement):
-        print(line)
+        paragraph(line)
     if promise is None:
-        print("Give --delta to see what this guarantees: the ledger has no budget to take it from.")
+        paragraph("Give --delta to see what this guarantees: the ledger has no budget to take it from.")
         return
     paragraph(promise.sentence())
-    budget = statement.budget
     if budget is not None:
-        spent = statement.guarantee().epsilon
-        print(f"Budget: epsilon {budget.epsilon:.4g} at delta {budget.delta:.4g}, of which {spent:.4g} is spent.")
-        for event, more in _room(statement):
-            print(f"Room for {more:,} more of {_words(event)}.")
+        paragraph(f"Budget: epsilon {budget.epsilon:.4g} at delta {budget.delta:.4g}, of which {spent:.4g} is spent.")
+        for event, more in room:
+            paragraph(f"Room for {more:,} more of {_words(event)}.")
 
 
 def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, Any]:
@@ -98,4 +102,6 @@ def _times(count: int) -> str:
 
 
 def _words(event: Any) -> str:
-    return repr(event).replace("DpEvent(", "(")
+    """Return an event as it is written in Python, its numbers to six digits: all of them are in the JSON."""
+    shown = re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda found: str(float(f"{float(found[0]):.6g}")), repr(event))
+    return shown.replace("DpEvent(", "(")

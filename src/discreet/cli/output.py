@@ -17,12 +17,14 @@ def as_json(values: Mapping[str, Any]) -> None:
     print(json.dumps(values, ensure_ascii=False, allow_nan=False))
 
 
-def paragraph(text: str) -> None:
-    """Print text on stdout, broken between words to fit the terminal."""
+def paragraph(text: str, first: str = "") -> None:
+    """Print text on stdout, broken between words to fit the terminal; what stands first leaves a margin below it."""
     import shutil
     import textwrap
 
-    print(textwrap.fill(text, width=shutil.get_terminal_size().columns))
+    width, margin = shutil.get_terminal_size().columns, " " * len(first)
+    wrap = textwrap.TextWrapper(width, first, margin, break_long_words=False, break_on_hyphens=False)
+    print(wrap.fill(text))  # paths and options are copied from here, so they stay whole
 
 
 def note(text: str) -> None:

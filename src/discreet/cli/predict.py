@@ -10,6 +10,7 @@ import typer
 
 from discreet.cli.options import Device, Json, RunFolder, RunText, TextPair
 from discreet.cli.output import as_json, note
+from discreet.cli.progress import working
 from discreet.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def predict(
     run: RunFolder,
     source: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="One text a line, or CSV, TSV, JSONL, Parquet; - reads stdin.")
+        str, typer.Argument(metavar="FILE", help="One text a line, or CSV, TSV, JSONL, Parquet; - reads stdin.")
     ] = "-",
     text: RunText = None,
     text_pair: TextPair = None,
@@ -32,13 +33,15 @@ def predict(
 
     In plain lines, the two texts of a pair are separated by a tab.
     """
-    from discreet.training.evaluate import predict as say
-    from discreet.training.precision import find_device
-    from discreet.training.run_folder import load_run
+    with working("loading the model"):
+        from discreet.training.evaluate import predict as say
+        from discreet.training.precision import find_device
+        from discreet.training.run_folder import load_run
 
-    loaded = load_run(run, find_device(device))
+        loaded = load_run(run, find_device(device))
     corpus = read(source, text, text_pair, loaded.settings)
-    found = say(loaded.model, corpus)
+    with working(f"predicting {len(corpus):,} texts"):
+        found = say(loaded.model, corpus)
     if found.truncated:
         note(f"{found.truncated} of {len(corpus)} texts were cut to {loaded.model.max_length} tokens.")
     names = loaded.model.label_names

@@ -1,4 +1,4 @@
-"""A live line for training: step, loss, speed, time left; and one line an epoch where there is no terminal."""
+"""What shows that something is going on: a live line for training, and a spinner for whatever else takes a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,31 @@ from typing import TYPE_CHECKING
 from discreet.cli.output import note, stderr
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from discreet.training.meter import Report
+
+
+@contextmanager
+def working(words: str) -> Iterator[None]:
+    """Say on stderr what is being done and for how long; say nothing where there is no terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with spinner(console) as bar:
+        bar.add_task(words)
+        yield
+
+
+def spinner(console: Console) -> Progress:
+    """Return a line with a description and the seconds so far, which is gone when it is done."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    # Results on stdout must stay there: they may go to a file.
+    return Progress(*columns, console=console, transient=True, redirect_stdout=False)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import typer
 
 from discreet.cli.options import Json
 from discreet.cli.output import as_json
+from discreet.cli.progress import working
 from discreet.cli.spend import (
     Accountant,
     AdjacencyName,
@@ -51,7 +52,6 @@ def solve(
         float | None,
         typer.Option(
             "--true-positive-rate",
-            "--true-positives",
             help="Instead of epsilon: the most any membership test may find.",
         ),
     ] = None,
@@ -59,7 +59,6 @@ def solve(
         float,
         typer.Option(
             "--false-positive-rate",
-            "--false-positives",
             help="With --true-positive-rate: at this share of false alarms.",
         ),
     ] = 0.01,
@@ -85,24 +84,27 @@ def solve(
     open_probability("delta", delta, "A solver needs a delta above 0.")
     if (epsilon is None) == (true_positives is None):
         remedy = "Add --epsilon 3, or --true-positive-rate 0.05."
-        raise refuse("epsilon", epsilon, "or else true_positives, and not both", remedy)
+        raise refuse("epsilon", epsilon, "or else true_positive_rate, not both", remedy)
     if epsilon is not None:
         positive("epsilon", epsilon)
     elif sought != "noise":
         raise refuse("for", sought, "noise with --true-positive-rate", "Use --epsilon for steps and rates.")
-    from discreet.accounting.interpret import guarantee
-
     if sought == "noise":
         strengths = {"noise_multiplier": noise_multiplier, "kappa": kappa, "local_epsilon": local_epsilon, "bias": bias}
         refuse_foreign(mechanism, allowed=False, **strengths)
-        amount = _noise(use, epsilon, delta, accountant, true_positives, false_positives)
-        event, answer = use.event(amount), {_SOUGHT[mechanism]: amount}
-        if mechanism == "randomized-response" and choices == 2:
-            answer["bias"] = math.tanh(amount / 2) / 2
-    else:
-        amount = amount_of(mechanism, noise_multiplier, kappa, local_epsilon, bias)
-        event, answer = _steps_or_rate(use, sought, amount, float(epsilon or 0.0), delta, accountant)
-    found = guarantee(event, delta=delta, adjacency=use.adjacency, accountant=accountant, unit=unit)
+    with working(f"solving for {sought}"):
+        from discreet.accounting.interpret import guarantee
+
+        if sought == "noise":
+            amount = _noise(use, epsilon, delta, accountant, true_positives, false_positives)
+            event, answer = use.event(amount), {_SOUGHT[mechanism]: amount}
+            if mechanism == "randomized-response" and choices == 2:
+                answer["bias"] = math.tanh(amount / 2) / 2
+        else:
+            amount = amount_of(mechanism, noise_multiplier, kappa, local_epsilon, bias)
+            event, answer = _steps_or_rate(use, sought, amount, float(epsilon or 0.0), delta, accountant)
+        found = guarantee(event, delta=delta, adjacency=use.adjacency, accountant=accountant, unit=unit)
+        risk = None if json else risk_of(event, found)
     said: dict[str, Any] = {"mechanism": mechanism, "sampling_rate": sampling_rate, "steps": steps, **answer}
     if json:
         as_json({**found.as_dict(), **said})
@@ -110,7 +112,7 @@ def solve(
     words = {
         name.replace("_", " "): f"{value:.5g}" if isinstance(value, float) else value for name, value in said.items()
     }
-    show(found, words, risk_of(event, found))
+    show(found, words, risk)
 
 
 def _noise(

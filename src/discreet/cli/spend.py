@@ -10,6 +10,7 @@ import typer
 
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, table
+from discreet.cli.progress import working
 from discreet.core.checks import one_of, open_probability, positive, probability, refuse, whole
 from discreet.core.guarantee import Adjacency, Guarantee
 
@@ -212,11 +213,13 @@ def spend(
     amount = amount_of(mechanism, noise_multiplier, kappa, local_epsilon, bias)
     if mechanism == "gaussian":
         open_probability("delta", delta, "Gaussian noise needs a delta above 0: its loss has no largest value.")
-    from discreet.accounting.interpret import guarantee
+    with working("accounting"):
+        from discreet.accounting.interpret import guarantee
 
-    event = use.event(amount)
-    found = guarantee(event, delta=delta, adjacency=use.adjacency, accountant=accountant, unit=unit)
+        event = use.event(amount)
+        found = guarantee(event, delta=delta, adjacency=use.adjacency, accountant=accountant, unit=unit)
+        risk = None if json else risk_of(event, found)
     if json:
         as_json({**found.as_dict(), "mechanism": mechanism, "sampling_rate": sampling_rate, "steps": steps})
         return
-    show(found, {"mechanism": mechanism, "sampling rate": f"{sampling_rate:g}", "steps": steps}, risk_of(event, found))
+    show(found, {"mechanism": mechanism, "sampling rate": f"{sampling_rate:g}", "steps": steps}, risk)

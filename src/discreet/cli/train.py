@@ -10,7 +10,7 @@ import typer
 
 from discreet.cli.options import Data, Device, Json, Label, Seed, Text, TextPair, Unit
 from discreet.cli.output import as_json, note, paragraph, stop_on_interrupt, table
-from discreet.cli.progress import training_bar
+from discreet.cli.progress import training_bar, working
 from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
 from discreet.core.checks import positive, refuse
 
@@ -23,7 +23,7 @@ _TUNED = {"epochs", "batch_size", "learning_rate", "weight_decay", "dropout", "e
 _MOST_ROWS = 100_000_000
 
 
-@gathering(model=(MODEL, "Model"), private=(PRIVACY, "Privacy"), training=(TRAINING, "Training"))
+@gathering(private=(PRIVACY, "Privacy"), model=(MODEL, "Model"), training=(TRAINING, "Training"))
 def train(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist yet.")],
@@ -67,11 +67,12 @@ def train(
 
     It holds model, tokenizer, settings, metrics, a model card and, with --protect, the ledger.
     """
-    from discreet.data.sources import Columns
-    from discreet.experiment import RunRequest, load_corpus, run_training
-    from discreet.models.classifier import ModelSettings
-    from discreet.training.defaults import defaults_for
-    from discreet.training.settings import TrainSettings
+    with working("starting"):
+        from discreet.data.sources import Columns
+        from discreet.experiment import RunRequest, load_corpus, run_training
+        from discreet.models.classifier import ModelSettings
+        from discreet.training.defaults import defaults_for
+        from discreet.training.settings import TrainSettings
 
     protection = protection_of(protect, delta, private)
     positive("checkpoint-seconds", checkpoint_seconds)
@@ -93,7 +94,8 @@ def train(
         validation=validation,
         task=_task(task),
     )
-    corpus = load_corpus(request)
+    with working("reading the text"):
+        corpus = load_corpus(request)
     usual = defaults_for(request.model.train, protect, corpus.split("train").unit_count)
     request = request.tuned(usual, **{key: value for key, value in {**model, **training}.items() if key in _TUNED})
     with stop_on_interrupt() as stopping, training_bar() as watch:

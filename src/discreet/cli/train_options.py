@@ -17,13 +17,23 @@ import typer
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name in Python, its type, what it means, and its name on the command line if that differs."""
+    """One option: its name in Python, its type, what it means; its name on the command line if that differs.
+
+    `panel` is its heading in the help, where that is not the one of its table.
+    """
 
     name: str
     kind: type[Any]
     help: str
     flag: str | None = None
+    panel: str | None = None
 
+
+# Options of one kind of protection stand together. A panel with few long names also leaves room for what they mean.
+_SGD = "Privacy: dp-sgd, dir-dp-sgd"
+_MIX = "Privacy: texthide, dp-ie"
+_LDP = "Privacy: ldp"
+_WORDS = "Privacy: santext, santext+, word-noise"
 
 MODEL = (
     Option("encoder", str, "minilm (the default), bilstm, a folder, or a hub name.", "--model"),
@@ -37,35 +47,37 @@ MODEL = (
 )
 PRIVACY = (
     Option("epsilon", float, "Budget of the whole training; the noise is solved."),
-    Option("noise_multiplier", float, "dp-sgd: noise over clip norm; with --epsilon, training ends at the budget."),
-    Option("true_positive_rate", float, "dp-sgd: the most any membership attack may reach, instead."),
-    Option("false_positive_rate", float, "dp-sgd: at this share of false alarms (0.01)."),
     Option("clip_norm", float, "dp-sgd: longest gradient of a unit; dp-ie, ldp: longest vector."),
-    Option("clipping", str, "dp-sgd: flat, per-layer or automatic."),
-    Option("kappa", float, "dir-dp-sgd: concentration."),
-    Option("partition", str, "dir-dp-sgd: directions, whole or layers."),
-    Option("masks", int, "texthide: masks in the pool (256); 0 is none."),
-    Option("fresh_masks", bool, "texthide: a new mask for every vector."),
-    Option("mix", int, "texthide (4), dp-ie (1): sentences in a mixture."),
-    Option("mix_cap", float, "texthide, dp-ie: largest weight in a mixture."),
     Option("public", str, "Public DATA to mix with, or to learn a projection from."),
     Option("mechanism", str, "dp-ie: gaussian, laplace or laplace-l2; ldp: privunit, vmf or gaussian."),
     Option("labels", str, "dp-ie: public, or noisy by randomized response."),
     Option("label_epsilon", float, "dp-ie, ldp: the part of epsilon that noisy labels get."),
     Option("calibration", str, "dp-ie, ldp: sound, or paper (no bound)."),
     Option("dimension", int, "dp-ie, ldp (32): project to so many dimensions, learned from --public."),
-    Option("inference_epsilon", float, "ldp: budget of each query; that of training if not given."),
-    Option("query_dimension", int, "ldp: numbers in a query, on the axes the head has learned (8)."),
-    Option("position", str, "ldp: where the noise is, sentence or token."),
-    Option("projection", str, "ldp: principal, labels (of --public), or whole."),
-    Option("sampling", str, "ldp: once (each sentence sent once), fixed (a batch drawn at each step) or coins."),
-    Option("queries", int, "ldp: how many queries the client's ledger allows (1000)."),
-    Option("epsilon_per_word", float, "santext, santext+, word-noise: cost of one word."),
-    Option("keep_marks", bool, "santext, santext+, word-noise: leave . , ; : ! ? where they stand."),
-    Option("unknown", str, "santext, santext+, word-noise: unknown words by pieces, or refuse."),
-    Option("rewrite_queries", bool, "santext, santext+, word-noise: rewrite held-out text too."),
-    Option("sensitive", str, "santext+: file with sensitive words, one a line."),
-    Option("sample_others", float, "santext+: how often other words are drawn too (0.2)."),
+    Option("noise_multiplier", float, "Noise over clip norm; with --epsilon, training ends at the budget.", panel=_SGD),
+    Option("true_positive_rate", float, "The most any membership attack may reach, instead.", panel=_SGD),
+    Option("false_positive_rate", float, "At this share of false alarms (0.01).", panel=_SGD),
+    Option("clipping", str, "dp-sgd: flat, per-layer or automatic.", panel=_SGD),
+    Option("kappa", float, "dir-dp-sgd: concentration.", panel=_SGD),
+    Option("partition", str, "dir-dp-sgd: directions, whole or layers.", panel=_SGD),
+    Option("masks", int, "texthide: masks in the pool (256); 0 is none.", panel=_MIX),
+    Option("fresh_masks", bool, "texthide: a new mask for every vector.", "--fresh-masks", _MIX),
+    Option("mix", int, "Sentences in a mixture: texthide 4, dp-ie 1.", panel=_MIX),
+    Option("mix_cap", float, "Largest weight in a mixture.", panel=_MIX),
+    Option("inference_epsilon", float, "Budget of each query; that of training if not given.", panel=_LDP),
+    Option("query_dimension", int, "Numbers in a query, on the axes the head has learned (8).", panel=_LDP),
+    Option("position", str, "Where the noise is, sentence or token.", panel=_LDP),
+    Option("projection", str, "principal, labels (of --public), or whole.", panel=_LDP),
+    Option("sampling", str, "once (each sentence sent once), fixed (a batch drawn at each step) or coins.", panel=_LDP),
+    Option("queries", int, "How many queries the client's ledger allows (1000).", panel=_LDP),
+    Option("epsilon_per_word", float, "Cost of one word.", panel=_WORDS),
+    Option("keep_marks", bool, "Leave . , ; : ! ? where they stand.", "--keep-marks", _WORDS),
+    Option("unknown", str, "Unknown words by pieces, or refuse.", panel=_WORDS),
+    Option(
+        "rewrite_queries", bool, "Rewrite held-out text too (yes), or not.", "--rewrite-queries/--keep-queries", _WORDS
+    ),
+    Option("sensitive", str, "santext+: file with sensitive words, one a line.", panel=_WORDS),
+    Option("sample_others", float, "santext+: how often other words are drawn too (0.2).", panel=_WORDS),
 )
 TRAINING = (
     Option("epochs", float, "Passes over the text; by what is trained."),
@@ -89,14 +101,13 @@ def gathering(**tables: tuple[tuple[Option, ...], str]) -> Callable[[Callable[..
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
-        kept = [p for name, p in own.parameters.items() if name not in tables]
-        added = [
-            inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_hint(option, title)
-            )
-            for table, title in tables.values()
-            for option in table
-        ]
+        left = [p for name, p in own.parameters.items() if name not in tables]
+        headed: list[inspect.Parameter] = []
+        # Headings stand in the order of the tables, the command's own options of a heading before those of its table.
+        for table, title in tables.values():
+            headed += [p for p in left if _panel(p) == title]
+            headed += [_parameter(option, title) for option in table]
+        left = [p for p in left if _panel(p) not in {title for _, title in tables.values()}]
 
         @functools.wraps(command)
         def wrapper(**given: Any) -> None:
@@ -105,7 +116,7 @@ def gathering(**tables: tuple[tuple[Option, ...], str]) -> Callable[[Callable[..
                 given[name] = {key: value for key, value in values.items() if value is not None}
             command(**given)
 
-        every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *added)]
+        every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*left, *headed)]
         wrapper.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in every}
         return wrapper
@@ -113,6 +124,13 @@ def gathering(**tables: tuple[tuple[Option, ...], str]) -> Callable[[Callable[..
     return decorate
 
 
-def _hint(option: Option, title: str) -> Any:
+def _parameter(option: Option, title: str) -> inspect.Parameter:
     names = [option.flag] if option.flag else []
-    return Annotated[option.kind | None, typer.Option(*names, help=option.help, rich_help_panel=title)]
+    about = typer.Option(*names, help=option.help, rich_help_panel=option.panel or title)
+    hint: Any = Annotated[option.kind | None, about]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+
+
+def _panel(parameter: inspect.Parameter) -> str | None:
+    notes = getattr(parameter.annotation, "__metadata__", ())
+    return next((note.rich_help_panel for note in notes if isinstance(note, typer.models.OptionInfo)), None)

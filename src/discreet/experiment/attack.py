@@ -15,6 +15,7 @@ from discreet.core.types import Guess, Knowledge, Leakage
 from discreet.data.corpus import Corpus
 from discreet.experiment.reading import METRICS, Example, aligned, compared, leakages, metrics_for
 from discreet.experiment.releases import (
+    GRADIENT,
     REPRESENTATION,
     as_they_leave,
     by_adjacency,
@@ -42,9 +43,11 @@ class AttackRequest:
     """What is asked of an attack: which one, against which protection, on how much text, for how long.
 
     `protect` is the protection itself, or None for what an unprotected client sends. `delta` is that of the one
-    release attacked. `seconds` is the budget of each batch. `noise_seed` makes the noise repeatable, and the guarantee
-    an estimate; without it noise comes from the operating system. `candidates` counts what an attacker chooses among:
-    64 for 1-of-n, the whole split for vectors. `steps` is how often the same rows are released, `draws` is for 1-of-n.
+    release attacked. `seconds` is the time for the search in each batch; what comes before, as fitting a prior, is not
+    counted. `noise_seed` makes the noise repeatable, and the guarantee an estimate; without it noise comes from the
+    operating system. `candidates` counts what an attacker chooses among: 64 for 1-of-n, the whole split for vectors.
+    `steps` is how often the same rows are released, `draws` is for 1-of-n.
+    With `first_words` only so many first words of each text go into the gradient that is attacked.
     """
 
     attack: Attack
@@ -53,6 +56,7 @@ class AttackRequest:
     examples: int = 8
     batch_size: int = 1
     max_words: int | None = None
+    first_words: int | None = None
     seconds: float | None = None
     delta: float = 1e-5
     metrics: tuple[str, ...] = METRICS
@@ -71,6 +75,11 @@ class AttackRequest:
             raise refuse("examples", self.examples, f"a multiple of batch_size={self.batch_size}", remedy)
         if self.max_words is not None:
             whole("max_words", self.max_words)
+        if self.first_words is not None:
+            whole("first_words", self.first_words)
+            if kind_of(self.attack) != GRADIENT:
+                remedy = "Other attacks look for whole texts among candidates; leave it out."
+                raise refuse("first_words", self.first_words, "left out but for attacks on a gradient", remedy)
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for each batch; leave it out to let the attack finish.")
         open_probability("delta", self.delta, "It belongs to the one release that is attacked; 1e-5 is usual.")
@@ -90,7 +99,8 @@ class AttackRequest:
 class AttackResult:
     """What an attack reached, on which release, and what is guaranteed for that release: never for a training.
 
-    Of several releases it is the guarantee of the dearest.
+    Of several releases it is the guarantee of the dearest. `preparing` is the part of `seconds` before the first
+    release: public text is encoded then, a prior fitted.
 
     `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification.
     """
@@ -104,6 +114,7 @@ class AttackResult:
     seconds: float
     bound: float | None = None
     finished: bool = True
+    preparing: float = 0.0
 
     @property
     def n(self) -> int:
@@ -124,6 +135,7 @@ class AttackResult:
             **({} if self.bound is None else {"bound": self.bound}),
             "finished": self.finished,
             "seconds": self.seconds,
+            "preparing": self.preparing,
         }
 
 
@@ -145,6 +157,8 @@ def run_attack(
     from discreet.experiment.identification import identify
 
     if isinstance(request.attack, OneOfN):
+        if request.first_words is not None:
+            raise refuse("first_words", request.first_words, "left out for 1-of-n", "It names whole texts.")
         return identify(request, scene)
     began = time.monotonic()
     rng = Rng(request.seed)
@@ -154,7 +168,9 @@ def run_attack(
     attack = informed(within(request.attack, request.seconds), request)
     craft = getattr(attack, "craft", None)  # a malicious server hands out a model of its own
     model = scene.model if craft is None else craft(scene.model, rng.fork("craft"))
-    knows = knowledge(request, scene, model, rows)
+    knows = knowledge(request, scene, model, rows)  # which holds nothing of the texts under attack, whole or cut
+    rows = beginnings(rows, request.first_words)
+    preparing = time.monotonic() - began
     examples: list[Example] = []
     facts: dict[str, Any] = {}
     promise: Guarantee | None = None
@@ -183,6 +199,7 @@ def run_attack(
         epsilon_by_adjacency=by_adjacency(request.protect, request.delta, promise=promise),
         seconds=time.monotonic() - began,
         finished=finished,
+        preparing=preparing,
     )
 
 
@@ -205,6 +222,17 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
             own = scene.own(public, len(rows))
             extra["pairs"] = own_pairs(request, model, own, Rng(request.seed).fork("own"))
     return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)
+
+
+def beginnings(rows: Corpus, words: int | None) -> Corpus:
+    """Return rows cut to so many first words, or as they are.
+
+    >>> beginnings(Corpus("toy", ("a b c", "d")), 2).texts
+    ('a b', 'd')
+    """
+    if words is None:
+        return rows
+    return dataclasses.replace(rows, texts=tuple(" ".join(text.split()[:words]) for text in rows.texts))
 
 
 def dearest(first: Guarantee | None, second: Guarantee | None) -> Guarantee | None:

@@ -61,7 +61,8 @@ class Scene:
         short = list(self._distinct(max_words))
         if len(short) < count:
             limit = "" if max_words is None else f" of at most {max_words} words"
-            remedy = f"{self.rows.name!r} has {len(short)} different texts{limit}; ask for fewer, or another split."
+            found = f"{self.rows.name!r} has {len(short)} different texts{limit}"
+            remedy = f"{found}; ask for fewer (--{what}), or another --split."
             raise refuse(what, count, f"at most {len(short)}", remedy)
         order = rng.permutation(len(short))[:count]
         return self.rows.take([short[i] for i in order.tolist()])
@@ -88,8 +89,9 @@ class Scene:
         others = [text for text in dict.fromkeys(self.rows.texts) if text not in set(attacked)]
         if count is not None:
             if count - len(attacked) > len(others):
-                remedy = f"{self.rows.name!r} has {len(others) + len(attacked)} different texts; ask for fewer."
-                raise refuse("candidates", count, f"at most {len(others) + len(attacked)}", remedy)
+                most = len(others) + len(attacked)
+                remedy = f"{self.rows.name!r} has {most} different texts; ask for fewer (--candidates)."
+                raise refuse("candidates", count, f"at most {most}", remedy)
             kept = rng.fork("others").permutation(len(others))[: max(0, count - len(attacked))]
             others = [others[i] for i in kept.tolist()]
         every = [*dict.fromkeys(attacked), *others]

@@ -1,0 +1,72 @@
+"""The protections that an attack is set against: one, or the same one at several strengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from discreet.cli.output import note
+from discreet.core.checks import refuse
+from discreet.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from discreet.experiment import AttackRequest, Scene
+
+
+def strengths_given(**given: list[str] | None) -> tuple[str, list[float]] | None:
+    """Return the one option that says how strong the protection is, and its values."""
+    named = {name: _numbers(name, values) for name, values in given.items() if values}
+    if len(named) > 1:
+        options = ", ".join("--" + name.replace("_", "-") for name in named)
+        raise SettingError(f"Expected one of {options}. Each says how much noise there is; leave the others out.")
+    return next(iter(named.items()), None)
+
+
+def _numbers(name: str, values: Sequence[str]) -> list[float]:
+    found = []
+    for value in (part for text in values for part in text.split(",") if part.strip()):
+        try:
+            found.append(float(value))
+        except ValueError:
+            raise refuse(name, value, "a number, or several with commas", "") from None
+    if not found:
+        raise refuse(name, ",".join(values), "a number, or several with commas", "")
+    return found
+
+
+def protections_asked(
+    request: AttackRequest,
+    scene: Scene,
+    protect: str | None,
+    strengths: tuple[str, list[float]] | None,
+    given: dict[str, Any],
+) -> list[tuple[str, Any]]:
+    """Return the protections to attack with the words for each: the one asked for, at every strength asked for."""
+    from discreet.cli import catalog
+
+    name, base = protect, dict(given)
+    if name is None and strengths is not None and strengths[0] != "epsilon":
+        name = {"noise_multiplier": "dp-sgd", "kappa": "dir-dp-sgd"}[strengths[0]]
+    if name is None and strengths is None:
+        own = catalog.protection_of_run(scene)
+        if own is not None:
+            name, base = own[0], {**own[1], **given}
+            note(f"The release is protected as the run's training was, by {name}; --protect none attacks a plain one.")
+        elif request.name == catalog.ONE_OF_N:
+            name, strengths = "dp-sgd", ("noise_multiplier", list(catalog.USUAL_NOISES))
+    if name is None or name == catalog.NONE:
+        for option in [*given, *([strengths[0]] if strengths else [])]:
+            raise refuse(
+                option, given.get(option, strengths and strengths[1][0]), "together with --protect", "Name one."
+            )
+        return [("no protection", None)]
+    if name == "dp-sgd":
+        base.setdefault("clip_norm", catalog.CLIP_NORM)
+    values: list[float | None] = list(strengths[1]) if strengths else [None]
+    found = []
+    for value in values:
+        asked = base if strengths is None else {**base, strengths[0]: value}
+        built = catalog.protection_of(name, scene.model, asked, delta=request.delta, batch_size=request.batch_size)
+        words = name if strengths is None else f"{strengths[0].replace('_', ' ')} {value:g}"
+        found.append((words, built))
+    return found

@@ -1,0 +1,42 @@
+"""The law book of the command line, kept by every command: what it says fits a terminal of eighty columns."""
+
+import re
+from typing import cast
+
+import pytest
+import typer
+
+from discreet.cli.main import app, main
+
+COMMANDS = sorted(cast(typer.core.TyperGroup, typer.main.get_command(app)).commands)
+
+
+@pytest.fixture(autouse=True)
+def eighty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def names_of(command: str) -> set[str]:
+    group = cast(typer.core.TyperGroup, typer.main.get_command(app))
+    shown = [p for p in group.commands[command].params if not getattr(p, "hidden", False)]
+    return {name for p in shown for name in (*p.opts, *p.secondary_opts) if name.startswith("-")}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_option_whole(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"--?[a-z-]*…", out), "a name is cut: shorten it, or give its heading fewer columns"
+    words = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", out))
+    assert names_of(command) <= words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_overview_has_every_command_and_its_first_sentence(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"│ {command} +[A-Z]", out) and "…" not in out
