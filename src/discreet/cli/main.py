@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -104,4 +105,6 @@ def entry() -> None:
     # Idle threads of torch spin by default; on a machine that others use too that made training four times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    sys.exit(main())
+    status = main()
+    gc.freeze()  # else Python looks through all that torch has loaded before it ends, for a second or more
+    sys.exit(status)
