@@ -27,16 +27,17 @@ ALLOWED: dict[str, set[str]] = {
     "calibration": {"core", "accounting", "metrics"},
     "report": {"core", "metrics", "calibration"},
     "experiment": _EVERYTHING,
-    "cli": _EVERYTHING | {"experiment"},
+    "explorer": _EVERYTHING | {"experiment"},  # never cli: the catalog comes in as an argument
+    "cli": _EVERYTHING | {"experiment", "explorer"},
     "__init__": _EVERYTHING | {"experiment"},
     "__main__": {"cli"},
 }
 NO_TORCH = {"accounting"}
 ONLY_ROOM: dict[str, set[str]] = {
     "flwr": {"federated"},
-    "orjson": {"serving"},
-    "starlette": {"serving"},
-    "uvicorn": {"serving"},
+    "orjson": {"explorer", "serving"},
+    "starlette": {"explorer", "serving"},
+    "uvicorn": {"explorer", "serving"},
     "faiss": {"attacks"},
     "plotly": {"report"},
     "opacus": set(),

@@ -6,7 +6,7 @@ Another attack joins by one line in `ATTACKS`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.checks import one_of
@@ -14,6 +14,8 @@ from discreet.core.errors import SettingError
 from discreet.core.settings import parse
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from discreet.experiment import Scene
     from discreet.models.classifier import Classifier
 
@@ -78,10 +80,19 @@ def settings_given(pairs: Sequence[str], option: str) -> dict[str, Any]:
     return found
 
 
-def protection_of(name: str, model: Classifier, values: Mapping[str, Any], *, delta: float, batch_size: int = 1) -> Any:
+def protection_of(
+    name: str,
+    model: Classifier,
+    values: Mapping[str, Any],
+    *,
+    delta: float,
+    batch_size: int = 1,
+    public: Callable[[], tuple[Tensor, Tensor | None]] | None = None,
+) -> Any:
     """Return a protection as one release of a batch uses it: nothing is gained by sampling, nothing is done twice.
 
-    An epsilon is that of the one release; the noise, or the concentration, is solved for it.
+    An epsilon is that of the one release; the noise, or the concentration, is solved for it. `public` gives vectors of
+    public text to learn a projection from, and their labels.
     """
     from discreet.protections.dir_dp_sgd import DirDPSGD
     from discreet.protections.settings import Conditions, protect_settings
@@ -90,7 +101,7 @@ def protection_of(name: str, model: Classifier, values: Mapping[str, Any], *, de
     if name == DirDPSGD.name and "kappa" not in asked and "epsilon" in asked:
         asked["kappa"] = kappa_for(model, asked.pop("epsilon"), delta)
     settings = protect_settings(name, asked)
-    once = Conditions(model, batch_size, batch_size, batch_size, steps=1, epochs=1.0, delta=delta)
+    once = Conditions(model, batch_size, batch_size, batch_size, steps=1, epochs=1.0, delta=delta, public=public)
     return settings.build(once)
 
 

@@ -15,6 +15,7 @@ from discreet.cli.attack import attack
 from discreet.cli.calibrate import calibrate
 from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
+from discreet.cli.explore import explore
 from discreet.cli.ledger import ledger
 from discreet.cli.predict import predict
 from discreet.cli.query import query
@@ -60,6 +61,7 @@ app.command("report")(report)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
 app.command("attack")(attack)
+app.command("explore")(explore)
 app.command("sanitize")(sanitize)
 app.command("serve")(serve)
 app.command("query")(query)

@@ -205,10 +205,8 @@ class LDPSettings:
 
     def _learned(self, given: Conditions, dimension: int) -> tuple[Projection, Tensor]:
         """Return the projection, and the public vectors it was learned from."""
-        vectors, labels = made_up_vectors(given.model), None
-        if given.public is not None:
-            vectors, labels = given.public()
-            vectors = vectors.float().cpu()
+        vectors, labels = (made_up_vectors(given.model), None) if given.public is None else given.public()
+        vectors = vectors.float().cpu()
         if dimension == given.model.width:
             return whole_space(dimension), vectors
         if len(vectors) <= dimension:

@@ -1,0 +1,77 @@
+"""`discreet explore`: a local page where one types a sentence and watches what an attacker reads back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from discreet.cli import catalog
+from discreet.cli.output import note
+from discreet.core.checks import positive, whole
+
+# Attacks that first learn from much public text: offered to whoever is ready to wait a minute for each answer.
+SLOW = ("reprecon", "blind", "inversion")
+_A_MINUTE = 60.0
+# What an attack or a protection is set to on the page, where it differs from what is usual elsewhere.
+_ATTACK_SETTINGS: dict[str, dict[str, Any]] = {"rss": {"score": "least-squares"}}  # masked or mixed, or neither
+_USUAL = {"dp-sgd": {"clip_norm": catalog.CLIP_NORM}}
+
+
+def explore(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="Folder of a run or a study; without it, the built-in notes."),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8766,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    seconds: Annotated[float, typer.Option(help="Time for each attack; the best so far is kept.")] = 6.0,
+    threads: Annotated[int, typer.Option(help="One busy core beats two that wait for each other.")] = 1,
+) -> None:
+    """Open a page on this machine: type a sentence, move the protection, and watch what an attacker reads back.
+
+    Only this machine can reach it, with the key in the printed address; nothing typed is logged or written down.
+    """
+    from discreet.explorer.server import Place, check_installed, serve
+
+    positive("seconds", seconds, "It is the time for each attack.")
+    whole("threads", threads, 1, "One is usually best.")
+    check_installed()
+    place = Place.on(port)
+    note("Loading the model …")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    import torch
+
+    torch.set_num_threads(threads)
+    from discreet.explorer.menu import offer
+    from discreet.explorer.reading import read
+    from discreet.explorer.stage import stage_of
+
+    stage = stage_of(run, catalog.protection_of_run)
+    menu = menu_of_catalog(seconds)
+    offered = offer(menu, stage)
+    print(f"Explore {stage.title} at {place.address}", flush=True)
+    note("Only this machine can reach it; Ctrl-C ends it.")
+    if open_page:
+        import webbrowser
+
+        webbrowser.open(place.address)
+    serve(place, offered, lambda question, say: read(question, stage, menu, seconds=seconds, say=say), note)
+
+
+def menu_of_catalog(seconds: float) -> Any:
+    """Return the catalog's attacks and protections as the page uses them."""
+    from discreet.explorer.menu import Menu
+    from discreet.protections.settings import SETTINGS, settings_of
+
+    names = [name for name in catalog.ATTACKS if name not in SLOW or seconds >= _A_MINUTE]
+    first = sorted(names, key=lambda name: name != "dager")  # the one that reads most in a second or two
+    return Menu(
+        attacks={name: catalog.attack_of(name, _ATTACK_SETTINGS.get(name)) for name in first},
+        protections={name: settings_of(name) for name in SETTINGS},
+        build=catalog.protection_of,
+        usual=_USUAL,
+        identifies=catalog.ONE_OF_N,
+    )

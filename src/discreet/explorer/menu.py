@@ -1,0 +1,178 @@
+"""What the page offers: the catalog's protections with their dials, its attacks, and which goes with which."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from discreet.core.errors import DiscreetError
+from discreet.experiment.releases import GRADIENT, REPRESENTATION, kind_of
+from discreet.experiment.trial import fits
+from discreet.explorer.dials import Dial, dials_of, started
+from discreet.explorer.stage import EXAMPLES, Public, Stage
+from discreet.models.classifier import Classifier
+from discreet.protections.representation import place_of
+
+NONE = "none"
+DELTA = 1e-5
+LONGEST = 600  # characters of a sentence
+
+
+class BuildProtection(Protocol):
+    """How a protection is built for one release, by name: as the command line does it."""
+
+    def __call__(
+        self,
+        name: str,
+        model: Classifier,
+        values: Mapping[str, Any],
+        *,
+        delta: float,
+        batch_size: int = ...,
+        public: Public | None = ...,
+    ) -> Any:
+        """Return the protection."""
+        ...
+
+
+@dataclass(frozen=True)
+class Menu:
+    """The catalog as the page uses it: names, and functions that turn them into objects.
+
+    `usual` are values that a protection gets where nothing is said, `identifies` the attack whose answer is one of n.
+    """
+
+    attacks: Mapping[str, Any]
+    protections: Mapping[str, type[Any]]
+    build: BuildProtection
+    usual: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    identifies: str = "one-of-n"
+
+    def dials(self, protection: str) -> tuple[Dial, ...]:
+        """Return the dials of a protection."""
+        return () if protection == NONE else dials_of(self.protections[protection])
+
+    def values(self, protection: str, dials: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Any:
+        """Return a protection's settings: those of a study, if any, with the dials as they stand."""
+        kept = dict(before or {})
+        alone = {dial.name for dial in self.dials(protection) if dial.alone}
+        if alone & set(dials):
+            kept = {name: value for name, value in kept.items() if name not in alone}
+        return {**self.usual.get(protection, {}), **kept, **dials}
+
+    def mix(self, protection: str, values: Mapping[str, Any]) -> int:
+        """Return how many sentences are mixed, so how many a release must hold."""
+        if protection == NONE:
+            return 1
+        usual = next((dial.start for dial in self.dials(protection) if dial.name == "mix"), 1)
+        return int(values.get("mix", usual))
+
+
+def misfit(menu: Menu, attack: str, protect: Any) -> str | None:
+    """Return why an attack has nothing to attack under a protection, or None where it has."""
+    kind = kind_of(menu.attacks[attack])
+    if protect is None:
+        return None
+    name, place = getattr(protect, "name", "this protection"), place_of(protect)
+    if not fits(kind, protect):
+        return f"{attack} reads a {kind}; under {name} that is not what leaves."
+    if attack == menu.identifies and place != GRADIENT:
+        return f"{attack} compares noisy gradients; {name} alters the {place}."
+    return None
+
+
+def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
+    """Return all that the page can choose, as plain values for JSON.
+
+    A protection that cannot be built from its dials alone, as it needs a file, is left out, and it is said why. Every
+    other one is built once for each kind of release, so that what it lets go, and so which attack fits, is known.
+    """
+    protections: list[dict[str, Any]] = [
+        {"name": NONE, "words": "What leaves, leaves as it is.", "dials": [], "misfits": {}}
+    ]
+    left_out: dict[str, str] = {}
+    for name in menu.protections:
+        before = next((dict(s.values) for s in stage.settings if s.protection == name), None)
+        start = started(menu.dials(name))
+        built: dict[str, Any] = {}
+        why = ""
+        for release in (GRADIENT, REPRESENTATION):
+            try:
+                built[release] = _stand_in(menu, stage, name, menu.values(name, start, before), release)
+            except DiscreetError as error:
+                why = str(error)
+        misfits = {
+            attack: _whether(menu, attack, built[kind_of(ruler)])
+            for attack, ruler in menu.attacks.items()
+            if kind_of(ruler) in built
+        }
+        misfits |= {attack: why for attack in menu.attacks if attack not in misfits}
+        if all(misfits.values()):
+            left_out[name] = why or "No attack on offer is for what it lets go."
+            continue
+        protections.append(
+            {
+                "name": name,
+                "words": _first_line(inspect.getmodule(type(next(iter(built.values()))))),
+                "own": _first_line(menu.protections[name]),
+                "dials": [asdict(dial) for dial in menu.dials(name)],
+                "misfits": {attack: said for attack, said in misfits.items() if said},
+            }
+        )
+    for one in protections[1:]:  # where two are of one module, the words of their settings tell them apart
+        own = one.pop("own")
+        if sum(other["words"] == one["words"] for other in protections) > 1:
+            one["words"] = own
+    return {
+        "title": stage.title,
+        "labels": list(stage.labels),
+        "protections": protections,
+        "left_out": left_out,
+        "attacks": [
+            {"name": name, "kind": kind_of(ruler), "words": _first_line(inspect.getmodule(type(ruler)))}
+            for name, ruler in menu.attacks.items()
+        ],
+        "settings": [
+            {
+                "number": number,
+                "label": one.label,
+                "protection": one.protection,
+                "dials": _shown(menu, one.protection, one.values),
+            }
+            for number, one in enumerate(stage.settings)
+            if one.protection == NONE or one.protection in {str(p["name"]) for p in protections}
+        ],
+        "examples": list(EXAMPLES),
+        "longest": LONGEST,
+        "delta": DELTA,
+    }
+
+
+def _whether(menu: Menu, attack: str, protect: Any) -> str:
+    return misfit(menu, attack, protect) or ""
+
+
+def _stand_in(menu: Menu, stage: Stage, name: str, values: Mapping[str, Any], kind: str) -> Any:
+    """Return a protection whose projection, if it has one, was learned from noise: enough to see what it lets go."""
+    model = stage.scene(kind).model
+    noise = torch.randn(max(2 * model.width, 64), model.width, generator=torch.Generator().manual_seed(0))
+    plain = {key: value for key, value in values.items() if not (key == "projection" and value == "labels")}
+    size = menu.mix(name, values)
+    return menu.build(name, model, plain, delta=DELTA, batch_size=size, public=lambda: (noise, None))
+
+
+def _shown(menu: Menu, protection: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Return where the dials stand for a study's setting."""
+    return {
+        dial.name: float(values[dial.name])
+        for dial in menu.dials(protection)
+        if isinstance(values.get(dial.name), int | float)
+    }
+
+
+def _first_line(thing: Callable[..., Any] | type[Any] | Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0].strip().replace("`", "")

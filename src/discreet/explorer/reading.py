@@ -1,0 +1,277 @@
+"""One reading: a sentence is released under a protection, attacked, and what came back is set beside it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from discreet.accounting.risk import most_identified
+from discreet.core.checks import one_of, refuse
+from discreet.core.errors import DataError, UnsupportedError
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.randomness import Rng
+from discreet.data.corpus import check_texts
+from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
+from discreet.experiment.reading import METRICS as ASKED
+from discreet.experiment.reading import Example, metrics_for, reads_a_bag, spelled
+from discreet.experiment.releases import GRADIENT, REPRESENTATION, kind_of
+from discreet.explorer.dials import checked, started
+from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, misfit
+from discreet.explorer.stage import Stage
+from discreet.explorer.typed import TypedScene
+from discreet.metrics.text import PAIRS
+from discreet.protections.representation import place_of
+from discreet.report.reading import Piece, pieces
+from discreet.report.words import METRICS
+
+CANDIDATES = 64
+OPEN = "the release was not protected"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the page asks: a sentence, a protection with its dials, an attack.
+
+    `setting` is the number of a study's setting, whose other values are then used; `label` is what the client would
+    train the sentence towards.
+    """
+
+    sentence: str = field(repr=False)
+    protection: str = NONE
+    attack: str = "dager"
+    dials: dict[str, float] = field(default_factory=dict)
+    label: str | None = None
+    setting: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a sentence that is none, and say nothing of what it holds."""
+        if not self.sentence.strip():
+            raise DataError("Expected a sentence, found none. Type one, or choose an example.")
+        if len(self.sentence) > LONGEST:
+            raise DataError(
+                f"Expected a sentence of at most {LONGEST} characters, found {len(self.sentence)}. Shorten it."
+            )
+        check_texts([self.sentence], "the page", "sentence")
+
+
+def read(
+    question: Question,
+    stage: Stage,
+    menu: Menu,
+    *,
+    seconds: float,
+    say: Callable[[str], None] = lambda words: None,
+) -> dict[str, Any]:
+    """Return what an attacker read of a sentence, how much that is, and what is guaranteed for this one release.
+
+    The noise is fresh and secret, from the operating system, at every reading.
+
+    Guarantee: none for the answer, which holds the sentence; that of the one release is in it.
+    """
+    began = time.monotonic()
+    one_of("attack", question.attack, menu.attacks)
+    one_of("protection", question.protection, [NONE, *menu.protections])
+    attack = menu.attacks[question.attack]
+    kind = kind_of(attack)
+    say("Preparing the protection")
+    values = _values(question, stage, menu)
+    size = menu.mix(question.protection, values)
+    protect = None
+    if question.protection != NONE:
+        public = stage.public(kind, values.get("public"))
+        protect = menu.build(
+            question.protection, stage.scene(kind).model, values, delta=DELTA, batch_size=size, public=public
+        )
+    said = misfit(menu, question.attack, protect)
+    if said is not None:
+        raise UnsupportedError(f"Expected an attack that fits the release. {said} Choose another attack or protection.")
+    if protect is None or place_of(protect) != REPRESENTATION:
+        size = 1  # nothing is mixed
+    scene = stage.typed(question.sentence.strip(), question.label, kind)
+    identifies = question.attack == menu.identifies
+    say(f"Comparing {CANDIDATES} sentences; the first time takes longest" if identifies else "Releasing and attacking")
+    request = AttackRequest(
+        attack, protect, question.attack, examples=size, batch_size=size, seconds=seconds, delta=DELTA
+    )
+    found = run_attack(request, scene)
+    example = None if identifies else shown(found, attack, scene, kind)
+    return {
+        "attack": question.attack,
+        "protection": question.protection,
+        "dials": dict(question.dials),
+        **_leakage(found, example, attack),
+        **_texts(example, attack, kind, size),
+        "guarantee": _guarantee(found, protect),
+        "bound": bound(protect, found, scene),
+        "candidates": CANDIDATES,
+        "release": _release(found, kind, scene),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _values(question: Question, stage: Stage, menu: Menu) -> dict[str, Any]:
+    before: Mapping[str, Any] | None = None
+    if question.setting is not None:
+        if not 0 <= question.setting < len(stage.settings):
+            rule = f"in [0, {len(stage.settings)})"
+            raise refuse("setting", question.setting, rule, "It numbers the settings of the study.")
+        setting = stage.settings[question.setting]
+        before = setting.values if setting.protection == question.protection else None
+    dials = checked(menu.dials(question.protection), question.dials)
+    if question.protection != NONE and before is None:
+        start = started(menu.dials(question.protection))
+        alone = {dial.name for dial in menu.dials(question.protection) if dial.alone}
+        dials = {**{k: v for k, v in start.items() if k not in alone or not alone & set(dials)}, **dials}
+    found: dict[str, Any] = menu.values(question.protection, dials, before)
+    return found
+
+
+def shown(found: AttackResult, attack: object, scene: TypedScene, kind: str) -> Example:
+    """Return the typed sentence beside what was read of it: of several readings the one that comes closest to it.
+
+    Where sentences were mixed there is a reading for each mixture, and the sentence is in several of them.
+    """
+    if reads_a_bag(attack) and kind == GRADIENT:
+        return found.examples[0]  # the words of the whole batch, in no order
+    truth = spelled(scene.model, scene.typed.texts[0])
+    if reads_a_bag(attack):
+        truth = " ".join(dict.fromkeys(truth.split()))
+    main = _main(attack)
+    guesses = [one.guess for one in found.examples] or [""]
+    guess = max(guesses, key=lambda text: PAIRS[main](text, truth))
+    return Example(truth, guess, {name: float(PAIRS[name](guess, truth)) for name in metrics_for(attack, ASKED)})
+
+
+def _main(attack: object) -> str:
+    """Return the figure that the page shows first: words in order where an attack reads them."""
+    names = metrics_for(attack, ASKED)
+    return "rouge_l" if "rouge_l" in names else names[0]
+
+
+def _leakage(found: AttackResult, example: Example | None, attack: object) -> dict[str, Any]:
+    if example is None:
+        one = found.leakages[0]
+        words = METRICS.get(one.metric, one.metric)
+        main = {"words": words, "value": one.value, "low": one.low, "high": one.high, "n": one.n, "chance": one.chance}
+        return {"leakage": main, "figures": []}
+    main_name = _main(attack)
+    figures = [{"words": METRICS.get(name, name), "value": value} for name, value in example.scores.items()]
+    chance = next((one.chance for one in found.leakages if one.metric == main_name), None)
+    main = {"words": METRICS.get(main_name, main_name), "value": example.scores[main_name], "n": 1, "chance": chance}
+    return {"leakage": main, "figures": figures}
+
+
+def _texts(example: Example | None, attack: object, kind: str, size: int) -> dict[str, Any]:
+    if example is None:
+        return {"truth": None, "guess": None, "note": "This attack names a sentence among candidates; it spells none."}
+    notes = []
+    marked = pieces
+    if reads_a_bag(attack):
+        notes.append("Words and parts of words, in no order.")
+        marked = unordered
+    if size > 1 and reads_a_bag(attack) and kind == GRADIENT:
+        notes.append(f"They are those of all {size} sentences in the release.")
+    elif size > 1:
+        notes.append(f"Of the {size} texts that were read, the one closest to yours.")
+    return {
+        "truth": [{"text": piece.text, "right": piece.right} for piece in marked(example.truth, example.guess)],
+        "guess": [{"text": piece.text, "right": piece.right} for piece in marked(example.guess, example.truth)],
+        "note": " ".join(notes),
+    }
+
+
+def unordered(text: str, other: str) -> list[Piece]:
+    """Return a text word by word, marked where the word stands anywhere in the other.
+
+    >>> [(p.text, p.right) for p in unordered("red cat", "cat blue")]
+    [('red', False), (' cat', True)]
+    """
+    known = set(other.lower().split())
+    words: Sequence[str] = text.split()
+    return [Piece(f" {word}" if place else word, word.lower() in known) for place, word in enumerate(words)]
+
+
+def _guarantee(found: AttackResult, protect: Any) -> dict[str, Any]:
+    promise = found.guarantee
+    columns = {name: value for name, value in found.epsilon_by_adjacency.items() if value is not None}
+    if promise is None:
+        sentence = f"No guarantee: {OPEN}." if protect is None else "No guarantee is known for this release."
+        return {"epsilon": None, "certified": False, "reason": OPEN, "sentence": sentence, "columns": columns}
+    sentence, _, assumed = promise.sentence().partition(" It assumes: ")
+    return {
+        **promise.as_dict(),
+        "sentence": sentence,
+        "assumed": assumed.rstrip(".").split("; ") if assumed else [],
+        "columns": columns,
+    }
+
+
+def bound(protect: Any, found: AttackResult, scene: TypedScene) -> float | None:
+    """Return how often, at most, any attack can name the right one of 64 candidates from such a release.
+
+    None where nothing is proven: without a protection, and where a figure is only an estimate.
+    """
+    if found.bound is not None:
+        return None if protect is None else found.bound
+    promise = found.guarantee
+    if protect is None or promise is None or not promise.exists or not promise.certified:
+        return None
+    bounds = [most_named(promise, CANDIDATES)]
+    event = _event(protect, scene)
+    for adjacency in Adjacency if event is not None else ():
+        # each adjacency has a record of its own to compare with, and whatever it proves is proven
+        with suppress(UnsupportedError):
+            bounds.append(most_identified(event, CANDIDATES, adjacency))
+    return min(bounds)
+
+
+def _event(protect: Any, scene: TypedScene) -> Any:
+    """Return what one release costs, where that does not depend on its text."""
+    if place_of(protect) == GRADIENT:
+        return getattr(protect, "event", None)
+    if place_of(protect) == REPRESENTATION and protect.stored and getattr(protect, "mix", 1) == 1:
+        return protect.once(np.zeros(1, dtype=np.int64), scene.model.width, scene.model.classes, Rng.secret()).event
+    return None
+
+
+def most_named(promise: Guarantee, candidates: int) -> float:
+    """Return how often, at most, one of equally likely candidates is named, from epsilon and delta alone.
+
+    With a null record, or one fixed candidate, in the record's place, each is named with some probability, and these
+    add up to at most 1; epsilon and delta say how much larger, and how much less often missed, it can be.
+
+    >>> from discreet.core.guarantee import Adjacency
+    >>> round(most_named(Guarantee(1.0, 0.0, "sentence", Adjacency.REPLACE_ONE, "pld"), 64), 4)
+    0.0425
+    """
+    chance = 1 / candidates
+    grown = math.exp(min(promise.epsilon, 700.0)) * chance + promise.delta
+    missed = 1 - math.exp(-promise.epsilon) * max(0.0, 1 - chance - promise.delta)
+    return min(1.0, grown, missed)
+
+
+def _release(found: AttackResult, kind: str, scene: TypedScene) -> str:
+    """Return what the attacker saw, and knew besides, in words."""
+    facts = found.release
+    size = int(facts.get("batch_size", 1))
+    of = "your sentence" if size == 1 else f"{size} sentences, yours among them"
+    if facts.get("simulated"):
+        return (
+            f"{found.leakages[0].n:,} simulated gradients ({facts['parameters']}) of one of {facts['candidates']} "
+            f"sentences, yours among them, at {facts['model']}; the attacker knows all {facts['candidates']}."
+        )
+    if kind == REPRESENTATION:
+        others = len(dict.fromkeys(scene.rows.texts))
+        said = f"{facts['vectors']} vectors" if facts["vectors"] != 1 else "one vector"
+        return (
+            f"{said} of {facts['width']} numbers, of {of}, from {facts['model']}; where the attack chooses among "
+            f"candidates, yours is one beside {others} others."
+        )
+    known = " and ".join(facts.get("known", ())) or "nothing"
+    return f"one gradient ({facts['parameters']}) of {of}, at {facts['model']}; {known} known besides."

@@ -1,0 +1,101 @@
+"""The page on a socket of this machine alone; it ends cleanly."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from discreet.core.errors import ExtraError
+from discreet.serving.server import listen
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from discreet.explorer.app import Read
+    from discreet.explorer.worker import Worker
+
+HOST = "127.0.0.1"  # never another: what the page shows is private
+_NEEDED = ("uvicorn", "starlette", "httptools", "orjson")
+
+
+def check_installed() -> None:
+    """Refuse to go on without the libraries of the extra `explore`."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExtraError(
+            f"Expected {', '.join(missing)}, with which the page is served. Install: pip install 'discreet[explore]'"
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A socket that listens on this machine, and the key that whoever opens the page must have."""
+
+    socket: socket.socket
+    key: str
+
+    @classmethod
+    def on(cls, port: int) -> Place:
+        """Return a place on a port of this machine; 0 lets the system choose."""
+        return cls(listen(HOST, port), secrets.token_urlsafe(24))
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.socket.getsockname()[1])
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The names it goes by, with the port."""
+        return f"{HOST}:{self.port}", f"localhost:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The address of the page; the key stands after #, where no browser sends it by itself."""
+        return f"http://{HOST}:{self.port}/#{self.key}"
+
+
+def server_for(place: Place, offer: Mapping[str, Any], read: Read, worker: Worker) -> uvicorn.Server:
+    """Return the server of a page, not yet running: `server.run(sockets=[place.socket])`.
+
+    Guarantee: nothing that is typed is logged, written to disk or sent to another machine.
+    """
+    import uvicorn
+
+    from discreet.explorer.app import application
+
+    config = uvicorn.Config(
+        application(offer, read, worker, key=place.key, hosts=place.hosts),
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="critical",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        limit_concurrency=64,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)
+
+
+def serve(place: Place, offer: Mapping[str, Any], read: Read, say: Callable[[str], None]) -> None:
+    """Serve the page until interrupted, then stop the worker."""
+    from discreet.explorer.worker import Worker
+
+    worker = Worker()
+    server = server_for(place, offer, read, worker)
+    try:
+        server.run(sockets=[place.socket])
+    except KeyboardInterrupt:
+        pass  # the server has ended, and passes on what ended it
+    finally:
+        worker.close()
+        place.socket.close()
+    say("Ended.")
