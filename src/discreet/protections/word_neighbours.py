@@ -14,6 +14,7 @@ import torch
 
 from discreet.core.randomness import Rng
 from discreet.mechanisms.sphere import uniform_directions
+from discreet.protections.word_nearest import NearestWord
 
 Rows = npt.NDArray[np.int64]
 Watch = Callable[[int], None]
@@ -57,15 +58,13 @@ def nearest_to_noisy(
     """Return, for each entry of `which`, the row nearest to its place plus noise of density e^(-price |z|).
 
     Guarantee: metric privacy of `price` per Euclidean distance for every entry; which row is nearest is
-        post-processing, so single precision there costs nothing.
+        post-processing.
     """
-    small = table.float()
-    half_squares = (table * table).sum(1).div_(2).float()
+    nearest = NearestWord.of(table)
     drawn = np.empty(len(which), dtype=np.int64)
     for start in range(0, len(which), _NOISE_BLOCK):
-        noisy = noisy_places(places[torch.from_numpy(which[start : start + _NOISE_BLOCK])], price, rng).float()
-        scores = torch.addmm(half_squares, noisy, small.T, alpha=-1.0)
-        drawn[start : start + _NOISE_BLOCK] = scores.numpy().argmin(1)
+        noisy = noisy_places(places[torch.from_numpy(which[start : start + _NOISE_BLOCK])], price, rng)
+        drawn[start : start + _NOISE_BLOCK] = nearest(noisy)
         watch(min(start + _NOISE_BLOCK, len(which)))
     return drawn
 
