@@ -39,26 +39,27 @@ def explore(
     positive("seconds", seconds, "It is the time for each attack.")
     whole("threads", threads, 1, "One is usually best.")
     check_installed()
-    place = Place.on(port)
-    note("Loading the model …")
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    import torch
+    with Place.on(port) as place:
+        note("Loading the model …")
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        import torch
 
-    torch.set_num_threads(threads)
-    from discreet.explorer.menu import offer
-    from discreet.explorer.reading import read
-    from discreet.explorer.stage import stage_of
+        torch.set_num_threads(threads)
+        from discreet.explorer.menu import offer
+        from discreet.explorer.reading import read
+        from discreet.explorer.stage import stage_of
 
-    stage = stage_of(run, catalog.protection_of_run)
-    menu = menu_of_catalog(seconds)
-    offered = offer(menu, stage)
-    print(f"Explore {stage.title} at {place.address}", flush=True)
-    note("Only this machine can reach it; Ctrl-C ends it.")
-    if open_page:
-        import webbrowser
+        stage = stage_of(run, catalog.protection_of_run)
+        menu = menu_of_catalog(seconds)
+        offered = offer(menu, stage)
+        print(f"Explore {stage.title} at {place.address}", flush=True)
+        note("Only this machine can reach it; Ctrl-C ends it.")
+        if open_page:
+            import webbrowser
 
-        webbrowser.open(place.address)
-    serve(place, offered, lambda question, say: read(question, stage, menu, seconds=seconds, say=say), note)
+            webbrowser.open(place.address)
+        serve(place, offered, lambda question, say: read(question, stage, menu, seconds=seconds, say=say))
+    note("Ended.")
 
 
 def menu_of_catalog(seconds: float) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,14 @@ class Place:
     def on(cls, port: int) -> Place:
         """Return a place on a port of this machine; 0 lets the system choose."""
         return cls(listen(HOST, port), secrets.token_urlsafe(24))
+
+    def __enter__(self) -> Place:
+        """Keep the socket for a block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the socket."""
+        self.socket.close()
 
     @property
     def port(self) -> int:
@@ -85,7 +93,7 @@ def server_for(place: Place, offer: Mapping[str, Any], read: Read, worker: Worke
     return uvicorn.Server(config)
 
 
-def serve(place: Place, offer: Mapping[str, Any], read: Read, say: Callable[[str], None]) -> None:
+def serve(place: Place, offer: Mapping[str, Any], read: Read) -> None:
     """Serve the page until interrupted, then stop the worker."""
     from discreet.explorer.worker import Worker
 
@@ -97,5 +105,3 @@ def serve(place: Place, offer: Mapping[str, Any], read: Read, say: Callable[[str
         pass  # the server has ended, and passes on what ended it
     finally:
         worker.close()
-        place.socket.close()
-    say("Ended.")

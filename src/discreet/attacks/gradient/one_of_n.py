@@ -165,7 +165,7 @@ def gaussian_sweep(
         non_negative("noise_multiplier", strength)
         generator = rng.fork("gaussian", f"{strength!r}").numpy("OneOfN")
         truth = generator.integers(n, size=draws)
-        noise = generator.standard_normal((draws, n)) @ root.T
+        noise = generator.standard_normal((draws, root.shape[1])) @ root.T  # gradients may depend on each other
         std = strength * clip_norm / np.sqrt(whole("steps", steps))
         scores = clipped[truth] - np.diag(clipped) / 2 + std * noise
         found.append(Identified(float(strength), int((scores.argmax(axis=1) == truth).sum()), draws, n))

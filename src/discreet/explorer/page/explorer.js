@@ -21,7 +21,7 @@
       const raised = String(Number(power)).replace(/[-0-9]/g, (c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]);
       return Number(head) === 1 ? `10${raised}` : `${Number(head)}·10${raised}`;
     }
-    return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+    return size >= 999.5 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
   };
 
   // Light, dark, or as the system says.

@@ -1,0 +1,80 @@
+"""What is on offer is the catalog's, and what is on offer answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from discreet.cli import catalog
+from discreet.cli.explore import SLOW, menu_of_catalog
+from discreet.core.errors import DiscreetError
+from discreet.experiment.releases import kind_of
+from discreet.explorer.menu import NONE, Menu, offer
+from discreet.explorer.reading import Question, read
+from discreet.explorer.stage import Setting, Stage
+from discreet.protections.settings import SETTINGS
+
+TYPED = "the heart was calm"
+
+
+def test_the_catalog_decides(stage: Stage, menu: Menu) -> None:
+    found = offer(menu, stage)
+    names = {one["name"] for one in found["protections"]}
+    assert names | set(found["left_out"]) == {NONE, *SETTINGS}
+    assert "--sensitive" in found["left_out"]["santext+"]  # it needs a file, and no dial can name one
+    assert {one["name"] for one in found["attacks"]} == set(catalog.ATTACKS) - set(SLOW)
+    assert set(menu_of_catalog(60.0).attacks) == set(catalog.ATTACKS)
+    assert all(one["words"] for one in found["attacks"] + found["protections"])
+    assert len({one["words"] for one in found["protections"]}) == len(found["protections"])
+    json.dumps(found, allow_nan=False)
+
+
+def test_an_attack_is_offered_where_it_has_something_to_attack(stage: Stage, menu: Menu) -> None:
+    misfits = {one["name"]: set(one["misfits"]) for one in offer(menu, stage)["protections"]}
+    vectors = {name for name, ruler in menu.attacks.items() if kind_of(ruler) == "representation"}
+    assert misfits[NONE] == set()
+    assert misfits["dp-sgd"] == misfits["dir-dp-sgd"] == vectors
+    assert misfits["ldp"] == set(menu.attacks) - vectors
+    assert misfits["texthide"] == {"one-of-n"} and misfits["santext"] == vectors | {"one-of-n"}
+
+
+def test_every_protection_answers_by_every_dial(stage: Stage, menu: Menu) -> None:
+    for one in offer(menu, stage)["protections"]:
+        attack = next(name for name in ("embedding-rows", "rss") if name not in one["misfits"])
+        for dial in [{}, *({dial["name"]: dial["start"]} for dial in one["dials"])]:
+            found = read(Question(TYPED, one["name"], attack, dial), stage, menu, seconds=0.5)
+            assert 0 <= found["leakage"]["value"] <= 1
+            json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("attack", [name for name in catalog.ATTACKS if name not in SLOW])
+def test_every_attack_answers_or_says_why_not(stage: Stage, menu: Menu, attack: str) -> None:
+    try:
+        found = read(Question(TYPED, attack=attack), stage, menu, seconds=0.3)
+    except DiscreetError as error:
+        assert str(error).startswith("Expected ")
+    else:
+        assert found["attack"] == attack and found["bound"] is None
+
+
+def test_a_misfit_is_refused_with_the_remedy(stage: Stage, menu: Menu) -> None:
+    with pytest.raises(DiscreetError, match="Choose another attack or protection"):
+        read(Question(TYPED, "ldp", "dager"), stage, menu, seconds=1)
+    with pytest.raises(DiscreetError, match="Did you mean 'dager'"):
+        read(Question(TYPED, attack="dagger"), stage, menu, seconds=1)
+    with pytest.raises(DiscreetError, match="Did you mean 'dp-sgd'"):
+        read(Question(TYPED, protection="dp-sdg"), stage, menu, seconds=1)
+
+
+def test_a_study_s_setting_keeps_its_other_values_when_a_dial_moves(stage: Stage, menu: Menu) -> None:
+    one = Setting("dp-sgd, epsilon 8", "dp-sgd", {"noise_multiplier": 0.7, "clip_norm": 0.2})
+    studied = Stage("a study", stage.scene, (one,))
+    assert offer(menu, studied)["settings"][0]["dials"] == {"noise_multiplier": 0.7}
+    assert menu.values("dp-sgd", {"epsilon": 3.0}, one.values) == {"clip_norm": 0.2, "epsilon": 3.0}
+    own = read(Question(TYPED, "dp-sgd", "embedding-rows", setting=0), studied, menu, seconds=1)
+    moved = read(Question(TYPED, "dp-sgd", "embedding-rows", {"epsilon": 3.0}, setting=0), studied, menu, seconds=1)
+    assert moved["guarantee"]["epsilon"] == pytest.approx(3.0, rel=1e-3)
+    assert own["guarantee"]["epsilon"] > 6
+    with pytest.raises(DiscreetError, match="numbers the settings"):
+        read(Question(TYPED, setting=7), studied, menu, seconds=1)

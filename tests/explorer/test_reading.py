@@ -1,0 +1,108 @@
+"""One reading: what came back, how much that is, what is proven of it, and what is not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from discreet.core.errors import DataError, SettingError
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.explorer.menu import Menu
+from discreet.explorer.reading import OPEN, Question, most_named, read
+from discreet.explorer.stage import Stage
+
+TYPED = "the heart was calm and the cough was dull"
+
+
+def text(pieces: list[dict[str, object]]) -> str:
+    return "".join(str(piece["text"]) for piece in pieces)
+
+
+def test_without_protection_all_is_read_and_nothing_promised(stage: Stage, menu: Menu) -> None:
+    found = read(Question(TYPED, attack="rss"), stage, menu, seconds=5)
+    assert text(found["truth"]) == text(found["guess"]) == TYPED
+    assert found["leakage"]["value"] == 1 and all(piece["right"] for piece in found["guess"])
+    assert found["guarantee"]["epsilon"] is None and OPEN in found["guarantee"]["sentence"] and found["bound"] is None
+    assert "one vector of 16 numbers, of your sentence" in found["release"] and "108 others" in found["release"]
+
+
+def test_words_without_order_are_marked_wherever_they_stand(stage: Stage, menu: Menu) -> None:
+    found = read(Question(TYPED, attack="embedding-rows"), stage, menu, seconds=5)
+    assert found["leakage"]["value"] == 1 and "no order" in found["note"]
+    assert all(piece["right"] for piece in found["truth"] + found["guess"])
+
+
+def test_noise_is_certified_and_bounded_and_hides(stage: Stage, menu: Menu) -> None:
+    for name in ("dp-sgd", "dir-dp-sgd"):
+        found = read(Question(TYPED, name, "embedding-rows", {"epsilon": 1.0}), stage, menu, seconds=5)
+        assert found["guarantee"]["certified"] and found["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
+        assert found["guarantee"]["unit"] == "sentence" and "sentence" in found["guarantee"]["sentence"]
+        assert 1 / 64 < found["bound"] < math.e / 64 + 1e-3 and found["leakage"]["value"] < 1
+        assert found["guarantee"]["columns"] and any("known" in told for told in found["guarantee"]["assumed"])
+    for name in ("dp-ie", "ldp"):
+        found = read(Question(TYPED, name, "rss", {"epsilon": 1.0}), stage, menu, seconds=5)
+        assert found["guarantee"]["certified"] and found["guarantee"]["adjacency"] == "replace-one"
+        assert 1 / 64 < found["bound"] <= math.e / 64 + 1e-4
+
+
+def test_texthide_promises_nothing_and_says_why(stage: Stage, menu: Menu) -> None:
+    found = read(Question(TYPED, "texthide", "rss", {"masks": 4, "mix": 3}), stage, menu, seconds=5)
+    assert found["guarantee"]["epsilon"] is None and found["bound"] is None
+    assert "absolute value" in found["guarantee"]["sentence"] and "Of the 3 texts" in found["note"]
+
+
+def test_the_measured_success_of_one_of_n_keeps_the_bound(stage: Stage, menu: Menu) -> None:
+    before = 0.0
+    for epsilon in (0.5, 4.0, 30.0):
+        found = read(Question(TYPED, "dp-sgd", "one-of-n", {"epsilon": epsilon}), stage, menu, seconds=5)
+        assert found["leakage"]["low"] <= found["bound"] and found["leakage"]["value"] >= before - 0.02
+        assert (
+            found["truth"] is None and found["leakage"]["chance"] == 1 / 64 and "yours among them" in found["release"]
+        )
+        before = found["leakage"]["value"]
+    other = read(Question(TYPED, "dp-sgd", "embedding-rows", {"epsilon": 30.0}), stage, menu, seconds=5)
+    assert other["bound"] == pytest.approx(found["bound"], rel=1e-6), "the bound is the release's, not the attack's"
+
+
+def test_every_reading_draws_its_noise_anew(stage: Stage, menu: Menu) -> None:
+    question = Question(TYPED, "santext", "embedding-rows", {"epsilon_per_word": 5.0})
+    read_twice = [text(read(question, stage, menu, seconds=5)["guess"]) for _ in range(2)]
+    assert read_twice[0] != read_twice[1]
+
+
+@pytest.mark.parametrize(
+    "hostile", ["<script>alert(1)</script>", "{{ 7 * 7 }}", "\u202e drawrof", "🙂" * 20, "a" * 600]
+)
+def test_any_text_can_be_typed(stage: Stage, menu: Menu, hostile: str) -> None:
+    found = read(Question(hostile, attack="rss"), stage, menu, seconds=5)
+    assert 0 <= found["leakage"]["value"] <= 1
+
+
+def test_a_sentence_is_one_and_is_not_repeated_in_errors() -> None:
+    for bad in ("", "  ", "x" * 601, "Anna\0Novak", "Anna \ud800"):
+        with pytest.raises(DataError, match="Expected a sentence") as error:
+            Question(bad)
+        assert "Anna" not in str(error.value)
+    assert "Anna" not in repr(Question("Anna Novak"))
+
+
+def test_an_unknown_label_is_refused(stage: Stage, menu: Menu) -> None:
+    with pytest.raises(SettingError, match="Expected label='heart'"):
+        read(Question(TYPED, label="heart"), stage, menu, seconds=1)
+    assert read(Question(TYPED, attack="rss", label=stage.labels[1]), stage, menu, seconds=1)["leakage"]["value"] == 1
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.1, 1e-5), (3.0, 1e-5), (20.0, 0.0), (1000.0, 0.1)])
+def test_the_bound_from_epsilon_and_delta_lies_between_chance_and_certainty(epsilon: float, delta: float) -> None:
+    promise = Guarantee(epsilon, delta, "sentence", Adjacency.REPLACE_ONE, "pld")
+    assert 1 / 64 <= most_named(promise, 64) <= 1
+    if epsilon == 0 and delta == 0:
+        assert most_named(promise, 64) == pytest.approx(1 / 64)
+
+
+def test_randomised_response_reaches_the_bound_of_two_candidates() -> None:
+    """It names the truth with e^eps / (1 + e^eps): no more than the bound, and close to it."""
+    promise = Guarantee(1.0, 0.0, "sentence", Adjacency.REPLACE_ONE, "pure")
+    reached = math.e / (1 + math.e)
+    assert reached <= most_named(promise, 2) <= reached * 1.12

@@ -1,0 +1,76 @@
+"""What stands behind the page: a study with its protections, a run, the built-in notes, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from discreet.calibration.store import Store
+from discreet.cli.catalog import protection_of_run
+from discreet.cli.main import main
+from discreet.core.errors import DataError
+from discreet.core.types import Trial
+from discreet.explorer.menu import Menu, offer
+from discreet.explorer.reading import Question, read
+from discreet.explorer.stage import stage_of
+
+
+def test_a_study_lends_its_model_texts_and_protections(
+    tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], menu: Menu
+) -> None:
+    study = {
+        "name": "toy",
+        "data": {"source": str(toy_csv)},
+        "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
+        "release": {"train": "all", "split": "train"},
+        "seeds": [3],
+    }
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    with Store(tmp_path) as store:
+        for number, (point, facts) in enumerate(
+            [
+                ({"name": "none"}, None),
+                ({"name": "dp-sgd", "epsilon": 8.0, "clip_norm": 0.5}, {"name": "dp-sgd", "noise_multiplier": 0.7}),
+                ({"name": "dp-ie", "epsilon": 4.0}, {"name": "dp-ie", "epsilon": 4.0}),
+            ]
+        ):
+            store.append(str(number), Trial({**study, "protection": point}, 3, {}, details={"protection": facts}))
+    stage = stage_of(tmp_path, protection_of_run)
+    assert [one.label for one in stage.settings] == ["none", "dp-sgd, epsilon 8", "dp-ie, epsilon 4"]
+    # the epsilon of a whole training is not that of one release: its noise is what counts
+    assert stage.settings[1].values == {"clip_norm": 0.5, "noise_multiplier": 0.7}
+    assert stage.settings[2].values == {"epsilon": 4.0}
+    assert [one["number"] for one in offer(menu, stage)["settings"]] == [0, 1, 2]
+    found = read(Question("the heart was calm", "dp-sgd", "embedding-rows", setting=1), stage, menu, seconds=1)
+    assert found["guarantee"]["epsilon"] > 6 and "all" in found["release"]
+    assert read(Question("the heart was calm", "dp-ie", "rss", setting=2), stage, menu, seconds=1)["guarantee"][
+        "epsilon"
+    ] == pytest.approx(4, rel=1e-3)
+
+
+def test_a_run_lends_its_model_and_how_it_was_protected(
+    tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], menu: Menu, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", str(tiny_encoder("bert")), "--device", "cpu", "--epochs", "1", "--batch-size", "16"]
+    private = ["--protect", "dp-sgd", "--noise-multiplier", "1.5", "--train", "all"]
+    assert main(["train", str(toy_csv), "--out", str(tmp_path / "a"), *model, *private]) == 0
+    capfd.readouterr()
+    stage = stage_of(tmp_path / "a", protection_of_run)
+    assert stage.labels == ("clinic", "ward") and stage.settings[0].protection == "dp-sgd"
+    assert stage.settings[0].values["noise_multiplier"] == 1.5
+    found = read(Question("the heart was calm", "dp-sgd", "dager", setting=0), stage, menu, seconds=1)
+    assert found["guarantee"]["certified"] and 2 < found["guarantee"]["epsilon"] < 4
+    assert "the model of" in found["release"]
+
+
+def test_another_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match="Expected a run or a study .* leave it out"):
+            stage_of(folder, protection_of_run)
+
+
+def test_without_a_folder_the_notes_are_there() -> None:
+    assert "fictional" in stage_of(None, protection_of_run).title
