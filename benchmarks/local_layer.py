@@ -289,11 +289,12 @@ def main() -> None:
     bench = Bench(vectors, asked.seeds, asked.json)
     print(f"no noise, the encoder's own {bench.x.shape[1]} dimensions: {bench.open():.4f}")
     one, two = bench.projection("principal", 32), bench.projection("labels", 32)
-    small = bench.projection("labels", 8, spread=0.3, ridge=1.0)
+    alone = bench.projection("labels", 32, spread=0.3, ridge=3.0)  # settings of each kind by --choose --public all
+    small = bench.projection("labels", 8, spread=0.3, ridge=10.0)
     for epsilon in asked.epsilons:
         bench.row("no public labels", one, "privunit", epsilon)
         bench.row("public labels", two, "privunit", epsilon)
-        bench.row("public text alone", two, "privunit", epsilon, public=True)
+        bench.row("public text alone", alone, "privunit", epsilon, public=True)
         bench.row("public text alone, 8 dimensions", small, "privunit", epsilon, public=True, width=None)
     for epsilon in asked.epsilons[-2:] if not asked.brief else ():
         for mechanism in ("vmf", "gaussian"):

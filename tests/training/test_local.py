@@ -25,7 +25,9 @@ from discreet.protections.ldp_projection import whole_space
 from discreet.protections.ldp_protection import LocalLayer
 from discreet.protections.ldp_settings import LDPSettings
 from discreet.training.evaluate import represent
-from discreet.training.local import Mixed, ServerSide, UserSide, linear
+from discreet.training.local import ServerSide, UserSide
+from discreet.training.local_mixed import Mixed
+from discreet.training.local_server import linear
 from discreet.training.run_folder import load_run
 from discreet.training.settings import TrainSettings
 

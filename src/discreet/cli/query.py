@@ -18,7 +18,8 @@ from discreet.core.errors import BudgetError, DataError, OutputError
 if TYPE_CHECKING:
     from discreet.core.guarantee import Guarantee
     from discreet.serving.client import About
-    from discreet.training.local import Mixed, UserSide
+    from discreet.training.local import UserSide
+    from discreet.training.local_mixed import Mixed
 
 
 def query(

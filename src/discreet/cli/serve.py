@@ -42,6 +42,6 @@ def serve(
     limits = Limits(rows, rate, active, connections, connections_per_address, patience)
     check_installed()
     from discreet.serving.head import Head
-    from discreet.training.local import ServerSide
+    from discreet.training.local_server import ServerSide
 
     go(Head.of(ServerSide.load(folder)), host, port, limits, note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.sources import load
+from discreet.data.sources import BUILT_IN, load
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.models.classifier import Classifier
 from discreet.protections.representation import at_vectors, place_of
@@ -31,6 +32,7 @@ from discreet.training.run_folder import (
 if TYPE_CHECKING:
     from discreet.data.batches import Tokens, Vectors
     from discreet.data.corpus import Corpus
+    from discreet.protections.settings import ProtectSettings
     from discreet.training.loop import Protection
 
 _MANY_STEPS = 1_000_000
@@ -126,13 +128,18 @@ def run_training(
         }
         if plan is not None and at_vectors(plan.protect):
             plan.protect.end(model)
-        if plan is not None and request.protect is not None and request.protect.name == "ldp":
-            from discreet.training.local_folder import write_sides
-
-            write_sides(workspace, model, plan.protect, request.protect)  # type: ignore[arg-type]
+        if plan is not None:
+            hand_out(request.protect, workspace, model, plan.protect)
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
     return result
+
+
+def hand_out(asked: ProtectSettings | None, workspace: Path, model: Classifier, protect: Protection) -> None:
+    """Write what a protection hands out beside the model, such as a client's and a server's side, if it names a way."""
+    named: tuple[str, str] | None = getattr(asked, "hands_out", None)
+    if named is not None:
+        getattr(importlib.import_module(named[0]), named[1])(workspace, model, protect, asked)
 
 
 def averaged_utility(plan: Plan | None, model: Classifier, rows: Tokens | Vectors) -> dict[str, float]:
@@ -147,7 +154,8 @@ def averaged_utility(plan: Plan | None, model: Classifier, rows: Tokens | Vector
 def warn_of_size(request: RunRequest, corpus: Corpus, say: Callable[[str], None]) -> None:
     """Say where more was asked for than there is, or than will be over soon."""
     found = len(corpus.split("train")) if "train" in corpus.split_names else 0
-    if request.rows is not None and request.rows > found:
+    there = len(corpus) if request.source in BUILT_IN else found  # of what is built in, --rows counts held-out rows too
+    if request.rows is not None and request.rows > there:
         say(f"Only {found:,} training rows are there; --rows {request.rows} keeps them all.")
     units = corpus.split("train").unit_count if found else 0
     steps = round(request.train.epochs * -(-units // max(1, min(request.train.batch_size, units or 1))))

@@ -76,7 +76,7 @@ def principal(vectors: Tensor, dimension: int, source: str, *, skip: int = 0, po
 
 
 def labelled(
-    vectors: Tensor, labels: Tensor, dimension: int, source: str, *, spread: float = 2.0, ridge: float = 3.0
+    vectors: Tensor, labels: Tensor, dimension: int, source: str, *, spread: float = 4.0, ridge: float = 1.0
 ) -> Projection:
     """Return a projection whose first axes tell the public labels apart and whose others follow, held back by `spread`.
 

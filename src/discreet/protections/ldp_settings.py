@@ -60,6 +60,8 @@ class LDPSettings:
     place: ClassVar[Place] = "representation"
     usual_train: ClassVar[str] = "head"
     usual_head: ClassVar[str] = "linear"
+    # who writes what a finished run hands out beside the model: a module and a function of it, as in SETTINGS
+    hands_out: ClassVar[tuple[str, str]] = ("discreet.training.local_folder", "write_sides")
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules, and the ones that contradict each other."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from discreet.core.errors import DataError, ModelError
 
 if TYPE_CHECKING:
-    from discreet.training.local import ServerSide
+    from discreet.training.local_server import ServerSide
 
 Vectors = npt.NDArray[np.float32]
 

@@ -15,12 +15,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
 
 from discreet.accounting.events import DpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee as promise
@@ -38,8 +34,11 @@ from discreet.protections.decoys import Decoys
 from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_query import QueryPath, TokenQuery
 from discreet.training.evaluate import represent
-from discreet.training.local_head import fit_classes, fit_score
+from discreet.training.local_mixed import Mixed
+from discreet.training.local_server import ServerSide
 from discreet.training.private import as_drawn
+
+__all__ = ["ServerSide", "UserSide", "person_ledger", "queries_of"]
 
 UNIT = "sentence"
 PERSON = "person"
@@ -48,25 +47,6 @@ PUBLIC = "the encoder and the projection are public: no private text went into t
 _ONE_EACH = "each sentence is sent once: one that is sent again costs again"
 _LENGTH = "the number of tokens of a text is public"
 _TEXTS = "whoever owns several sentences owns the sum of their costs"
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """Queries among decoys, step by step: what is sent, and which rows of it are true (the user's secret).
-
-    Row i of every step is for query i; `true[t][i]` says whether step t sent the query itself there, or a decoy.
-    """
-
-    steps: tuple[RepresentationRelease, ...]
-    true: tuple[npt.NDArray[np.bool_], ...] = field(repr=False)
-    guarantee: Guarantee
-
-    def collect(self, answers: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        """Return one answer for each query, the mean of all that came back for it; NaN where it was never drawn."""
-        said, true = np.stack(answers).astype(np.float64), np.stack(self.true)[:, :, None]
-        count = true.sum(0)
-        total = np.where(true, said, 0.0).sum(0)
-        return np.asarray(total / np.where(count > 0, count, np.nan), dtype=np.float32)
 
 
 @dataclass
@@ -177,15 +157,7 @@ class UserSide:
         layer.bounded(coordinates)
         cost = sending.event(layer.event)
         self._spend(cost if n == 1 else SelfComposedDpEvent(cost, n))
-        # row i of a column is query i, then its decoys
-        rows = np.concatenate([np.arange(n)[None], np.arange(n, n * pool).reshape(count, n)])
-        releases, places = [], []
-        for step in range(sending.steps):
-            one = np.minimum((source.fork("draw", step).uniform(n) * pool).astype(np.int64), count)
-            sent = layer(coordinates[torch.from_numpy(rows[one, np.arange(n)])], source.fork("noise", step))
-            releases.append(RepresentationRelease(sent, guarantee=None))
-            places.append(one == 0)
-        return Mixed(tuple(releases), tuple(places), self._promise(cost))
+        return Mixed.draw(coordinates, layer, sending, self._promise(cost), source)
 
     def spent(self) -> Guarantee:
         """Return what all that was ever sent from here guarantees the person."""
@@ -236,73 +208,6 @@ class UserSide:
         return as_drawn(found, self.rng)
 
 
-@dataclass(frozen=True)
-class ServerSide:
-    """What stands on the server: a head over released vectors. It has no tokenizer and takes no text.
-
-    Guarantee: all it does is post-processing of releases.
-    """
-
-    head: nn.Module = field(repr=False)
-    width: int
-    label_names: tuple[str, ...]
-    task: str = "classification"
-    about: str = ""
-
-    @classmethod
-    def fit(
-        cls,
-        release: RepresentationRelease,
-        *,
-        label_names: tuple[str, ...] = (),
-        task: str = "classification",
-        noise: float,
-        query_noise: float,
-        truth: float = 1.0,
-    ) -> ServerSide:
-        """Return the side fitted to a release, for queries of a known noise; the server needs nothing else.
-
-        Guarantee: that of the release, as this is post-processing.
-        """
-        if release.labels is None:
-            raise DataError("Expected a release with labels or scores to learn from, found none.")
-        _check_vectors(release.vectors, None)
-        if task == "classification":
-            weights, bias = fit_classes(
-                release.vectors, release.labels, len(label_names), noise=noise, query_noise=query_noise, truth=truth
-            )
-        else:
-            weights, bias = fit_score(release.vectors, release.labels, noise=noise, query_noise=query_noise)
-        about = "" if release.guarantee is None else release.guarantee.sentence()
-        return cls(linear(weights, bias), int(weights.shape[1]), label_names, task, about)
-
-    def answer(self, release: RepresentationRelease | Tensor) -> npt.NDArray[np.float32]:
-        """Return class probabilities, (rows, classes), or scores, (rows, 1), of released vectors."""
-        vectors = _check_vectors(release.vectors if isinstance(release, RepresentationRelease) else release, self.width)
-        with torch.inference_mode():
-            scores = self.head(vectors.float())
-            if self.task == "classification":
-                scores = scores.softmax(dim=1)
-        found: npt.NDArray[np.float32] = scores.cpu().numpy()
-        return found
-
-    @classmethod
-    def load(cls, folder: Path | str) -> ServerSide:
-        """Return the server's side of a finished run."""
-        from discreet.training.local_folder import load_server
-
-        return load_server(Path(folder))
-
-
-def linear(weights: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a linear head with these weights."""
-    made = nn.Linear(weights.shape[1], len(weights))
-    with torch.no_grad():
-        made.weight.copy_(weights)
-        made.bias.copy_(bias)
-    return made.requires_grad_(False)
-
-
 def queries_of(texts: Sequence[str], second: Sequence[str] | None = None) -> Corpus:
     """Return texts as a corpus, refused where there are none or where one is empty."""
     if isinstance(texts, str) or isinstance(second, str):
@@ -316,21 +221,3 @@ def person_ledger(path: Path | None, layer: LDPLayer, queries: int, epsilon: flo
     """Return the ledger of one person's queries: its budget is that many of them, their costs simply added up."""
     budget = Budget(whole("queries", queries) * epsilon, delta)
     return Ledger.open(path, unit=PERSON, adjacency=layer.adjacency.value, budget=budget)
-
-
-def _check_vectors(vectors: Any, width: int | None) -> Tensor:
-    """Refuse whatever is not a table of finite numbers of the right width: text above all."""
-    if not isinstance(vectors, Tensor):
-        raise DataError(
-            f"Expected released vectors, found {type(vectors).__name__}. The server takes no text: protect it on the "
-            "user's side and send the release."
-        )
-    if vectors.ndim != 2 or len(vectors) == 0 or (width is not None and vectors.shape[1] != width):
-        wanted = "" if width is None else f" {width} wide"
-        raise DataError(
-            f"Expected a release of vectors{wanted}, found shape {tuple(vectors.shape)}. It was made for another "
-            "server; use the client that was written with this one."
-        )
-    if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
-        raise DataError("Expected a release of finite numbers, found NaN, infinity or whole numbers. Protect it again.")
-    return vectors

@@ -24,7 +24,8 @@ from discreet.protections.ldp_projection import Projection
 from discreet.protections.ldp_protection import shape_model
 from discreet.protections.ldp_query import LocalQuery, QueryPath
 from discreet.protections.representation import TRAINED_ENCODER
-from discreet.training.local import ServerSide, UserSide, linear, person_ledger
+from discreet.training.local import UserSide, person_ledger
+from discreet.training.local_server import ServerSide, linear
 from discreet.training.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
