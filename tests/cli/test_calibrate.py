@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from discreet.calibration.grid import plan, points
+from discreet.calibration.study import Study, read_study
+from discreet.cli.catalog import attack_of
 from discreet.cli.main import main
+from discreet.experiment.study import check
+from discreet.experiment.trial import run_trial
 
 STUDY = """
 name = "small"
@@ -68,13 +75,56 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["calibrate", str(tmp_path / "no.toml"), "--out", str(tmp_path / "s")]) == 2
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "studies").glob("*.toml")), ids=lambda p: p.stem)
-def test_every_ready_study_is_one_that_would_run(path: Path) -> None:
-    from discreet.calibration.grid import plan
-    from discreet.calibration.study import read_study
-    from discreet.cli.catalog import attack_of
-    from discreet.experiment.study import check
+STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+# What is smaller in the tiny version of a study: as much as shows that every part of it runs.
+SMALL = {"examples": 4, "candidates": 6, "draws": 50, "seconds": 0.05, "steps": 2}
+WIDE = {"decepticons"}  # crafts weights that a tiny model has no room for
 
+
+def tiny(study: Study, data: Path, encoder: Path) -> Study:
+    """Return a study with the last point of every grid, on a few rows and a tiny model."""
+    attacks = []
+    for table in [table for table in study.attacks if table["name"] not in WIDE]:
+        less = {key: min(value, SMALL[key]) if key in SMALL else value for key, value in table.items()}
+        attacks.append(less | ({"batch_size": 4} if "batch_size" in less else {}))
+    return replace(
+        study,
+        data={"source": str(data)},
+        model=study.model | {"encoder": str(encoder)},
+        training={"epochs": 1, "batch_size": 16},
+        # A kappa is meant for a number of parameters, and the tiny model has few of them.
+        protections=tuple(
+            points(table)[-1] | ({"kappa": 5.0} if "kappa" in table else {}) for table in study.protections
+        ),
+        attacks=tuple(attacks),
+        seeds=study.seeds[:1],
+    )
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_ready_study_is_one_that_would_run(path: Path) -> None:
     study = read_study(path)
     check(study, attack_of)
     assert plan(study)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_a_tiny_version_of_every_ready_study_runs(
+    path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    study = tiny(read_study(path), toy_csv, tiny_encoder("bert"))
+    check(study, attack_of)
+    trials = [run_trial(planned, attack_of) for planned in plan(study)]
+    assert study.goal is not None and len(trials) == len(study.protections)
+    for trial in trials:
+        assert study.goal.utility in trial.utility
+        told = {leakage.metric.partition("/")[0] for leakage in trial.leakages} | set(trial.details["not_attacked"])
+        assert told == {table["name"] for table in study.attacks}, "every attack has figures, or says why not"
+    measured = {leakage.metric for trial in trials for leakage in trial.leakages}
+    assert study.goal.leakage in measured
+
+
+def test_every_paper_has_its_study() -> None:
+    names = {path.stem for path in STUDIES}
+    assert {"demo", "template", "texthide", "instance_encoding", "local_layer", "lecture"} <= names
+    assert {"calibration_cola", "calibration_sst2", "calibration_imdb"} <= names

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browser import CHROMIUM, Browser
 from sample import NOISES, NOTE, write_sample
 
+from discreet.calibration.frontier import Measured, Point
+from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
-from discreet.report.page import cell, findings, write_report
+from discreet.report.page import blanks, cell, findings, write_report
 from discreet.report.reading import pieces
+from discreet.report.words import verdict
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -84,6 +88,41 @@ def test_markdown_says_the_same_and_cannot_be_broken_out_of(folder: Path) -> Non
     card = (folder / "model_card.md").read_text()
     assert "Recommended setting" in card
     assert "Certified" in card
+
+
+def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
+    write_sample(tmp_path)
+    path = tmp_path / "trials.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["settings"]["protection"]["name"] == "dir-dp-sgd":
+            line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
+            line["details"]["not_attacked"] = {"dager": "A batch of one <b> cannot be mixed."}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = findings(tmp_path)
+    cells, notes = blanks(found)
+    assert notes == ["dager: A batch of one <b> cannot be mixed."]
+    assert set(cells.values()) == {1} and len(cells) == len(NOISES)
+    written = write_report(tmp_path)
+    page = written.page.read_text()
+    assert page.count('href="#note1"') == len(NOISES) and page.count('id="note1"') == 1
+    assert page.count("A batch of one &lt;b&gt; cannot be mixed.") >= len(NOISES)  # for screen readers too
+    text = written.markdown.read_text()
+    assert "not run (1)" in text and "1. dager: A batch of one &lt;b&gt;" in text
+
+
+def test_a_verdict_says_how_little_it_rests_on() -> None:
+    def point(name: str, n: int) -> Point:
+        leak = {"lamp/rouge_l": Measured(0.0, 0.0, 0.2, seeds=1, n=n)}
+        return Point(name, {"name": name}, {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}, leak, None)
+
+    goal = Goal("lamp/rouge_l", floor=0.5)
+    assert (
+        "measured on one text alone, too few to rely on" in verdict([point("a", 1)], point("a", 1), goal, "accuracy")[1]
+    )
+    told = verdict([point("a", 40)], point("a", 40), goal, "accuracy")[1]
+    assert "measured on 40 texts)" in told and "too few" not in told
+    assert "of 1 text in order" in verdict([point("none", 1)], None, goal, "accuracy")[0]
 
 
 def test_cells_are_plain() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from discreet.attacks.gradient.dager import Dager
 from discreet.attacks.gradient.one_of_n import OneOfN
+from discreet.attacks.representation.similarity import Similarity
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
@@ -42,6 +43,16 @@ def test_a_plain_gradient_gives_its_text_away_and_noise_keeps_it(minilm: Scene) 
         assert kept.guarantee is not None and kept.guarantee.certified
         assert kept.guarantee.epsilon == kept.epsilon_by_adjacency[kept.guarantee.adjacency.value]
     json.dumps(plain.as_dict(), allow_nan=False)
+
+
+def test_the_first_words_alone_can_be_attacked_and_stay_unknown_to_the_attacker(minilm: Scene) -> None:
+    request = AttackRequest(Dager(), examples=4, first_words=2)
+    found = run_attack(request, minilm)
+    assert {example.guess for example in found.examples} == {" ".join(text.split()[:2]) for text in TEXTS[:4]}
+    with pytest.raises(SettingError, match="first_words"):
+        run_attack(AttackRequest(OneOfN(), first_words=2), minilm)
+    with pytest.raises(SettingError, match="attacks on a gradient"):
+        AttackRequest(Similarity(), first_words=2)
 
 
 def test_an_attack_that_is_stopped_keeps_what_it_read(minilm: Scene) -> None:

@@ -21,7 +21,7 @@ from discreet.training.settings import TrainSettings
 NONE = "none"
 AttackOf = Callable[[str, Mapping[str, Any]], Any]
 # What a study may say of an attack besides its own settings.
-_ASKED = ("examples", "batch_size", "max_words", "seconds", "metrics", "candidates", "draws", "steps")
+_ASKED = ("examples", "batch_size", "max_words", "first_words", "seconds", "metrics", "candidates", "draws", "steps")
 
 
 @dataclass(frozen=True)

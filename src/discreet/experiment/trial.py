@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 FALSE_ALARMS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _POINTS = 24
+_RELEASED = {"gradient": "gradients", "representation": "sentence vectors", "text": "texts"}
 _SETTING = (
     "this is the guarantee of the setting: a run for release draws its noise in secret; the trials of a study draw it "
     "from a given seed, so that they can be repeated, and are not for release"
@@ -76,7 +77,9 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
         attack = attack_for(table, attack_of)
         kind = kind_of(attack)
         if not fits(kind, protect):
-            continue  # what this protection lets go is another release
+            leaves = _RELEASED[place_of(protect)]
+            skipped[str(table["name"])] = f"It reads {_RELEASED[kind]}; under {protect.name} only {leaves} leave."
+            continue
         scene = scene_of(_whole(settings), planned.seed, kind)
         asked = parse(ReleaseTable, settings.get("release", {}), "release")
         mine = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect

@@ -169,6 +169,23 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def blanks(found: Findings) -> tuple[dict[tuple[str, str], int], list[str]]:
+    """Return for every cell without a figure, by setting and leakage, the number of its footnote, and the footnotes."""
+    notes: list[str] = []
+    cells: dict[tuple[str, str], int] = {}
+    for point in found.points:
+        skipped = point.trials[0].details.get("not_attacked") or {}
+        for name in found.leakages:
+            if name in point.leakage:
+                continue
+            attack = name.partition("/")[0]
+            why = f"{attack}: {skipped.get(attack, 'not measured in this study.')}"
+            if why not in notes:
+                notes.append(why)
+            cells[point.label, name] = notes.index(why) + 1
+    return cells, notes
+
+
 def _values(found: Findings) -> dict[str, Any]:
     """Return all that the templates need, as plain values and drawn figures."""
     from discreet import __version__
@@ -197,6 +214,7 @@ def _values(found: Findings) -> dict[str, Any]:
             }
         )
     roc, spent = plots.trade_offs(found.points), plots.spending(found.points)
+    numbers, notes = blanks(found)
     return {
         "study": found.study,
         "title": found.title,
@@ -224,6 +242,8 @@ def _values(found: Findings) -> dict[str, Any]:
             for point in found.points
             for attack, why in (point.trials[0].details.get("not_attacked") or {}).items()
         ],
+        "blanks": numbers,
+        "notes": notes,
         "adjacency_columns": _adjacencies(found.points),
         "guarantee_groups": _grouped(guarantees(found.points)),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],

@@ -20,6 +20,7 @@ METRICS = {
     "identity": "right text found by similarity",
     "semantic_cosine": "closeness in meaning",
 }
+ENOUGH = 10  # texts; with fewer, one text more may turn a verdict round
 GLOSSARY = (
     (
         "attack",
@@ -86,6 +87,22 @@ def percent(value: float) -> str:
     return f"{shown:.0f}%" if shown >= 10 else f"{shown:.1f}%" if shown >= 1 else f"{shown:.2g}%"
 
 
+def measured_on(name: str, found: Measured) -> str:
+    """Return how much a leakage was measured on, and whether that is too little to decide by.
+
+    >>> measured_on("lamp/rouge_l", Measured(0.0, 0.0, 0.975, seeds=1, n=1))
+    'measured on one text alone, too few to rely on'
+    >>> measured_on("one-of-n/identified", Measured(0.02, 0.018, 0.022, seeds=1, n=20000))
+    'measured in 20,000 draws'
+    """
+    if found.n is None:
+        return "on how many texts is not recorded"
+    if name.endswith("/identified"):
+        return f"measured in {found.n:,} draws"
+    told = "measured on one text alone" if found.n == 1 else f"measured on {found.n:,} texts"
+    return told if found.n >= ENOUGH else f"{told}, too few to rely on"
+
+
 def interval(found: Measured) -> str:
     """Return a mean with its interval."""
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
@@ -104,7 +121,8 @@ def _danger(point: Point | None) -> str:
     for name, found in sorted(point.leakage.items(), key=lambda item: -item[1].value):  # the worst first
         attack, _, metric = name.partition("/")
         if metric == "rouge_l":
-            parts.append(f"{attack} reads {percent(found.value)} of the words in order")
+            few = "" if found.n is None or found.n >= ENOUGH else f" of {found.n} text{'s' if found.n > 1 else ''}"
+            parts.append(f"{attack} reads {percent(found.value)} of the words{few} in order")
         elif metric in {"identified", "identity"}:
             chance = f" (chance {percent(found.chance)})" if found.chance is not None else ""
             parts.append(f"{attack} names the right text {percent(found.value)} of the time{chance}")
@@ -124,7 +142,9 @@ def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, ut
     found = chosen.leakage[goal.leakage]
     proven = found.bound is not None and (goal.ceiling is None or found.bound <= goal.ceiling)
     limit = found.bound if proven and found.bound is not None else safe_limit(found)
-    how = "proven for every attack on this release" if proven else "an estimate from the attack that was run"
+    how = "proven for every attack on this release"
+    if not proven:
+        how = f"an estimate from the attack that was run, {measured_on(goal.leakage, found)}"
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
     return (
         f"Recommended: {chosen.label}, with {utility} {chosen.utility[utility].value:.3f}; "
