@@ -101,14 +101,14 @@ def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = findings(tmp_path)
     cells, notes = blanks(found)
-    assert notes == ["dager: A batch of one <b> cannot be mixed."]
+    assert notes == ["A batch of one <b> cannot be mixed."]
     assert set(cells.values()) == {1} and len(cells) == len(NOISES)
     written = write_report(tmp_path)
     page = written.page.read_text()
     assert page.count('href="#note1"') == len(NOISES) and page.count('id="note1"') == 1
     assert page.count("A batch of one &lt;b&gt; cannot be mixed.") >= len(NOISES)  # for screen readers too
     text = written.markdown.read_text()
-    assert "not run (1)" in text and "1. dager: A batch of one &lt;b&gt;" in text
+    assert "not run (1)" in text and "1. A batch of one &lt;b&gt;" in text
 
 
 def test_a_verdict_says_how_little_it_rests_on() -> None:

@@ -78,7 +78,7 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
         kind = kind_of(attack)
         if not fits(kind, protect):
             leaves = _RELEASED[place_of(protect)]
-            skipped[str(table["name"])] = f"It reads {_RELEASED[kind]}; under {protect.name} only {leaves} leave."
+            skipped[str(table["name"])] = f"It reads {_RELEASED[kind]}; under this protection only {leaves} leave."
             continue
         scene = scene_of(_whole(settings), planned.seed, kind)
         asked = parse(ReleaseTable, settings.get("release", {}), "release")

@@ -178,8 +178,7 @@ def blanks(found: Findings) -> tuple[dict[tuple[str, str], int], list[str]]:
         for name in found.leakages:
             if name in point.leakage:
                 continue
-            attack = name.partition("/")[0]
-            why = f"{attack}: {skipped.get(attack, 'not measured in this study.')}"
+            why = str(skipped.get(name.partition("/")[0], "Not measured in this study."))
             if why not in notes:
                 notes.append(why)
             cells[point.label, name] = notes.index(why) + 1
