@@ -17,7 +17,7 @@ from sample import NOISES, NOTE, write_sample
 from discreet.calibration.frontier import Measured, Point
 from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
-from discreet.report.page import blanks, cell, findings, write_report
+from discreet.report.page import blanks, cell, findings, readings, write_report
 from discreet.report.reading import pieces
 from discreet.report.words import verdict
 
@@ -109,6 +109,17 @@ def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
     assert page.count("A batch of one &lt;b&gt; cannot be mixed.") >= len(NOISES)  # for screen readers too
     text = written.markdown.read_text()
     assert "not run (1)" in text and "1. A batch of one &lt;b&gt;" in text
+
+
+def test_of_several_guesses_at_a_text_under_one_setting_the_worst_is_shown(tmp_path: Path) -> None:
+    write_sample(tmp_path, seeds=1)
+    path = tmp_path / "trials.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["details"]["texts"].insert(0, {"attack": "dager", "truth": NOTE, "guess": "nothing of it", "batch": 0})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    group = next(group for group in readings(findings(tmp_path)) if group["truth"] == NOTE)
+    labels = [row["label"] for row in group["rows"]]
+    assert labels.count("none") == 1 and group["rows"][labels.index("none")]["share"] == 1.0
 
 
 def test_a_verdict_says_how_little_it_rests_on() -> None:

@@ -268,7 +268,13 @@ def readings(found: Findings) -> list[dict[str, Any]]:
             if key not in groups and len(groups) >= TEXTS:
                 continue
             group = groups.setdefault(key, {"attack": key[0], "truth": key[1], "rows": []})
-            group["rows"].append(_reading(point, trial, text, found))
+            row, rows = _reading(point, trial, text, found), group["rows"]
+            if (
+                rows and rows[-1]["label"] == row["label"]
+            ):  # a text may weigh most in several mixtures: the worst counts
+                rows[-1] = max(rows[-1], row, key=lambda one: float(one["share"]))
+            else:
+                rows.append(row)
     return list(groups.values())
 
 
