@@ -5,6 +5,7 @@
 
 `--what` picks parts, in this order if nothing is said: sst2 cola inter grid overhead. Results are saved as they come.
 The public file has one sentence a line; what occurs in the private corpus is removed first.
+`benchmarks.neutral_phrases` writes one that says little of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from discreet.data.overlap import without_overlap
 from discreet.data.partition import hold_out
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.texthide import TextHide
+from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.precision import find_device
@@ -103,6 +104,11 @@ class Bench:
         if averaged and protect is not None and protect.masks:
             over = evaluate(model, held_out, query=protect.averaged(model.width, secret))
             row |= {f"averaged_{name}": round(value, 4) for name, value in over.items()}
+            pool = protect.pool(model.width, secret)[:: max(1, protect.masks // 16)].to(self.device)
+            each = [evaluate(model, held_out, query=OneMask(mask)) for mask in pool]
+            for metric in METRICS.values():
+                values = [found[metric] for found in each]
+                row |= {f"single_{metric}": [round(f(values), 4) for f in (min, statistics.mean, max)]}
         self.keep(row)
         return row
 
@@ -152,7 +158,8 @@ def inter(bench: Bench, sst2: Corpus) -> None:
     lines = bench.asked.public.read_text(encoding="utf-8").splitlines()
     bench.public = without_overlap(Corpus("public", tuple(line for line in lines if line.strip())), sst2)
     bench.keep({"part": "public text", "remark": bench.public.remarks[-1]})
-    bench.pair("inter", sst2, SST2[bench.asked.recipe], TextHide(256, 4, public=True), plain=False)
+    asked = TextHide(256, 4, public=True, public_label=bench.asked.public_label)
+    bench.pair("inter", sst2, SST2[bench.asked.recipe], asked, plain=False)
 
 
 def grid(bench: Bench, sst2: Corpus) -> None:
@@ -244,6 +251,7 @@ def main() -> None:
     parser.add_argument("data", help="SST-2")
     parser.add_argument("--cola")
     parser.add_argument("--public", type=Path)
+    parser.add_argument("--public-label", default="dropped", choices=PUBLIC_LABELS)
     parser.add_argument("--what", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--device", default="auto")

@@ -37,14 +37,13 @@ def test_the_fast_mixture_is_the_slow_one_of_algorithm_1() -> None:
 
 
 def test_every_row_enters_k_mixtures_and_leads_its_own() -> None:
-    tables, labels = mixtures(3, 50, 4, None, False, np.random.default_rng(0))
+    tables = mixtures(3, 50, 4, None, False, np.random.default_rng(0))
     assert not np.allclose(tables[0], tables[1])
-    table, label = tables[2], labels[2]
+    table = tables[2]
     np.testing.assert_allclose(table.sum(axis=1), 1)
     assert (np.diag(table) > 0).all()
     # four permutations: a column has at most four entries, fewer where two of them agree
     assert (table > 0).sum(axis=0).max() <= 4 and (table > 0).sum() >= 4 * 50 - 20
-    np.testing.assert_allclose(label, table)
 
 
 def test_public_partners_take_half_and_their_labels_count_for_nothing() -> None:
@@ -56,6 +55,22 @@ def test_public_partners_take_half_and_their_labels_count_for_nothing() -> None:
     torch.testing.assert_close(hidden, own @ vectors + other @ public)
     one_hot = torch.nn.functional.one_hot(targets, 2).float()
     torch.testing.assert_close(soft, (own / own.sum(dim=1, keepdim=True)) @ one_hot)
+
+
+def test_public_partners_may_count_as_evenly_of_every_class() -> None:
+    _, _, targets, _, drawn, _, soft = batch(TextHide(masks=0, mix=4, public=True, public_label="even"))
+    own = drawn["mix"][:, :12]
+    for i in range(len(soft)):
+        private = sum(own[i, j] * torch.eye(2)[targets[j]] for j in range(12))
+        torch.testing.assert_close(soft[i], private + drawn["mix"][i, 12:].sum() / 2)
+    torch.testing.assert_close(soft.sum(dim=1), torch.ones(len(soft)))
+
+
+def test_scores_are_not_shared_evenly_and_other_labels_are_refused() -> None:
+    with pytest.raises(SettingError, match="public_label='even' dropped for scores"):
+        TextHide(mix=4, public=True, public_label="even").live(6, 8, 0, Rng(0), CPU)
+    with pytest.raises(SettingError, match="public_label='evn'"):
+        TextHide(public_label="evn")
 
 
 def test_no_masks_and_no_mixing_change_nothing() -> None:
@@ -100,7 +115,7 @@ def test_weights_add_up_to_one_below_their_cap(k: int, seed: int, share: float) 
 
 def test_secrets_are_in_no_repr() -> None:
     live, _, _, _, _drawn, _, _ = batch(TextHide(masks=4, mix=2), width=4)
-    assert repr(live) == "Hidden(TextHide(masks=4, mix=2, fresh=False, cap=None, public=False))"
+    assert repr(live) == "Hidden(TextHide(masks=4, mix=2, fresh=False, cap=None, public=False, public_label='dropped'))"
     query = TextHide(masks=4, mix=2).averaged(4, Rng(0))
     assert "tensor" not in repr(query) and not query.state_dict()
 

@@ -64,6 +64,7 @@ PRIVACY = (
     Option("fresh_masks", bool, "texthide: a new mask for every vector.", "--fresh-masks", _MIX),
     Option("mix", int, "Sentences in a mixture: texthide 4, dp-ie 1.", panel=_MIX),
     Option("mix_cap", float, "Largest weight in a mixture.", panel=_MIX),
+    Option("public_label", str, "texthide: public partners are dropped from labels, or even.", panel=_MIX),
     Option("inference_epsilon", float, "Budget of each query; that of training if not given.", panel=_LDP),
     Option("query_dimension", int, "Numbers in a query, on the axes the head has learned (8).", panel=_LDP),
     Option("position", str, "Where the noise is, sentence or token.", panel=_LDP),

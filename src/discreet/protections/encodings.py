@@ -170,7 +170,7 @@ class LiveEncodings:
         if (block, count) not in self.ahead:
             source, width = self.secret.fork("block", block, count), self.asked.width(self.width)
             maker = source.numpy("InstanceEncoding")
-            table, _ = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, False, maker)
+            table = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, False, maker)
             nothing = torch.zeros(_AT_ONCE * count, width, dtype=torch.float64, device=self.device)
             noise = self.asked.noise(self.scale, width)(nothing, source.fork("noise"))
             for old in [key for key in self.ahead if key[0] < block]:

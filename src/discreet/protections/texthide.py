@@ -2,7 +2,8 @@
 
 Paper: Huang, Song, Chen, Li and Arora 2020, TextHide: Tackling data privacy in language understanding tasks.
 Differs: a sentence is sure to get another mask in the next epoch, where the paper draws one of m anew; the largest
-weight may be capped; one mask can be folded into the head, so that a finished model needs no secret to predict.
+weight may be capped; one mask can be folded into the head, so that a finished model needs no secret to predict; a
+public partner may count as evenly of every class, where the paper's formula leaves it out of the label.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.checks import refuse, whole
+from discreet.core.checks import one_of, refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
@@ -33,6 +34,7 @@ REASONS = (
     "the absolute value of a masked vector does not depend on the mask and still finds its sentence",
     "the gradients of the encoder still span the tokens of the batch",
 )
+PUBLIC_LABELS = ("dropped", "even")
 _MOST = 1 << 16
 _AT_ONCE = 64  # steps whose mixtures are drawn together
 
@@ -42,14 +44,15 @@ class TextHide:
     """(m, k)-TextHide: each vector becomes a weighted mean of k of its batch, times one of m secret masks of signs.
 
     `masks` 0 leaves the signs as they are (mix-only) and `fresh` draws a new mask for every vector; `mix` 1 mixes
-    nothing; `cap` limits the largest weight; `public` takes half of the partners from a public corpus, whose labels
-    count for nothing.
+    nothing; `cap` limits the largest weight; `public` takes half of the partners from a public corpus. With a
+    `public_label` of `dropped` they are left out of the label, whose private weights are then divided by their sum;
+    with `even` they count as evenly of every class, so that a mixture that is mostly public is labelled as such.
 
     Guarantee: none. Measured here (docs/instance_encoding.md): the absolute value of a masked vector still finds its
         sentence, and the gradients of the encoder still span its tokens.
 
     >>> TextHide(masks=256, mix=4)
-    TextHide(masks=256, mix=4, fresh=False, cap=None, public=False)
+    TextHide(masks=256, mix=4, fresh=False, cap=None, public=False, public_label='dropped')
     """
 
     masks: int = 256
@@ -57,6 +60,7 @@ class TextHide:
     fresh: bool = False
     cap: float | None = None
     public: bool = False
+    public_label: str = "dropped"
     name: ClassVar[str] = "texthide"
     place: ClassVar[Place] = "representation"
     stored: ClassVar[bool] = False
@@ -74,6 +78,7 @@ class TextHide:
             raise refuse("cap", self.cap, f"in [{1 / self.mix:.3g}, 1]", "The weights of a mixture add up to 1.")
         if self.public and self.mix < 2:
             raise refuse("mix", self.mix, ">= 2 with a public corpus", "Half of the partners are public.")
+        one_of("public_label", self.public_label, PUBLIC_LABELS)
 
     @property
     def needs_public(self) -> bool:
@@ -123,6 +128,8 @@ class TextHide:
 
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> Hidden:
         """Return what hides the vectors of every step."""
+        if self.public and self.public_label == "even" and not classes:
+            raise refuse("public_label", self.public_label, "dropped for scores", "Only classes can be shared evenly.")
         pool = self.pool(width, secret).to(device) if self.masks and not self.fresh else None
         return Hidden(self, rows, width, classes, secret.fork("texthide"), device, pool)
 
@@ -139,7 +146,7 @@ class Hidden:
     device: torch.device
     pool: Tensor | None
     order: dict[int, Rows] = field(default_factory=dict)
-    ahead: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
+    ahead: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
         """Return, once for the whole training, that nothing is guaranteed, and why."""
@@ -152,8 +159,8 @@ class Hidden:
         return found
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
-        """Return the mixture of each row, how its label is mixed, and its mask."""
-        found = {name: value[step % _AT_ONCE] for name, value in self.mixtures_at(step // _AT_ONCE, len(rows)).items()}
+        """Return the mixture of each row and its mask."""
+        found = {"mix": self.mixtures_at(step // _AT_ONCE, len(rows))[step % _AT_ONCE]}
         if self.asked.fresh:
             fresh = signs(len(rows), self.width, self.secret.fork("fresh", step))
             found["mask"] = fresh.to(self.device, non_blocking=True)
@@ -161,17 +168,14 @@ class Hidden:
             found["mask"] = self.pool[torch.from_numpy(self.masks_at(epoch)[rows]).to(self.device, non_blocking=True)]
         return found
 
-    def mixtures_at(self, block: int, count: int) -> dict[str, Tensor]:
+    def mixtures_at(self, block: int, count: int) -> Tensor:
         """Return the mixtures of some steps in a row, for batches of so many rows: one draw, one way to the device."""
         if (block, count) not in self.ahead:
             source = self.secret.fork("block", block, count).numpy("TextHide")
-            table, label = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, self.asked.public, source)
-            drawn = {"mix": table, "label": label} if self.asked.public else {"mix": table}
+            table = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, self.asked.public, source)
             for old in [key for key in self.ahead if key[0] < block]:
                 del self.ahead[old]
-            self.ahead[block, count] = {
-                name: torch.from_numpy(value).float().to(self.device) for name, value in drawn.items()
-            }
+            self.ahead[block, count] = torch.from_numpy(table).float().to(self.device)
         return self.ahead[block, count]
 
     def hide(
@@ -179,11 +183,18 @@ class Hidden:
     ) -> tuple[Tensor, Tensor]:
         """Return masked mixtures and the mixtures of their labels."""
         mixed = drawn["mix"] @ (vectors if public is None else torch.cat([vectors, public])).float()
-        soft = soft_targets(targets, self.classes)
-        weights = drawn.get("label", drawn["mix"])
-        with torch.autocast(soft.device.type, enabled=False):
-            hidden_targets = weights @ soft
-        return (mixed * drawn["mask"] if "mask" in drawn else mixed), hidden_targets
+        with torch.autocast(mixed.device.type, enabled=False):
+            goals = self.labels(soft_targets(targets, self.classes), drawn["mix"][:, : len(targets)])
+        return (mixed * drawn["mask"] if "mask" in drawn else mixed), goals
+
+    def labels(self, soft: Tensor, weights: Tensor) -> Tensor:
+        """Return the labels of mixtures by their private weights, and what the public rest counts as."""
+        if not self.asked.public:
+            return weights @ soft
+        private = weights.sum(dim=1, keepdim=True)
+        if self.asked.public_label == "dropped":
+            return (weights / private) @ soft
+        return weights @ soft + (1 - private) / self.classes
 
     def masks_at(self, epoch: int) -> Rows:
         """Return the number of each row's mask in an epoch: never that of the epoch before, if there are two."""
@@ -240,10 +251,8 @@ def signs(count: int, width: int, secret: Rng) -> Tensor:
     return torch.from_numpy(bits.astype(np.float32) * 2 - 1).view(count, width)
 
 
-def mixtures(
-    steps: int, count: int, k: int, cap: float | None, public: bool, source: np.random.Generator
-) -> tuple[Floats, Floats]:
-    """Return how vectors and how labels are mixed at some steps, (steps, outputs, rows).
+def mixtures(steps: int, count: int, k: int, cap: float | None, public: bool, source: np.random.Generator) -> Floats:
+    """Return how vectors are mixed at some steps, (steps, outputs, rows).
 
     The j-th partners are a permutation of the batch, so that a row enters k outputs, and may meet itself. With `public`
     every second partner is a row of the public batch, in the columns after the private ones.
@@ -258,8 +267,7 @@ def mixtures(
     places = (np.arange(steps)[:, None, None] * count + own[:, None]) * width + partners
     flat = np.bincount(places.ravel(), weights=weights.ravel(), minlength=steps * count * width)
     table: Floats = np.asarray(flat, dtype=np.float64).reshape(steps, count, width)
-    label = table[:, :, :count]
-    return table, label / label.sum(axis=2, keepdims=True)
+    return table
 
 
 def capped(weights: Floats, cap: float | None) -> Floats:
@@ -299,6 +307,7 @@ class TextHideSettings:
     fresh_masks: bool = False
     mix_cap: float | None = None
     public: str | None = None
+    public_label: str = "dropped"
     name: ClassVar[str] = "texthide"
     place: ClassVar[Place] = "representation"
     usual_train: ClassVar[str] = "all"
@@ -316,7 +325,7 @@ class TextHideSettings:
     def protection(self) -> TextHide:
         """Return the protection itself."""
         size = 0 if self.fresh_masks else 256 if self.masks is None else self.masks
-        return TextHide(size, self.mix, self.fresh_masks, self.mix_cap, self.public is not None)
+        return TextHide(size, self.mix, self.fresh_masks, self.mix_cap, self.public is not None, self.public_label)
 
     def build(self, given: Conditions) -> Any:
         """Return the protection itself."""
