@@ -16,6 +16,7 @@ from discreet.core.types import Trial
 from discreet.explorer.menu import Menu, offer
 from discreet.explorer.reading import Question, read
 from discreet.explorer.stage import stage_of
+from discreet.training.encode import cache_folder
 
 
 def test_a_study_lends_its_model_texts_and_protections(
@@ -46,9 +47,14 @@ def test_a_study_lends_its_model_texts_and_protections(
     assert [one["number"] for one in offer(menu, stage)["settings"]] == [0, 1, 2]
     found = read(Question("the heart was calm", "dp-sgd", "embedding-rows", setting=1), stage, menu, seconds=1)
     assert found["guarantee"]["epsilon"] > 6 and "all" in found["release"]
-    assert read(Question("the heart was calm", "dp-ie", "rss", setting=2), stage, menu, seconds=1)["guarantee"][
-        "epsilon"
-    ] == pytest.approx(4, rel=1e-3)
+    other = read(Question("the heart was calm", "dp-ie", "rss", setting=2), stage, menu, seconds=1)
+    assert other["guarantee"]["epsilon"] == pytest.approx(4, rel=1e-3)
+    # inner products of the study's texts are kept on disk, for the next start; those of a typed sentence are not
+    for text in ("the heart was calm", "a dull pain"):
+        read(Question(text, "dp-sgd", "one-of-n", setting=1), stage, menu, seconds=1)
+        kept = {path.name for path in cache_folder().iterdir()}
+        before = kept if text == "the heart was calm" else before
+        assert any(name.startswith("gram-") for name in kept) and kept == before
 
 
 def test_a_run_lends_its_model_and_how_it_was_protected(

@@ -20,7 +20,7 @@ from discreet.data.corpus import check_texts
 from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
 from discreet.experiment.reading import METRICS as ASKED
 from discreet.experiment.reading import Example, metrics_for, reads_a_bag, spelled
-from discreet.experiment.releases import GRADIENT, REPRESENTATION, kind_of
+from discreet.experiment.releases import GRADIENT, REPRESENTATION, TEXT, kind_of
 from discreet.explorer.dials import checked, started
 from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, misfit
 from discreet.explorer.stage import Stage
@@ -106,7 +106,7 @@ def read(
         "protection": question.protection,
         "dials": dict(question.dials),
         **_leakage(found, example, attack),
-        **_texts(example, attack, kind, size),
+        **_texts(example, attack, kind, size, rewritten=protect is not None and place_of(protect) == TEXT),
         "guarantee": _guarantee(found, protect),
         "bound": bound(protect, found, scene),
         "candidates": CANDIDATES,
@@ -167,10 +167,10 @@ def _leakage(found: AttackResult, example: Example | None, attack: object) -> di
     return {"leakage": main, "figures": figures}
 
 
-def _texts(example: Example | None, attack: object, kind: str, size: int) -> dict[str, Any]:
+def _texts(example: Example | None, attack: object, kind: str, size: int, *, rewritten: bool) -> dict[str, Any]:
     if example is None:
         return {"truth": None, "guess": None, "note": "This attack names a sentence among candidates; it spells none."}
-    notes = []
+    notes = ["The sentence was rewritten before it left; what is read is the rewritten one."] if rewritten else []
     marked = pieces
     if reads_a_bag(attack):
         notes.append("Words and parts of words, in no order.")
@@ -203,11 +203,9 @@ def _guarantee(found: AttackResult, protect: Any) -> dict[str, Any]:
     if promise is None:
         sentence = f"No guarantee: {OPEN}." if protect is None else "No guarantee is known for this release."
         return {"epsilon": None, "certified": False, "reason": OPEN, "sentence": sentence, "columns": columns}
-    sentence, _, assumed = promise.sentence().partition(" It assumes: ")
     return {
         **promise.as_dict(),
-        "sentence": sentence,
-        "assumed": assumed.rstrip(".").split("; ") if assumed else [],
+        "sentence": promise.sentence().partition(" It assumes: ")[0],
         "columns": columns,
     }
 

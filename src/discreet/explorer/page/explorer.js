@@ -47,6 +47,7 @@
     const told = make("span", aloud || "", "aloud"); // for a screen reader alone: it stands on the page below
     if (by("status").textContent !== words + told.textContent) by("status").replaceChildren(words, told);
     by("status").classList.toggle("refused", Boolean(refused));
+    if (refused) by("reading").hidden = true; // what stands there answers another question
   };
 
   const protection = () => offer.protections.find((one) => one.name === by("protection").value);
@@ -232,7 +233,9 @@
     fill(by("guess"), found.guess, found.truth ? "Nothing." : `A name among ${found.candidates}, right ${percent(leak.value)} of the time.`);
     by("note").textContent = found.note;
     by("leak").textContent = percent(leak.value);
-    by("leak-words").textContent = leak.words + (leak.chance === null || leak.chance === undefined ? "" : `; chance ${percent(leak.chance)}`);
+    by("leak-words").textContent = leak.words
+      + (leak.n > 1 ? `; 95% between ${percent(leak.low)} and ${percent(leak.high)}` : "")
+      + (leak.chance === null || leak.chance === undefined ? "" : `; chance ${percent(leak.chance)}`);
     by("epsilon").replaceChildren(promise.epsilon === null ? "none" : number(promise.epsilon), document.createElement("br"));
     const kind = promise.epsilon === null ? ["no guarantee", "none"] : promise.certified ? ["certified", "proven"] : ["an estimate", "estimate"];
     by("epsilon").append(make("span", kind[0] + (promise.epsilon === null ? "" : `, ${promise.adjacency}`), `badge ${kind[1]}`));
@@ -243,7 +246,7 @@
     by("release").textContent = `Released: ${found.release}`;
     rows(by("figures"), found.figures.map((one) => [one.words, one.value.toFixed(2)]));
     rows(by("columns"), Object.entries(promise.columns).map(([name, value]) => [name, number(value)]));
-    by("assumed").replaceChildren(...(promise.assumed || []).map((words) => make("li", `It assumes: ${words}.`)));
+    by("assumed").replaceChildren(...(promise.assumptions || []).map((words) => make("li", `It assumes: ${words}.`)));
     const text = found.guess ? found.guess.map((piece) => piece.text).join("") : "";
     status(found.truth
       ? `Done in ${found.seconds.toFixed(1)} s: ${found.attack} read ${percent(leak.value)}.`
