@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -36,8 +37,15 @@ def test_it_prints_its_address_serves_the_page_and_ends_on_an_interrupt(
         assert found is not None, line + process.communicate()[1]
         with urllib.request.urlopen(found[1], timeout=20) as page:
             assert b"What does an attacker read?" in page.read()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        asked = urllib.request.Request(
+            f"{found[1]}v1/readings",
+            json.dumps({"sentence": "the heart was calm", "attack": "subspace"}).encode(),
+            {"content-type": "application/json", "x-discreet-key": found[2]},
+        )
+        with urllib.request.urlopen(asked, timeout=20) as reading:
+            assert json.loads(reading.readline())["state"] in ("waiting", "running")
+            process.send_signal(signal.SIGINT)  # in the midst of a reading
+            out, err = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 0 and out == "" and err.endswith("Ended.\n"), err

@@ -30,6 +30,12 @@ def test_the_catalog_decides(stage: Stage, menu: Menu) -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_the_attack_that_is_offered_first_has_something_to_read(stage: Stage, menu: Menu) -> None:
+    assert offer(menu, stage)["attacks"][0]["name"] == "dager"
+    head_only = Stage("a head", lambda kind: stage.scene("representation"))
+    assert offer(menu, head_only)["attacks"][0]["name"] == "rss"
+
+
 def test_an_attack_is_offered_where_it_has_something_to_attack(stage: Stage, menu: Menu) -> None:
     misfits = {one["name"]: set(one["misfits"]) for one in offer(menu, stage)["protections"]}
     vectors = {name for name, ruler in menu.attacks.items() if kind_of(ruler) == "representation"}

@@ -50,11 +50,11 @@ def test_a_study_lends_its_model_texts_and_protections(
     other = read(Question("the heart was calm", "dp-ie", "rss", setting=2), stage, menu, seconds=1)
     assert other["guarantee"]["epsilon"] == pytest.approx(4, rel=1e-3)
     # inner products of the study's texts are kept on disk, for the next start; those of a typed sentence are not
+    kept = []
     for text in ("the heart was calm", "a dull pain"):
         read(Question(text, "dp-sgd", "one-of-n", setting=1), stage, menu, seconds=1)
-        kept = {path.name for path in cache_folder().iterdir()}
-        before = kept if text == "the heart was calm" else before
-        assert any(name.startswith("gram-") for name in kept) and kept == before
+        kept.append({path.name for path in cache_folder().iterdir()})
+    assert any(name.startswith("gram-") for name in kept[0]) and kept[0] == kept[1]
 
 
 def test_a_run_lends_its_model_and_how_it_was_protected(

@@ -127,6 +127,8 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
         own = one.pop("own")
         if sum(other["words"] == one["words"] for other in protections) > 1:
             one["words"] = own
+    # where only a head is trained its gradient has little to read: what leaves to be read are the vectors
+    first = REPRESENTATION if stage.scene(GRADIENT).model.settings.frozen else GRADIENT
     return {
         "title": stage.title,
         "labels": list(stage.labels),
@@ -134,7 +136,7 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
         "left_out": left_out,
         "attacks": [
             {"name": name, "kind": kind_of(ruler), "words": _first_line(inspect.getmodule(type(ruler)))}
-            for name, ruler in menu.attacks.items()
+            for name, ruler in sorted(menu.attacks.items(), key=lambda one: kind_of(one[1]) != first)
         ],
         "settings": [
             {
