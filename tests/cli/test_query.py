@@ -155,6 +155,8 @@ def test_what_cannot_be_asked_costs_nothing(
             assert words in err
     assert spends(client) == 0
     assert ask(capsys, tmp_path / "nowhere", server.url, "a")[0] == 2
+    status, _, err = ask(capsys, client.parent, server.url, "a")
+    assert (status, f"Did you mean {str(client)!r}?" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

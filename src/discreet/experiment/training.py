@@ -129,17 +129,19 @@ def run_training(
         if plan is not None and at_vectors(plan.protect):
             plan.protect.end(model)
         if plan is not None:
-            hand_out(request.protect, workspace, model, plan.protect)
+            hand_out(request.protect, workspace, model, plan.protect, say)
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
     return result
 
 
-def hand_out(asked: ProtectSettings | None, workspace: Path, model: Classifier, protect: Protection) -> None:
+def hand_out(
+    asked: ProtectSettings | None, workspace: Path, model: Classifier, protect: Protection, say: Callable[[str], None]
+) -> None:
     """Write what a protection hands out beside the model, such as a client's and a server's side, if it names a way."""
     named: tuple[str, str] | None = getattr(asked, "hands_out", None)
     if named is not None:
-        getattr(importlib.import_module(named[0]), named[1])(workspace, model, protect, asked)
+        say(getattr(importlib.import_module(named[0]), named[1])(workspace, model, protect, asked))
 
 
 def averaged_utility(plan: Plan | None, model: Classifier, rows: Tokens | Vectors) -> dict[str, float]:

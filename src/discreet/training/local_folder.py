@@ -76,8 +76,8 @@ class ServerSettings:
     format: int = _FORMAT
 
 
-def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDPSettings) -> None:
-    """Write client/ and server/ into a folder that nobody reads yet."""
+def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDPSettings) -> str:
+    """Write client/ and server/ into a folder that nobody reads yet, and return a sentence that says so."""
     query = model.query
     assert isinstance(query, LocalQuery)
     path = query.path(model.head)
@@ -117,6 +117,7 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDP
     server = folder / SERVER
     server.mkdir()
     _write_server(server, model, path)
+    return f"{CLIENT}/ is for the users (discreet query), {SERVER}/ for whoever answers them (discreet serve)."
 
 
 def _write_server(folder: Path, model: Classifier, path: QueryPath) -> None:
@@ -226,10 +227,11 @@ def _load_encoder(folder: Path, settings: ClientSettings) -> Classifier:
 def _read(kind: type[Any], folder: Path, side: str) -> Any:
     own = _HEAD if side == "server" else _PATH
     if not all((folder / name).is_file() for name in (_SETTINGS, own)):
-        raise ModelError(
-            f"Expected the {side}'s folder of a locally private run at {str(folder)!r}. Make one with "
-            f"`discreet train DATA --protect ldp --out runs/a`: it writes runs/a/{side}."
-        )
+        remedy = f"Make one with `discreet train DATA --protect ldp --out runs/a`: it writes runs/a/{side}."
+        for near in (folder / side, folder.parent / side):
+            if (near / own).is_file():
+                remedy = f"Did you mean {str(near)!r}?"
+        raise ModelError(f"Expected the {side}'s folder of a locally private run at {str(folder)!r}. {remedy}")
     return read(kind, folder / _SETTINGS)
 
 
