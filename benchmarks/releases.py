@@ -45,7 +45,7 @@ ATTACKS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 SIZES = {1: 4, 2: 4, 4: 3, 8: 2}  # texts in a gradient -> gradients in a cell
 VECTORS = {32: 4}  # vectors in a release -> releases in a cell
-ONE = {"lamp"}  # only of a single text, for its time
+LONG = {1: 8}  # for attacks that take long: single texts alone
 
 
 def arguments() -> argparse.Namespace:
@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--protections", nargs="+", default=list(PROTECTIONS), choices=list(PROTECTIONS))
     parser.add_argument("--times", type=int, default=1, help="this many times as many releases in each cell")
     parser.add_argument("--max-words", type=int, default=7, help="of the texts behind gradients")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each text of a release that is matched")
+    parser.add_argument("--seconds", type=float, help="for each gradient that is matched; without it, LAMP finishes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="a line for each cell, as it is done; what is there is not repeated")
@@ -79,7 +79,7 @@ def sizes(column: str) -> dict[int, int]:
     """Return the batch sizes of an attack, and the number of releases of each."""
     if column.startswith("rss"):
         return VECTORS
-    return {1: SIZES[1]} if column in ONE else SIZES
+    return LONG if column == "lamp" else SIZES
 
 
 class Cells:
@@ -116,7 +116,7 @@ class Cells:
                 attack_of(name, settings), self.protection(protection, train, size), name,
                 examples=sizes(column)[size] * asked.times * size, batch_size=size,
                 max_words=asked.max_words if train == "all" else None,
-                seconds=asked.seconds * size if column in ONE else None, seed=asked.seed, noise_seed=asked.seed,
+                seconds=asked.seconds, seed=asked.seed, noise_seed=asked.seed,
             )  # fmt: skip
             found = run_attack(request, self.scene(train))
         except DiscreetError as error:

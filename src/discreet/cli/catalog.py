@@ -26,6 +26,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "dlg": ("discreet.attacks.gradient.dlg", "Dlg"),
     "dager": ("discreet.attacks.gradient.dager", "Dager"),
     "subspace": ("discreet.attacks.gradient.tiger", "SubspaceOptimiser"),
+    "positions": ("discreet.attacks.gradient.positions", "PositionRows"),
     "embedding-rows": ("discreet.attacks.gradient.embedding_rows", "EmbeddingRows"),
     "decepticons": ("discreet.attacks.gradient.decepticons", "Decepticons"),
     "one-of-n": ("discreet.attacks.gradient.one_of_n", "OneOfN"),

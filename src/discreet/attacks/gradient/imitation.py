@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -26,6 +25,7 @@ from discreet.attacks.gradient.figures import (
     without_padding,
 )
 from discreet.attacks.gradient.layers import Anatomy, dissect
+from discreet.attacks.gradient.stacks import stacked_matrices, stacked_vectors
 from discreet.clipping.record import Record
 from discreet.clipping.slots import Lookup, Pair, Slot
 from discreet.clipping.tape import Tape
@@ -70,8 +70,8 @@ class Imitation:
         self._tables = [n for n in names if _is_table(self.model, n)]
         self._positions, self._rows = self._used_rows(anatomy, seens)
         self.row_target_squares = self._rows.square().sum(-1)
-        self._pairs = self._stacked_pairs([n for n in names if n not in self._tables])
-        self._vectors = self._stacked_vectors(names)
+        self._pairs = stacked_matrices(self._targets, [n for n in names if n not in self._tables])
+        self._vectors = stacked_vectors(self._targets, names, self._alive)
         grouped = [names for names, _ in self._pairs] + [names for names, _, _ in self._vectors]
         self.names = tuple(itertools.chain(*grouped, self._tables))
         squares = [self._targets[n].dense().flatten(1).square().sum(1) for n in self.names]
@@ -156,15 +156,13 @@ class Imitation:
         """Return the table of positions and its first row in use, and the released rows, (problems, rows, width)."""
         known = anatomy.embeddings
         lengths = [length for seen in seens for length in seen.lengths or ()]
-        for name in self._tables:
-            same = (self.model.get_parameter(name) == known.positions[0]).all(-1).nonzero()
-            if name != known.type_name and len(same):
-                table = self._targets[name].dense()
-                used = table.abs().sum((0, 2)).nonzero()
-                first = int(same[0])
-                end = first + max(lengths) if lengths else int(used.max()) + 1 if len(used) else first
-                return (name, first), table[:, first:end]
-        return None, torch.zeros(len(seens), 0, self.words.shape[1], device=self.device)
+        name, first = known.position_name, known.first_position
+        if name not in self._tables:
+            return None, torch.zeros(len(seens), 0, self.words.shape[1], device=self.device)
+        table = self._targets[name].dense()
+        used = table.abs().sum((0, 2)).nonzero()
+        end = first + max(lengths) if lengths else int(used.max()) + 1 if len(used) else first
+        return (name, first), table[:, first:end]
 
     def formed(self, slot: Slot, s: int, k: int) -> Tensor:
         """Return the gradients of one tensor, (problems, candidates, *shape), matrices as (outputs, inputs)."""
@@ -245,42 +243,6 @@ class Imitation:
         figures = self.figures(self.record(self.words[ids], torch.ones_like(ids[:, 0]), labels), ids.shape)
         squares = figures.squares.detach().flatten(0, 1)
         return (squares / squares.sum(-1, keepdim=True).clamp_min(1e-30)).mean(0)
-
-    def _stacked_pairs(self, names: Sequence[str]) -> list[tuple[list[str], Target]]:
-        """Return the matrices grouped by shape: names, and their targets as (matrices, problems, outputs, inputs)."""
-        groups: dict[tuple[bool, torch.Size], list[str]] = defaultdict(list)
-        for name in names:
-            target = self._targets[name]
-            shape = target.dense().shape
-            if len(shape) == 3:
-                groups[target.value is None, shape].append(name)
-        found = []
-        for (factored, _), members in groups.items():
-            parts = [self._targets[name] for name in members]
-            if factored:
-                left, right = ([getattr(part, side) for part in parts] for side in ("left", "right"))
-                stacked = Target(None, torch.stack(left), torch.stack(right))
-            else:
-                stacked = Target(torch.stack([part.dense() for part in parts]))
-                for place, name in enumerate(members):  # a view, so that nothing is kept twice
-                    self._targets[name] = Target(stacked.dense()[place])
-            found.append((members, stacked))
-        return found
-
-    def _stacked_vectors(self, names: Sequence[str]) -> list[tuple[list[str], Tensor, Tensor]]:
-        """Return the one-dimensional tensors grouped by size: names, targets and which numbers are alive."""
-        groups: dict[int, list[str]] = defaultdict(list)
-        for name in names:
-            if self._targets[name].dense().dim() == 2:
-                groups[self._targets[name].dense().shape[1]].append(name)
-        return [
-            (
-                members,
-                torch.stack([self._targets[n].dense() for n in members], 1),
-                torch.stack([self._alive.get(n, torch.ones(size, device=self.device)).float() for n in members]),
-            )
-            for size, members in groups.items()
-        ]
 
 
 def _tokens(seen: GradientRelease) -> int:

@@ -43,6 +43,8 @@ class Embeddings:
     norm: nn.LayerNorm = field(repr=False)
     type_name: str | None = None
     norm_name: str = ""
+    position_name: str = ""
+    first_position: int = 0  # the row of the model's own table that is row 0 of `positions`
 
     def inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return what the first block's projections are given for tokens at positions."""
@@ -254,6 +256,8 @@ def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], given: Tenso
             _layer_norm(call.module),
             f"{types[0].name}.weight" if types else None,
             call.name,
+            f"{places[0].name}.weight",
+            offset,
         )
         made = parts.inputs(ids.view(-1), torch.arange(_PROBE, device=ids.device))
         if float((made - given.view(made.shape)).abs().max()) <= _SAME * float(given.abs().max()):
