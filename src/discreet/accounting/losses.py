@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, reduce
+from functools import reduce
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.parts import Parts, gaussian_mu_of, take_apart
 from discreet.accounting.powers import Losses, Powers
+from discreet.accounting.remembered import remembered
 from discreet.core.guarantee import Adjacency
 
 # beyond this ratio of sensitivity to sigma the likelihood ratios leave double precision
@@ -87,16 +88,9 @@ def powers_of(parts: Parts, adjacency: Adjacency) -> tuple[Powers, int]:
     return reduce(Powers.compose, each), 1
 
 
+@remembered
 def use_curve(use: DpEvent, adjacency: Adjacency) -> Curve:
-    """Return the curve of one use; the same question is answered once."""
-    try:
-        return _cached(use, adjacency)
-    except TypeError:  # an event that holds a list has no hash
-        return _single(use, adjacency)
-
-
-@lru_cache(maxsize=256)
-def _cached(use: DpEvent, adjacency: Adjacency) -> Curve:
+    """Return the curve of one use."""
     return _single(use, adjacency)
 
 

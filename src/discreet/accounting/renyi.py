@@ -13,7 +13,6 @@ and Steinke 2020, The Discrete Gaussian (the conversion).
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -45,6 +44,7 @@ from discreet.accounting.events import (
     ZCDpEvent,
 )
 from discreet.accounting.parts import Parts, take_apart
+from discreet.accounting.remembered import remembered
 from discreet.core.guarantee import Adjacency
 
 ORDERS: Array = np.array(DEFAULT_RDP_ORDERS, dtype=np.float64)
@@ -73,19 +73,8 @@ def renyi_divergences(parts: Parts, adjacency: Adjacency) -> Array:
     return total
 
 
+@remembered
 def _divergences(use: DpEvent, adjacency: Adjacency) -> Array:
-    try:
-        return _cached(use, adjacency)
-    except TypeError:  # an event that holds a list has no hash
-        return _single(use, adjacency)
-
-
-@lru_cache(maxsize=256)
-def _cached(use: DpEvent, adjacency: Adjacency) -> Array:
-    return _single(use, adjacency)
-
-
-def _single(use: DpEvent, adjacency: Adjacency) -> Array:
     if isinstance(use, LaplaceDpEvent | ZCDpEvent):
         return _library(use, adjacency)
     if isinstance(use, RandomizedResponseDpEvent) and adjacency is not Adjacency.ADD_REMOVE:

@@ -190,7 +190,7 @@ def epsilon_words(result: AttackResult) -> str:
 def guarantee_words(result: AttackResult) -> str:
     """Return what is guaranteed for the release that was attacked, in a sentence, and under the other adjacencies."""
     if result.guarantee is None:
-        return "no guarantee for this release, it was not protected."
+        return "none, it was not protected."
     others = [
         f"{value:.4g} under {name}"
         for name, value in result.epsilon_by_adjacency.items()

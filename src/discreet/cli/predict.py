@@ -40,7 +40,7 @@ def predict(
 
         loaded = load_run(run, find_device(device))
     corpus = read(source, text, text_pair, loaded.settings)
-    with working(f"predicting {len(corpus):,} texts"):
+    with working("predicting 1 text" if len(corpus) == 1 else f"predicting {len(corpus):,} texts"):
         found = say(loaded.model, corpus)
     if found.truncated:
         note(f"{found.truncated} of {len(corpus)} texts were cut to {loaded.model.max_length} tokens.")

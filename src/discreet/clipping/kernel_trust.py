@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from discreet.clipping import kernels
+from discreet.core.first_test import passes
 
 _checked: dict[torch.device, bool] = {}
 
@@ -32,7 +31,7 @@ def agree(device: torch.device) -> bool:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
-    try:
+    def right() -> bool:
         a, b, weights = draw(3, 70, 24), draw(3, 70, 40), draw(3).abs()
         one, two = (t.double() @ t.double().mT for t in (a, b))
         steps = one.diagonal(dim1=1, dim2=2).sqrt() * two.diagonal(dim1=1, dim2=2).sqrt()
@@ -52,18 +51,9 @@ def agree(device: torch.device) -> bool:
             (by_weight, (normal * b[:, :, :24]).sum(1)),
             (by_bias, b[:, :, :24].double().sum(1)),
         ]
-        right = all(_near(got.double(), want.double()) for got, want in wants)
-        said = "they gave other figures"
-    except Exception as error:  # whatever a compiler or a driver may raise
-        right, said = False, f"{type(error).__name__}: {error}"
-    if not right:
-        warnings.warn(
-            f"The fused kernels are not used on {device}, as they failed their first test ({said}). Clipping is right, "
-            "but slower.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return right
+        return all(_near(got.double(), want.double()) for got, want in wants)
+
+    return passes(right, f"Fused clipping is not used on {device}", "Clipping is right, but slower.")
 
 
 def _near(got: Tensor, want: Tensor) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from discreet.core.first_test import passes
 
 _BLOCK, _TURNS = 2048, 8
 _trusted: dict[torch.device, bool] = {}
@@ -53,24 +54,16 @@ def agree(device: torch.device) -> bool:
     generator = torch.Generator(device=device).manual_seed(0)
     noise, x = (torch.randn(3, _BLOCK * _TURNS + 77, generator=generator, device=device) for _ in range(2))
     scale, shift = (torch.rand(3, generator=generator, device=device) for _ in range(2))
-    try:
+
+    def right() -> bool:
         exact = torch.stack([(a.double() * b.double()).sum(-1) for a, b in ((noise, noise), (noise, x), (x, x))])
         turned = scale[:, None] * noise + shift[:, None] * x
         size = (exact[0] * exact[2]).sqrt()
-        right = bool(((products(noise, x) - exact).abs() <= 1e-5 * torch.stack([exact[0], size, exact[2]])).all())
+        near = ((products(noise, x) - exact).abs() <= 1e-5 * torch.stack([exact[0], size, exact[2]])).all()
         turn(noise, x, scale, shift)
-        right = right and bool((noise - turned).abs().max() <= 1e-5)
-        said = "they gave other figures"
-    except Exception as error:  # whatever a compiler or a driver may raise
-        right, said = False, f"{type(error).__name__}: {error}"
-    if not right:
-        warnings.warn(
-            f"The fused sphere kernels are not used on {device}, as they failed their first test ({said}). Directions "
-            "are right, but slower.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return right
+        return bool(near) and bool((noise - turned).abs().max() <= 1e-5)
+
+    return passes(right, f"Fused turning is not used on {device}", "Directions are right, but slower.")
 
 
 @functools.cache
