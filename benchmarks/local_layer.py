@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.interpret import epsilon as proven
-from discreet.accounting.local_layer import LocalLayerCost
+from discreet.accounting.local_layer import LocalLayerCost, Sending
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
@@ -355,6 +355,24 @@ def cost(asked: argparse.Namespace) -> None:
             steps["local"].append(after - began)
     ratio = float(np.median(steps["local"])) / float(np.median(steps["plain"]))
     print(json.dumps({"step_of_64_ms": float(np.median(steps["plain"])) * 1e3, "layer": round(ratio, 4)}))
+    print(json.dumps({"among_99_decoys_at_epsilon_8": counting(8.0)}))
+
+
+def counting(epsilon: float, among: int = 99) -> dict[str, float]:
+    """Return the CPU seconds of counting one query among decoys, and of the exact number that is left beside it."""
+    from discreet.accounting.ledger import Budget, Ledger
+
+    sending = Sending(1, 1, 3 * (1 + among), among, "fixed")
+    one = LDPLayer.for_budget("privunit", dimension=8, epsilon=epsilon)
+    with Ledger.open(None, unit="person", adjacency="replace-one", budget=Budget(1000 * epsilon, 1e-6)) as ledger:
+        began = time.process_time()
+        layer = LDPLayer.for_budget("privunit", dimension=8, epsilon=epsilon, sending=sending)
+        ledger.spend(sending.event(layer.event), "a query")
+        ledger.guarantee()
+        ledger.at_least(one.event)
+        counted = time.process_time()
+        ledger.remaining(one.event)
+        return {"counted_s": counted - began, "exactly_left_s": time.process_time() - counted}
 
 
 def decoys(path: Path) -> None:

@@ -1,3 +1,4 @@
+import importlib
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from discreet.accounting.local_layer import Sending
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
 from discreet.protections.ldp_layer import MECHANISMS, LDPLayer
+from discreet.protections.ldp_settings import LDPSettings
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -52,3 +54,8 @@ def test_bad_input_is_refused() -> None:
         LDPLayer.for_budget("gausian", dimension=8, epsilon=1)
     with pytest.raises(SettingError, match="Gaussian noise only"):
         LDPLayer.for_budget("vmf", dimension=8, epsilon=1, calibration="paper")
+
+
+def test_the_settings_name_who_writes_the_two_sides() -> None:
+    module, name = LDPSettings.hands_out
+    assert callable(getattr(importlib.import_module(module), name))
