@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from discreet.training.local import UserSide
     from discreet.training.local_mixed import Mixed
 
+_MANY = 500
+
 
 def query(
     folder: Annotated[
@@ -65,6 +67,9 @@ def query(
                 f"Expected a server for vectors {user.width} wide, found {about.width} at {server!r}. Use "
                 "the server folder that was written with this client. Nothing was spent or sent."
             )
+        many = len(first) * (1 + decoys)
+        if many > _MANY:
+            note(f"Encoding {many:,} texts{', most of them made up' if decoys else ''}: a minute for some 10,000.")
         try:
             mixed = _mixed(user, first, second, decoys) if decoys else None
             steps = (user.protect(first, second),) if mixed is None else mixed.steps
