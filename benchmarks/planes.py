@@ -89,7 +89,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--balance", action="store_true", help="as many training rows of every class, as in the paper")
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--rates", type=float, nargs=2, metavar=("OPEN", "NOISY"), help="learning rates")
-    parser.add_argument("--seconds", type=float, default=40.0, help="LAMP's time for all noisy releases of a corpus")
+    parser.add_argument("--seconds", type=float, default=40.0, help="LAMP's time for each portion of noisy releases")
+    parser.add_argument("--at-once", type=int, default=24, help="noisy releases in a portion; making them ready counts")
     parser.add_argument("--lamp", default="", help="LAMP's settings, if not its own: steps=400;polish=20")
     parser.add_argument("--attacks", nargs="+", default=["lamp", "decepticons"])
     parser.add_argument("--workers", type=int, default=0, help="trainings at a time, each in a process of its own")
@@ -176,7 +177,7 @@ def seen_by_lamp(found: GradientRelease, protect: Any, unused: str) -> GradientR
 
 
 def lamp(asked: argparse.Namespace, model: Classifier, rows: Corpus, public: Corpus, rng: Rng) -> dict[int, list[str]]:
-    """Return LAMP's guesses for every setting; the noisy releases are attacked together."""
+    """Return LAMP's guesses for every setting; the noisy releases are attacked in portions."""
     prior = NGram.fit(public.texts, model.tokenizer, least=2) if asked.prior is None else NGram.load(asked.prior)
     word_table = "encoder." + max(model.encoder.named_parameters(), key=lambda item: item[1].shape[0])[0]
     groups: dict[bool, list[tuple[int, GradientRelease]]] = {False: [], True: []}
@@ -187,16 +188,16 @@ def lamp(asked: argparse.Namespace, model: Classifier, rows: Corpus, public: Cor
             groups[protect is not None].append((number, seen_by_lamp(found, protect, word_table)))
     result: dict[int, list[str]] = {}
     for noisy, group in groups.items():
-        attack = varied(Lamp, asked.lamp if noisy else "", asked.seconds if noisy else asked.seconds / 2)
-        knows = Knowledge(model=model, defence=DPSGD(1.0, 1.0) if noisy else None, extra={"prior": prior})
-        guesses = attack.run_many([one for _, one in group], knows, rng.fork("lamp", noisy)) if group else []
-        if guesses:
-            print(
-                f"  LAMP, {len(group)} releases: {guesses[0].details['steps']} steps, {guesses[0].details['seconds']}",
-                flush=True,
-            )
-        for (number, _), guess in zip(group, guesses, strict=True):
-            result.setdefault(number, []).append(guess.texts[0] if guess.texts else "")
+        size = asked.at_once if noisy else len(group)
+        for start in range(0, len(group), size):
+            portion = group[start : start + size]
+            attack = varied(Lamp, asked.lamp if noisy else "", asked.seconds if noisy else asked.seconds / 2)
+            knows = Knowledge(model=model, defence=DPSGD(1.0, 1.0) if noisy else None, extra={"prior": prior})
+            guesses = attack.run_many([one for _, one in portion], knows, rng.fork("lamp", noisy, start))
+            told = {name: round(passed, 1) for name, passed in guesses[0].details["seconds"].items()}
+            print(f"  LAMP, {len(portion)} releases: {guesses[0].details['steps']} steps, {told}", flush=True)
+            for (number, _), guess in zip(portion, guesses, strict=True):
+                result.setdefault(number, []).append(guess.texts[0] if guess.texts else "")
     return result
 
 
@@ -248,7 +249,10 @@ def in_turn(asked: argparse.Namespace, source: str, futures: Sequence[Future[Any
             again.append(number)
     for number in again:
         if time.monotonic() - began <= asked.limit:
-            yield number, trained(asked, source, wanted[number])
+            try:
+                yield number, trained(asked, source, wanted[number])
+            except (RuntimeError, OSError) as error:
+                print(f"  {wanted[number]}: left out, {type(error).__name__}", flush=True)
 
 
 def run(asked: argparse.Namespace, source: str, pool: ProcessPoolExecutor | None) -> list[str]:
