@@ -40,3 +40,16 @@ def test_the_overview_has_every_command_and_its_first_sentence(
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert re.search(rf"│ {command} +[A-Z]", out) and "…" not in out
+
+
+def test_an_error_is_broken_between_words_in_a_terminal_and_whole_in_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["spend", "--noise-multiplier", "1", "--sampling-rate", "1.7"]
+    assert main(command) == 2
+    whole = capsys.readouterr().err
+    assert whole.count("\n") == 1 and len(whole) > 80
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(command) == 2
+    broken = capsys.readouterr().err
+    assert broken.split() == whole.split() and max(map(len, broken.splitlines())) <= 80

@@ -17,6 +17,7 @@ from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.explore import explore
 from discreet.cli.ledger import ledger
+from discreet.cli.output import note
 from discreet.cli.predict import predict
 from discreet.cli.query import query
 from discreet.cli.report import report
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(stop.code or 0)
         sys.stdout.flush()
     except DiscreetError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        note(f"{type(error).__name__}: {error}")
         return 2
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _abandon_stdout()
         where = f" {error.filename!r}" if error.filename else " the output"
-        print(f"OutputError: Expected to be able to write or read{where}. {error.strerror}.", file=sys.stderr)
+        note(f"OutputError: Expected to be able to write or read{where}. {error.strerror}.")
         return 2
     return 0
 

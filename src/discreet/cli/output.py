@@ -19,17 +19,21 @@ def as_json(values: Mapping[str, Any]) -> None:
 
 def paragraph(text: str, first: str = "") -> None:
     """Print text on stdout, broken between words to fit the terminal; what stands first leaves a margin below it."""
+    print(_wrapped(text, first))
+
+
+def _wrapped(text: str, first: str = "") -> str:
     import shutil
     import textwrap
 
     width, margin = shutil.get_terminal_size().columns, " " * len(first)
-    wrap = textwrap.TextWrapper(width, first, margin, break_long_words=False, break_on_hyphens=False)
-    print(wrap.fill(text))  # paths and options are copied from here, so they stay whole
+    # paths and options are copied from what is printed, so they stay whole
+    return textwrap.TextWrapper(width, first, margin, break_long_words=False, break_on_hyphens=False).fill(text)
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr."""
-    print(text, file=sys.stderr)
+    """Print a remark on stderr; in a terminal it is broken between words, in a file it is one line."""
+    print(_wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr)
 
 
 def table(rows: Mapping[str, Any], title: str = "") -> None:
