@@ -27,7 +27,8 @@ from discreet.data.overlap import without_overlap
 from discreet.data.partition import hold_out
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
+from discreet.protections.masked_query import OneMask
+from discreet.protections.texthide import PUBLIC_LABELS, TextHide
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.precision import find_device

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from discreet.core.checks import one_of, refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier
+from discreet.protections.masked_query import AllMasks, OneMask, fold
 from discreet.protections.representation import Once, Place, Rows, soft_targets
 from discreet.protections.settings import Conditions, check_budget
 
@@ -214,36 +215,6 @@ class Hidden:
         return f"Hidden({self.asked})"
 
 
-class OneMask(nn.Module):
-    """Predict through one mask, as the paper's code does; the mask is in no state and no repr."""
-
-    mask: Tensor
-
-    def __init__(self, mask: Tensor) -> None:
-        """Keep the mask out of what is saved."""
-        super().__init__()
-        self.register_buffer("mask", mask, persistent=False)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """Return masked vectors."""
-        return vectors * self.mask.to(vectors.dtype)
-
-
-class AllMasks(nn.Module):
-    """Predict through every mask of the pool and average; the masks are in no state and no repr."""
-
-    masks: Tensor
-
-    def __init__(self, masks: Tensor) -> None:
-        """Keep the masks out of what is saved."""
-        super().__init__()
-        self.register_buffer("masks", masks, persistent=False)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """Return the vectors under each mask, (masks, rows, width)."""
-        return vectors * self.masks.to(vectors.device, vectors.dtype)[:, None, :]
-
-
 def signs(count: int, width: int, secret: Rng) -> Tensor:
     """Return vectors of -1 and 1, all alike likely, from the bits of a source of randomness."""
     size = count * width
@@ -286,16 +257,6 @@ def capped(weights: Floats, cap: float | None) -> Floats:
         left = 1 - weights.sum(axis=1, keepdims=True)
         weights = weights + np.divide(free * left, room, out=np.zeros_like(free), where=room > 0)
     return np.minimum(weights, cap)
-
-
-def fold(model: Classifier, query: OneMask) -> None:
-    """Multiply the columns of the first layer after the encoder by a mask, so that plain vectors give what masked did.
-
-    Whoever knew the layer before can divide and has this one mask.
-    """
-    layer = model.pooler if model.pooler is not None else next(m for m in model.head.modules() if type(m) is nn.Linear)
-    with torch.no_grad():
-        layer.weight.mul_(query.mask.to(layer.weight.dtype))
 
 
 @dataclass(frozen=True)
