@@ -11,7 +11,19 @@ import pytest
 import torch
 
 from discreet.core.errors import DataError
-from discreet.explorer.worker import CANCELLED, DONE, FAILED, REFUSED, RUNNING, SUPERSEDED, WAITING, Job, Worker
+from discreet.explorer.worker import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    REFUSED,
+    RUNNING,
+    SUPERSEDED,
+    WAITING,
+    Job,
+    Stopped,
+    Stops,
+    Worker,
+)
 
 Note = Callable[[str], None]
 
@@ -34,6 +46,13 @@ def endless(note: Note) -> dict[str, int]:
     note("turning")
     while True:  # as an attack does: torch functions, again and again
         torch.ones(2) + torch.ones(2)
+
+
+def without_gradients(note: Note) -> dict[str, int]:
+    note("turning")
+    while True:  # as the encoding of texts does
+        with torch.no_grad():
+            torch.ones(2)
 
 
 def test_work_is_done_and_its_result_kept(worker: Worker) -> None:
@@ -110,3 +129,41 @@ def test_closing_stops_what_runs_and_refuses_more() -> None:
     assert job.state == CANCELLED
     late = worker.submit(endless)
     assert isinstance(late, Job) and late.state == CANCELLED
+
+
+def test_what_is_stopped_without_gradients_leaves_them_on_for_the_next(worker: Worker) -> None:
+    for number in range(20):  # it stops now within, now at the end of the block
+        job = worker.submit(without_gradients)
+        until(lambda job=job: job.stage == "turning")
+        time.sleep(0.0007 * number)
+        job.end(CANCELLED)
+        until(lambda job=job: job.ended)
+        after = worker.submit(lambda note: {"on": torch.is_grad_enabled()})
+        until(lambda after=after: after.ended)
+        assert after.result == {"on": True}
+
+
+def test_a_stop_lets_what_tidies_up_call_torch() -> None:
+    tidied: list[float] = []
+
+    def tidy() -> None:
+        try:
+            torch.ones(1)
+        finally:
+            tidied.append(float(torch.zeros(1).sum()))
+
+    with Stops(lambda: "now"), pytest.raises(Stopped):
+        tidy()
+    assert tidied == [0.0]
+
+
+def test_gradients_are_switched_on_again_on_the_way_out() -> None:
+    reason: list[str] = []
+    with pytest.raises(Stopped), Stops(lambda: reason[0] if reason else None), torch.no_grad():
+        reason.append("now")
+        torch.ones(1)
+    assert torch.is_grad_enabled()
+    reason.clear()
+    with Stops(lambda: reason[0] if reason else None), torch.no_grad():
+        reason.append("now")  # the next call of torch is the end of the block
+    assert torch.is_grad_enabled()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from discreet.core.errors import DiscreetError
@@ -23,6 +24,7 @@ WAITING, RUNNING, DONE, REFUSED, CANCELLED, SUPERSEDED, FAILED = (
 )
 ENDED = frozenset({DONE, REFUSED, CANCELLED, SUPERSEDED, FAILED})
 PATIENCE = 180.0  # seconds after which a reading is given up
+_SWITCHES = frozenset({"_set_grad_enabled"})  # were it stopped, gradients would stay switched off for good
 _LOG = logging.getLogger("discreet.explorer")
 
 Work = Callable[[Callable[[str], None]], Mapping[str, Any]]
@@ -33,9 +35,10 @@ class Stopped(BaseException):
 
 
 class Stops(TorchFunctionMode):
-    """Within it, the next call of a torch function raises `Stopped` once `reason` gives one.
+    """Within it, the next call of a torch function raises `Stopped`, one time, when `reason` gives one.
 
     Attacks are loops of such calls, so that they end within a fraction of a second, and always between two of them.
+    What tidies up on the way out may call torch again, and the end of `no_grad` is such a call: both are let through.
 
     >>> import torch
     >>> with Stops(lambda: None):
@@ -46,11 +49,12 @@ class Stops(TorchFunctionMode):
     def __init__(self, reason: Callable[[], object]) -> None:
         """Ask this before every call."""
         super().__init__()
-        self.reason = reason
+        self.reason, self.raised = reason, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, unless the work is to stop."""
-        if self.reason() is not None:
+        if not self.raised and getattr(func, "__name__", "") not in _SWITCHES and self.reason() is not None:
+            self.raised = True
             raise Stopped
         return func(*args, **(kwargs or {}))
 
@@ -155,7 +159,7 @@ class Worker:
 
     def _do(self, job: Job) -> None:
         try:
-            with Stops(job.why_stop):
+            with torch.enable_grad(), Stops(job.why_stop):  # whatever the job before left switched off
                 job.result = job.work(job.note)
             state = DONE if job.stop is None else job.stop
         except Stopped:
