@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Batch
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
-from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
@@ -22,27 +21,12 @@ from discreet.training.hidden import HiddenStep, draw_hidden
 from discreet.training.loop import train
 from discreet.training.settings import TrainSettings
 
+StopAfter = Callable[[int], Callable[[], bool]]
 FAST = TrainSettings(epochs=20, learning_rate=5e-3, batch_size=32)
-
-
-@pytest.fixture
-def corpus(toy_csv: Path) -> Corpus:
-    return load(toy_csv)
 
 
 def build(corpus: Corpus, folder: Path, **changes: object) -> Classifier:
     return Classifier.build(corpus, rng=Rng(1), encoder=str(folder), **changes)
-
-
-def stop_after(count: int) -> Callable[[], bool]:
-    def steps() -> Iterator[bool]:
-        for _ in range(count - 1):
-            yield False
-        while True:
-            yield True
-
-    answers = steps()
-    return lambda: next(answers)
 
 
 def test_it_learns_through_masks_and_predicts_through_one_of_them(
@@ -65,7 +49,7 @@ def test_it_learns_through_masks_and_predicts_through_one_of_them(
 
 @pytest.mark.parametrize("public", [False, True])
 def test_stopped_and_resumed_it_ends_with_the_same_weights(
-    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, public: bool
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, public: bool, stop_after: StopAfter
 ) -> None:
     settings = replace(FAST, epochs=3)
     protect = TextHide(masks=4, mix=2, public=public)
@@ -84,7 +68,9 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(
     assert all(torch.equal(found[0][k], found[1][k]) for k in found[0])
 
 
-def test_a_checkpoint_holds_no_mask(corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_checkpoint_holds_no_mask(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, stop_after: StopAfter
+) -> None:
     from safetensors.torch import load_file
 
     model = build(corpus, tiny_encoder("bert"))
@@ -191,7 +177,7 @@ def test_two_trainings_with_one_secret_draw_noise_of_their_own(
 
 
 def test_a_stopped_run_with_a_secret_of_its_own_goes_on_with_the_same_noise(
-    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, stop_after: StopAfter
 ) -> None:
     from discreet.accounting.ledger import Ledger
 

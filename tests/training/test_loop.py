@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,17 +8,13 @@ from discreet.core.errors import DataError, ModelError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
-from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Trained, train
 from discreet.training.meter import Report
 from discreet.training.settings import TrainSettings
 
-
-@pytest.fixture
-def corpus(toy_csv: Path) -> Corpus:
-    return load(toy_csv)
+StopAfter = Callable[[int], Callable[[], bool]]
 
 
 def build(corpus: Corpus, folder: Path, **changes: object) -> Classifier:
@@ -31,17 +27,6 @@ def weights(model: Classifier) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
-
-
-def stop_after(count: int) -> Callable[[], bool]:
-    def steps() -> Iterator[bool]:
-        for _ in range(count - 1):
-            yield False
-        while True:
-            yield True
-
-    answers = steps()
-    return lambda: next(answers)
 
 
 def test_it_learns(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
@@ -88,7 +73,12 @@ def test_the_callers_random_state_is_left_alone(corpus: Corpus, tiny_encoder: Ca
 @pytest.mark.parametrize("parts", ["all", "head"])
 @pytest.mark.parametrize("stops", [(1,), (4,), (3, 5), (2, 2, 2)])
 def test_stopped_and_resumed_ends_with_the_same_weights(
-    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, parts: str, stops: tuple[int, ...]
+    corpus: Corpus,
+    tiny_encoder: Callable[[str], Path],
+    tmp_path: Path,
+    parts: str,
+    stops: tuple[int, ...],
+    stop_after: StopAfter,
 ) -> None:
     settings = TrainSettings(epochs=2, batch_size=16, patience=5)
     undisturbed = build(corpus, tiny_encoder("bert"), train=parts)
@@ -106,7 +96,7 @@ def test_stopped_and_resumed_ends_with_the_same_weights(
 
 
 def test_a_checkpoint_is_not_resumed_with_other_settings(
-    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, stop_after: StopAfter
 ) -> None:
     def go(rate: float, rows: Corpus = corpus) -> Trained:
         model = build(rows, tiny_encoder("bert"))
