@@ -133,6 +133,7 @@ def test_a_verdict_says_how_little_it_rests_on() -> None:
     )
     told = verdict([point("a", 40)], point("a", 40), goal, "accuracy")[1]
     assert "measured on 40 texts)" in told and "too few" not in told
+    assert "is 0% on average, at most 20%" in told and "of the time" not in told
     assert "of 1 text in order" in verdict([point("none", 1)], None, goal, "accuracy")[0]
 
 

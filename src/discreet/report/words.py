@@ -145,10 +145,12 @@ def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, ut
     how = "proven for every attack on this release"
     if not proven:
         how = f"an estimate from the attack that was run, {measured_on(goal.leakage, found)}"
+    counted = goal.leakage.partition("/")[2] in {"identified", "identity", "exact_match"}
+    often, of = ("happens", " of the time") if counted else ("is", " on average")
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
     return (
         f"Recommended: {chosen.label}, with {utility} {chosen.utility[utility].value:.3f}; "
-        f"{what} happens {percent(found.value)} of the time, at most {percent(limit)} ({kept}; {how})."
+        f"{what} {often} {percent(found.value)}{of}, at most {percent(limit)} ({kept}; {how})."
     )
 
 
