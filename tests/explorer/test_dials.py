@@ -42,6 +42,15 @@ def test_settings_that_are_no_dials_cannot_be_moved_from_the_page() -> None:
         checked(dials_of(settings_of("dp-sgd")), {"epsilon": 1.0, "noise_multiplier": 1.0})
 
 
+def test_a_setting_s_own_value_may_lie_beyond_the_dial() -> None:
+    """As the noise of a strict training does; any other value beyond it is refused."""
+    dials = dials_of(settings_of("dp-sgd"))
+    assert checked(dials, {"noise_multiplier": 12.5}, {"noise_multiplier": 12.5}) == {"noise_multiplier": 12.5}
+    for own in ({"noise_multiplier": 12.5}, {}, None):
+        with pytest.raises(SettingError, match="Expected noise_multiplier=13"):
+            checked(dials, {"noise_multiplier": 13.0}, own)
+
+
 def test_every_dial_holds_its_own_start() -> None:
     for dial in DIALS:
         assert dial.low <= dial.start <= dial.high

@@ -40,7 +40,11 @@ def test_a_study_lends_its_model_texts_and_protections(
         ):
             store.append(str(number), Trial({**study, "protection": point}, 3, {}, details={"protection": facts}))
     stage = stage_of(tmp_path, protection_of_run)
-    assert [one.label for one in stage.settings] == ["none", "dp-sgd, epsilon 8", "dp-ie, epsilon 4"]
+    assert [one.label for one in stage.settings] == [
+        "none",
+        "dp-sgd, epsilon 8 (of the whole training)",
+        "dp-ie, epsilon 4",
+    ]
     # the epsilon of a whole training is not that of one release: its noise is what counts
     assert stage.settings[1].values == {"clip_norm": 0.5, "noise_multiplier": 0.7}
     assert stage.settings[2].values == {"epsilon": 4.0}

@@ -65,12 +65,21 @@ def dials_of(settings: type[Any]) -> tuple[Dial, ...]:
     )
 
 
-def checked(dials: tuple[Dial, ...], given: Mapping[str, object]) -> dict[str, float | int]:
-    """Return the values given for dials, each within its range; others than these dials are refused by name."""
+def checked(
+    dials: tuple[Dial, ...], given: Mapping[str, object], own: Mapping[str, Any] | None = None
+) -> dict[str, float | int]:
+    """Return the values given for dials, each within its range; others than these dials are refused by name.
+
+    `own` are values of a setting, which may lie beyond the range of a dial, and are used as they are.
+    """
+    before = {} if own is None else own
     known = {dial.name: dial for dial in dials}
     for name in given:
         one_of("dial", name, known)
-    found = {name: known[name].check(value) for name, value in given.items()}
+    found: dict[str, float | int] = {
+        name: before[name] if name in before and value == before[name] else known[name].check(value)
+        for name, value in given.items()
+    }
     alone = [name for name in found if known[name].alone]
     if len(alone) > 1:
         raise SettingError(f"Expected one of {', '.join(alone)}. Each says how much noise there is; choose one.")

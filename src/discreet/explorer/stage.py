@@ -29,6 +29,7 @@ _NOTES: dict[str, Any] = {"data": {"source": "notes", "rows": 600}, "model": {"t
 _SETTINGS = "settings.toml"
 # Noise that was solved for a whole training; the epsilon beside it was the training's, and is not this release's.
 _SOLVED = ("noise_multiplier", "kappa")
+_GOALS = ("epsilon", "true_positive_rate", "false_positive_rate")
 EXAMPLES = (
     "Anna Novak, record 4417023, came on Monday with chest pain.",
     "Mr Ribeiro asked for stronger tablets after his knee operation.",
@@ -123,8 +124,11 @@ def _of_study(folder: Path) -> Stage:
     found: dict[str, Setting] = {}
     for trial in read_trials(folder).values():
         point = dict(trial.settings["protection"])
-        name, label = str(point.pop("name")), label_of(trial.settings["protection"])
-        found.setdefault(label, Setting(label, name, solved(point, trial.details.get("protection") or {})))
+        name, values = str(point.pop("name")), solved(point, trial.details.get("protection") or {})
+        label = label_of(trial.settings["protection"])
+        if any(goal in point and goal not in values for goal in _GOALS):
+            label += " (of the whole training)"
+        found.setdefault(label, Setting(label, name, values))
     title = str(study.get("title") or study["name"])
     return Stage(f"the study “{title}”", lambda kind: scene_of(asked, seed, kind), tuple(found.values()))
 
@@ -144,5 +148,5 @@ def solved(point: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]
     {'noise_multiplier': 0.7}
     """
     noise = {name: facts[name] for name in _SOLVED if facts.get(name) is not None}
-    gone = {"delta", "true_positive_rate", "false_positive_rate", *(["epsilon"] if noise else [])}
+    gone = {"delta", *(_GOALS if noise else _GOALS[1:])}
     return {**{name: value for name, value in point.items() if name not in gone}, **noise}
