@@ -30,7 +30,8 @@ HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=2</script>
 @pytest.fixture(scope="module")
 def served(scenes: dict[str, Scene], menu: Menu) -> Iterator[Running]:
     own = Setting("dp-ie, epsilon 500", "dp-ie", {"epsilon": 500.0})
-    stage = Stage("toy texts", scenes.__getitem__, (own,))
+    loud = Setting("dp-sgd, epsilon 1 (of the whole training)", "dp-sgd", {"noise_multiplier": 12.5})
+    stage = Stage("toy texts", scenes.__getitem__, (own, loud))
     with running(
         offer(menu, stage), lambda question, note: read(question, stage, menu, seconds=1.0, say=note)
     ) as found:
@@ -140,6 +141,19 @@ def test_a_study_s_setting_sets_the_dials(page: Page) -> None:
     assert page.run("document.getElementById('attack').value") in ("rss", "instance"), "one that fits is chosen"
     assert page.run("[...document.getElementById('attack').options].find(o => o.value === 'dager').disabled")
     assert page.run("document.getElementById('setting').value") == ""
+
+
+def test_a_setting_beyond_the_slider_is_used_as_it_is(page: Page) -> None:
+    page.choose("attack", "embedding-rows")
+    page.choose("setting", "1")
+    page.type(TYPED)
+    page.browser.click("#go")
+    page.done()
+    assert page.run("document.querySelector('.slider input[type=number]').value") == "12.5"
+    shown = page.text("epsilon")
+    assert shown.startswith("0.2") and "certified, add/remove" in shown, "that of one release at noise 12.5"
+    assert "of the same length and label" in page.text("bound-words")
+    assert page.run("document.getElementById('assumed').offsetParent !== null"), "assumptions are seen at once"
 
 
 def test_hostile_text_is_text_and_nothing_leaves_the_machine(page: Page, served: Running) -> None:

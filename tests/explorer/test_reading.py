@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from discreet.core.errors import DataError, SettingError
 from discreet.core.guarantee import Adjacency, Guarantee
@@ -39,6 +41,7 @@ def test_noise_is_certified_and_bounded_and_hides(stage: Stage, menu: Menu) -> N
         assert found["guarantee"]["certified"] and found["guarantee"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
         assert found["guarantee"]["unit"] == "sentence" and "sentence" in found["guarantee"]["sentence"]
         assert 1 / 64 < found["bound"] < math.e / 64 + 1e-3 and found["leakage"]["value"] < 1
+        assert found["alike"] == "length and label", "which the attacker is told besides the noisy gradient"
         assert found["guarantee"]["columns"] and any("known" in told for told in found["guarantee"]["assumptions"])
     for name in ("dp-ie", "ldp"):
         found = read(Question(TYPED, name, "rss", {"epsilon": 1.0}), stage, menu, seconds=5)
@@ -50,12 +53,14 @@ def test_texthide_promises_nothing_and_says_why(stage: Stage, menu: Menu) -> Non
     found = read(Question(TYPED, "texthide", "rss", {"masks": 4, "mix": 3}), stage, menu, seconds=5)
     assert found["guarantee"]["epsilon"] is None and found["bound"] is None
     assert "absolute value" in found["guarantee"]["sentence"] and "Of the 3 texts" in found["note"]
+    assert found["leakage"]["chance"] is None, "there is none for one sentence"
 
 
 def test_the_measured_success_of_one_of_n_keeps_the_bound(stage: Stage, menu: Menu) -> None:
     before = 0.0
     for epsilon in (0.5, 4.0, 30.0):
         found = read(Question(TYPED, "dp-sgd", "one-of-n", {"epsilon": epsilon}), stage, menu, seconds=5)
+        assert found["alike"] == "", "its bound is for the noisy gradient alone"
         assert found["leakage"]["low"] <= found["bound"] and found["leakage"]["value"] >= before - 0.02
         assert (
             found["truth"] is None and found["leakage"]["chance"] == 1 / 64 and "yours among them" in found["release"]
@@ -63,6 +68,33 @@ def test_the_measured_success_of_one_of_n_keeps_the_bound(stage: Stage, menu: Me
         before = found["leakage"]["value"]
     other = read(Question(TYPED, "dp-sgd", "embedding-rows", {"epsilon": 30.0}), stage, menu, seconds=5)
     assert other["bound"] == pytest.approx(found["bound"], rel=1e-6), "the bound is the release's, not the attack's"
+
+
+def test_a_search_that_was_cut_short_says_so(stage: Stage, menu: Menu) -> None:
+    found = read(Question(TYPED, attack="lamp"), stage, menu, seconds=0.2)
+    assert "ended after 0.2 s" in found["note"] and "--seconds" in found["note"]
+    assert "--seconds" not in read(Question(TYPED, attack="rss"), stage, menu, seconds=5)["note"]
+
+
+def test_one_release_of_dp_sgd_costs_what_the_accountant_says(stage: Stage, menu: Menu) -> None:
+    """By the exact curve of a Gaussian, delta(epsilon) = P(mu/2 - e/mu) - e^e P(-mu/2 - e/mu): Balle and Wang 2018."""
+
+    def exact(mu: float) -> float:
+        curve = lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu)  # noqa: E731
+        return float(brentq(lambda e: curve(e) - 1e-5, 0.0, 50.0))
+
+    found = read(Question(TYPED, "dp-sgd", "embedding-rows", {"noise_multiplier": 1.0}), stage, menu, seconds=5)
+    columns = found["guarantee"]["columns"]
+    assert found["guarantee"]["epsilon"] == columns["add/remove"]
+    for name, mu in (("add/remove", 1.0), ("replace-one", 2.0)):
+        assert exact(mu) <= columns[name] <= exact(mu) + 2e-3
+
+
+def test_a_rewritten_sentence_costs_every_word(stage: Stage, menu: Menu) -> None:
+    found = read(Question(TYPED, "santext", "embedding-rows", {"epsilon_per_word": 2.0}), stage, menu, seconds=5)
+    promise = found["guarantee"]
+    assert promise["certified"] and promise["epsilon"] == pytest.approx(2.0 * len(TYPED.split()), rel=1e-4)
+    assert any("as many words" in said for said in promise["assumptions"]) and "length" in found["alike"]
 
 
 def test_every_reading_draws_its_noise_anew(stage: Stage, menu: Menu) -> None:

@@ -70,7 +70,7 @@ def read(
 ) -> dict[str, Any]:
     """Return what an attacker read of a sentence, how much that is, and what is guaranteed for this one release.
 
-    The noise is fresh and secret, from the operating system, at every reading.
+    The noise is fresh and secret, from the operating system, at every reading; 1-of-n simulates its many releases.
 
     Guarantee: none for the answer, which holds the sentence; that of the one release is in it.
     """
@@ -106,10 +106,11 @@ def read(
         "protection": question.protection,
         "dials": dict(question.dials),
         **_leakage(found, example, attack),
-        **_texts(example, attack, kind, size, rewritten=protect is not None and place_of(protect) == TEXT),
+        **_texts(example, attack, kind, size, _remarks(found, protect, attack, seconds)),
         "guarantee": _guarantee(found, protect),
         "bound": bound(protect, found, scene),
         "candidates": CANDIDATES,
+        "alike": alike(found),
         "release": _release(found, kind, scene),
         "seconds": time.monotonic() - began,
     }
@@ -123,7 +124,7 @@ def _values(question: Question, stage: Stage, menu: Menu) -> dict[str, Any]:
             raise refuse("setting", question.setting, rule, "It numbers the settings of the study.")
         setting = stage.settings[question.setting]
         before = setting.values if setting.protection == question.protection else None
-    dials = checked(menu.dials(question.protection), question.dials)
+    dials = checked(menu.dials(question.protection), question.dials, before or {})
     if question.protection != NONE and before is None:
         start = started(menu.dials(question.protection))
         alone = {dial.name for dial in menu.dials(question.protection) if dial.alone}
@@ -162,16 +163,25 @@ def _leakage(found: AttackResult, example: Example | None, attack: object) -> di
         return {"leakage": main, "figures": []}
     main_name = _main(attack)
     figures = [{"words": METRICS.get(name, name), "value": value} for name, value in example.scores.items()]
-    chance = next((one.chance for one in found.leakages if one.metric == main_name), None)
-    main = {"words": METRICS.get(main_name, main_name), "value": example.scores[main_name], "n": 1, "chance": chance}
+    # of one sentence there is no chance level: that would be how far other texts of the release resemble it
+    main = {"words": METRICS.get(main_name, main_name), "value": example.scores[main_name], "n": 1, "chance": None}
     return {"leakage": main, "figures": figures}
 
 
-def _texts(example: Example | None, attack: object, kind: str, size: int, *, rewritten: bool) -> dict[str, Any]:
+def _remarks(found: AttackResult, protect: Any, attack: object, seconds: float) -> list[str]:
+    """Return what one must know of a reading: that the text was another, or that the time was up."""
+    said = []
+    if protect is not None and place_of(protect) == TEXT:
+        said.append("The sentence was rewritten before it left; what is read is the rewritten one.")
+    if hasattr(attack, "seconds") and found.seconds - found.preparing >= seconds:
+        said.append(f"The search was ended after {seconds:g} s, perhaps too early: --seconds gives it more.")
+    return said
+
+
+def _texts(example: Example | None, attack: object, kind: str, size: int, remarks: list[str]) -> dict[str, Any]:
     if example is None:
         return {"truth": None, "guess": None, "note": "This attack names a sentence among candidates; it spells none."}
-    notes = ["The sentence was rewritten before it left; what is read is the rewritten one."] if rewritten else []
-    marked = pieces
+    notes, marked = list(remarks), pieces
     if reads_a_bag(attack):
         notes.append("Words and parts of words, in no order.")
         marked = unordered
@@ -229,6 +239,12 @@ def bound(protect: Any, found: AttackResult, scene: TypedScene) -> float | None:
     return min(bounds)
 
 
+def alike(found: AttackResult) -> str:
+    """Return in what the candidates of the bound do not differ: what the attacker is told besides the release."""
+    told = () if found.release.get("simulated") else found.release.get("known", ())
+    return " and ".join(word.removesuffix("s") for word in told)
+
+
 def _event(protect: Any, scene: TypedScene) -> Any:
     """Return what one release costs, where that does not depend on its text."""
     if place_of(protect) == GRADIENT:
@@ -266,10 +282,11 @@ def _release(found: AttackResult, kind: str, scene: TypedScene) -> str:
         )
     if kind == REPRESENTATION:
         others = len(dict.fromkeys(scene.rows.texts))
+        known = "; labels known besides" if facts.get("known") else ""
         said = f"{facts['vectors']} vectors" if facts["vectors"] != 1 else "one vector"
         return (
             f"{said} of {facts['width']} numbers, of {of}, from {facts['model']}; where the attack chooses among "
-            f"candidates, yours is one beside {others} others."
+            f"candidates, yours is one beside {others} others{known}."
         )
     known = " and ".join(facts.get("known", ())) or "nothing"
     return f"one gradient ({facts['parameters']}) of {of}, at {facts['model']}; {known} known besides."

@@ -88,7 +88,7 @@
       range.type = "range"; range.min = 0; range.max = dial.whole ? dial.high - dial.low : 100; range.step = 1;
       range.id = `dial-${dial.name}`;
       words.htmlFor = range.id;
-      exact.type = "number"; exact.min = dial.low; exact.max = dial.high; exact.step = dial.whole ? 1 : "any";
+      exact.type = "number"; exact.min = Math.min(dial.low, standing(dial)); exact.max = Math.max(dial.high, standing(dial)); exact.step = dial.whole ? 1 : "any";
       exact.setAttribute("aria-label", `${dial.words}, exactly`);
       const steps = Number(range.max);
       const show = (value, from) => {
@@ -240,7 +240,7 @@
     const kind = promise.epsilon === null ? ["no guarantee", "none"] : promise.certified ? ["certified", "proven"] : ["an estimate", "estimate"];
     by("epsilon").append(make("span", kind[0] + (promise.epsilon === null ? "" : `, ${promise.adjacency}`), `badge ${kind[1]}`));
     by("bound").textContent = found.bound === null ? "no bound" : `≤ ${percent(found.bound)}`;
-    by("bound-words").textContent = `how often any attack names the right one of ${found.candidates} (chance ${percent(1 / found.candidates)})`;
+    by("bound-words").textContent = `how often any attack names the right one of ${found.candidates}${found.alike ? ` of the same ${found.alike}` : ""} (chance ${percent(1 / found.candidates)})`;
     by("seconds").textContent = `${found.seconds.toFixed(1)} s`;
     by("guarantee").textContent = promise.sentence;
     by("release").textContent = `Released: ${found.release}`;
@@ -433,7 +433,7 @@
       drawDials();
       for (const dial of protection().dials) {
         if (chosen.dials[dial.name] === undefined) continue;
-        stands.set(slot(dial), Math.min(Math.max(chosen.dials[dial.name], dial.low), dial.high));
+        stands.set(slot(dial), chosen.dials[dial.name]); // also where it lies beyond the slider
         if (dial.alone) by("by").value = dial.name;
       }
       drawSliders();
