@@ -186,6 +186,15 @@ def test_a_protection_of_something_else_is_refused(name: str, scene: Scene) -> N
         run_attack(request_for(name, protect=Other()), scene)
 
 
+@pytest.mark.parametrize("name", [name for name in READERS if name not in GRADIENTS])
+def test_a_protection_of_gradients_is_refused_for_vectors_before_any_text_is_encoded(
+    name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("discreet.experiment.attack.knowledge", lambda *given: pytest.fail("it took its time"))
+    with pytest.raises(UnsupportedError, match=f"protection of the representation for {name}, found dp-sgd"):
+        run_attack(request_for(name, protect=DPSGD(1.0, 1.0)), scene)
+
+
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("kind", ["dp-sgd", "dir-dp-sgd"])
 def test_no_identification_beats_the_bound(kind: str, steps: int, scene: Scene) -> None:

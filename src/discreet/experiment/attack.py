@@ -21,6 +21,7 @@ from discreet.experiment.releases import (
     by_adjacency,
     kind_of,
     own_pairs,
+    refuse_misfit,
     release_facts,
     released,
 )
@@ -160,6 +161,7 @@ def run_attack(
         if request.first_words is not None:
             raise refuse("first_words", request.first_words, "left out for 1-of-n", "It names whole texts.")
         return identify(request, scene)
+    refuse_misfit(request)
     began = time.monotonic()
     rng = Rng(request.seed)
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")

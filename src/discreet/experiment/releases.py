@@ -61,19 +61,32 @@ def released(
 
     Guarantee: that of the protection for this one release, in the release; none without one.
     """
-    kind, protect, delta = kind_of(request.attack), request.protect, request.delta
+    refuse_misfit(request)
+    protect, delta = request.protect, request.delta
     place = None if protect is None else place_of(protect)
-    if kind == REPRESENTATION and place in {None, REPRESENTATION}:
+    if kind_of(request.attack) == REPRESENTATION:
         return _vectors(request, model, batch, noise, public)
-    if kind == GRADIENT and place is None:
-        return Released(open_release(model, batch))
-    if kind == GRADIENT and place == GRADIENT:
+    if place == GRADIENT:
         return Released(protected_release(model, batch, protect, noise, delta=delta))
-    if kind == GRADIENT and place == REPRESENTATION and not protect.stored:
+    if place == REPRESENTATION:
         return Released(hidden_release(model, batch, protect, noise, public=public, delta=delta))
-    if kind == GRADIENT and place == TEXT:
+    if place == TEXT:
         return Released(_rewritten(request, model, batch, noise))
-    raise misfit(request.label, kind, protect)
+    return Released(open_release(model, batch))
+
+
+def refuse_misfit(request: AttackRequest) -> None:
+    """Refuse an attack on what its protection does not let go, before any work is done for it."""
+    kind, protect = kind_of(request.attack), request.protect
+    if protect is None:
+        return
+    place = place_of(protect)
+    if kind == REPRESENTATION:
+        fits = place == REPRESENTATION
+    else:
+        fits = place in {GRADIENT, TEXT} or (place == REPRESENTATION and not protect.stored)
+    if not fits:
+        raise misfit(request.label, kind, protect)
 
 
 def _vectors(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None) -> Released:
