@@ -8,8 +8,9 @@ import pytest
 
 from discreet.cli import catalog
 from discreet.cli.explore import SLOW, menu_of_catalog
-from discreet.core.errors import DiscreetError
+from discreet.core.errors import DiscreetError, UnsupportedError
 from discreet.experiment.releases import kind_of
+from discreet.experiment.scene import Scene
 from discreet.explorer.menu import NONE, Menu, offer
 from discreet.explorer.reading import Question, read
 from discreet.explorer.stage import Setting, Stage
@@ -62,6 +63,16 @@ def test_every_attack_answers_or_says_why_not(stage: Stage, menu: Menu, attack: 
         assert str(error).startswith("Expected ")
     else:
         assert found["attack"] == attack and found["bound"] is None
+
+
+def test_where_only_a_head_is_trained_no_attack_on_the_encoder_is_offered(scenes: dict[str, Scene], menu: Menu) -> None:
+    told = offer(menu, Stage("a head", lambda kind: scenes["representation"]))
+    vectors = {name for name, ruler in menu.attacks.items() if kind_of(ruler) == "representation"}
+    for one in told["protections"]:
+        assert set(menu.attacks) - set(one["misfits"]) <= vectors | {"one-of-n"}
+    assert set(told["protections"][0]["misfits"]) == set(menu.attacks) - vectors - {"one-of-n"}
+    with pytest.raises(UnsupportedError, match="only the head is trained"):
+        read(Question("the heart was calm"), Stage("a head", lambda kind: scenes["representation"]), menu, seconds=1)
 
 
 def test_a_misfit_is_refused_with_the_remedy(stage: Stage, menu: Menu) -> None:

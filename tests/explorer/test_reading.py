@@ -111,6 +111,16 @@ def test_any_text_can_be_typed(stage: Stage, menu: Menu, hostile: str) -> None:
     assert 0 <= found["leakage"]["value"] <= 1
 
 
+@pytest.mark.parametrize("typed", ["مرحبا بالعالم", "日本語", "Анна пришла", ".", "?!"])
+def test_what_is_read_in_another_script_counts_as_read(stage: Stage, menu: Menu, typed: str) -> None:
+    """ROUGE drops every letter but a to z, and would call a sentence that was read in full 0% read."""
+    found = read(Question(typed, attack="rss"), stage, menu, seconds=5)
+    if found["truth"]:
+        assert text(found["truth"]) == text(found["guess"]) and found["leakage"]["value"] == 1
+    else:
+        assert "knows none of it" in found["note"]
+
+
 def test_a_sentence_is_one_and_is_not_repeated_in_errors() -> None:
     for bad in ("", "  ", "x" * 601, "Anna\0Novak", "Anna \ud800"):
         with pytest.raises(DataError, match="Expected a sentence") as error:

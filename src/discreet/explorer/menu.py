@@ -72,9 +72,14 @@ class Menu:
         return int(values.get("mix", usual))
 
 
-def misfit(menu: Menu, attack: str, protect: Any) -> str | None:
-    """Return why an attack has nothing to attack under a protection, or None where it has."""
+def misfit(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
+    """Return why an attack has nothing to attack under a protection, or None where it has.
+
+    `head` says that only a head is trained: its gradient tells a vector, and no attack reads a text from that.
+    """
     kind = kind_of(menu.attacks[attack])
+    if head and kind == GRADIENT and attack != menu.identifies:
+        return f"{attack} reads the gradient of the encoder, and here only the head is trained."
     if protect is None:
         return None
     name, place = getattr(protect, "name", "this protection"), place_of(protect)
@@ -91,8 +96,11 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
     A protection that cannot be built from its dials alone, as it needs a file, is left out, and it is said why. Every
     other one is built once for each kind of release, so that what it lets go, and so which attack fits, is known.
     """
+    settings = stage.scene(GRADIENT).model.settings
+    head = settings.train == "head"
+    bare = {attack: said for attack in menu.attacks if (said := misfit(menu, attack, None, head=head))}
     protections: list[dict[str, Any]] = [
-        {"name": NONE, "words": "What leaves, leaves as it is.", "dials": [], "misfits": {}}
+        {"name": NONE, "words": "What leaves, leaves as it is.", "dials": [], "misfits": bare}
     ]
     left_out: dict[str, str] = {}
     for name in menu.protections:
@@ -106,7 +114,7 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
             except DiscreetError as error:
                 why = str(error)
         misfits = {
-            attack: _whether(menu, attack, built[kind_of(ruler)])
+            attack: misfit(menu, attack, built[kind_of(ruler)], head=head) or ""
             for attack, ruler in menu.attacks.items()
             if kind_of(ruler) in built
         }
@@ -128,7 +136,7 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
         if sum(other["words"] == one["words"] for other in protections) > 1:
             one["words"] = own
     # where only a head is trained its gradient has little to read: what leaves to be read are the vectors
-    first = REPRESENTATION if stage.scene(GRADIENT).model.settings.frozen else GRADIENT
+    first = REPRESENTATION if settings.frozen else GRADIENT
     return {
         "title": stage.title,
         "labels": list(stage.labels),
@@ -152,10 +160,6 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
         "longest": LONGEST,
         "delta": DELTA,
     }
-
-
-def _whether(menu: Menu, attack: str, protect: Any) -> str:
-    return misfit(menu, attack, protect) or ""
 
 
 def _stand_in(menu: Menu, stage: Stage, name: str, values: Mapping[str, Any], kind: str) -> Any:

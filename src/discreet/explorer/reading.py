@@ -88,7 +88,7 @@ def read(
         protect = menu.build(
             question.protection, stage.scene(kind).model, values, delta=DELTA, batch_size=size, public=public
         )
-    said = misfit(menu, question.attack, protect)
+    said = misfit(menu, question.attack, protect, head=stage.scene(kind).model.settings.train == "head")
     if said is not None:
         raise UnsupportedError(f"Expected an attack that fits the release. {said} Choose another attack or protection.")
     if protect is None or place_of(protect) != REPRESENTATION:
@@ -143,16 +143,21 @@ def shown(found: AttackResult, attack: object, scene: TypedScene, kind: str) -> 
     truth = spelled(scene.model, scene.typed.texts[0])
     if reads_a_bag(attack):
         truth = " ".join(dict.fromkeys(truth.split()))
-    main = _main(attack)
+    main = _main(attack, truth)
     guesses = [one.guess for one in found.examples] or [""]
     guess = max(guesses, key=lambda text: PAIRS[main](text, truth))
     return Example(truth, guess, {name: float(PAIRS[name](guess, truth)) for name in metrics_for(attack, ASKED)})
 
 
-def _main(attack: object) -> str:
-    """Return the figure that the page shows first: words in order where an attack reads them."""
+def _main(attack: object, truth: str) -> str:
+    """Return the figure that the page shows first: words in order where an attack reads them.
+
+    ROUGE sees the letters a to z and digits alone: of a text with others it would say that nothing was read.
+    """
     names = metrics_for(attack, ASKED)
-    return "rouge_l" if "rouge_l" in names else names[0]
+    letters = [c.isascii() for c in truth if c.isalnum()]
+    order = ("rouge_l",) if letters and all(letters) else ("lcs_over_longer", "bag_recall")
+    return next((name for name in order if name in names), names[0])
 
 
 def _leakage(found: AttackResult, example: Example | None, attack: object) -> dict[str, Any]:
@@ -161,7 +166,7 @@ def _leakage(found: AttackResult, example: Example | None, attack: object) -> di
         words = METRICS.get(one.metric, one.metric)
         main = {"words": words, "value": one.value, "low": one.low, "high": one.high, "n": one.n, "chance": one.chance}
         return {"leakage": main, "figures": []}
-    main_name = _main(attack)
+    main_name = _main(attack, example.truth)
     figures = [{"words": METRICS.get(name, name), "value": value} for name, value in example.scores.items()]
     # of one sentence there is no chance level: that would be how far other texts of the release resemble it
     main = {"words": METRICS.get(main_name, main_name), "value": example.scores[main_name], "n": 1, "chance": None}
@@ -182,6 +187,8 @@ def _texts(example: Example | None, attack: object, kind: str, size: int, remark
     if example is None:
         return {"truth": None, "guess": None, "note": "This attack names a sentence among candidates; it spells none."}
     notes, marked = list(remarks), pieces
+    if not example.truth:
+        notes.append("The model's tokenizer knows none of it and hands on unknown words: there is nothing to read.")
     if reads_a_bag(attack):
         notes.append("Words and parts of words, in no order.")
         marked = unordered

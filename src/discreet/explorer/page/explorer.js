@@ -24,6 +24,14 @@
     return size >= 999.5 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
   };
 
+  // What is proven is at most so much: it is rounded up, never down.
+  const up = (value, digits) => {
+    const near = Number(value.toPrecision(digits));
+    return near >= value ? near : Number((near + 10 ** (Math.floor(Math.log10(near)) - digits + 1)).toPrecision(digits));
+  };
+  const atMost = (value) => number(up(value, value >= 1e5 || value < 1e-3 ? 2 : 3));
+  const boundOf = (found) => `≤ ${percent(Math.min(1, up(found.bound, 2)))}`;
+
   // Light, dark, or as the system says.
   const theme = by("theme");
   const dark = () => document.documentElement.dataset.theme
@@ -192,7 +200,7 @@
   const go = () => {
     clearTimeout(timer);
     if (!offer) return Promise.resolve(false);
-    if (!by("sentence").value.trim()) { status("Expected a sentence, found none. Type one, or choose an example.", true); return Promise.resolve(false); }
+    if (!by("sentence").value.trim()) { if (asking) asking.abort(); asking = null; by("busy").hidden = by("stop").disabled = true; status("Expected a sentence, found none. Type one, or choose an example.", true); return Promise.resolve(false); }
     return ask(question());
   };
   const changed = (wait) => {
@@ -228,7 +236,7 @@
     by("reading").hidden = false;
     by("reading").classList.remove("old");
     by("marks").hidden = !found.truth;
-    if (found.truth) fill(by("truth"), found.truth, "");
+    if (found.truth) fill(by("truth"), found.truth, "Nothing that the model knows.");
     else by("truth").textContent = asked.sentence;
     fill(by("guess"), found.guess, found.truth ? "Nothing." : `A name among ${found.candidates}, right ${percent(leak.value)} of the time.`);
     by("note").textContent = found.note;
@@ -236,16 +244,16 @@
     by("leak-words").textContent = leak.words
       + (leak.n > 1 ? `; 95% between ${percent(leak.low)} and ${percent(leak.high)}` : "")
       + (leak.chance === null || leak.chance === undefined ? "" : `; chance ${percent(leak.chance)}`);
-    by("epsilon").replaceChildren(promise.epsilon === null ? "none" : number(promise.epsilon), document.createElement("br"));
+    by("epsilon").replaceChildren(promise.epsilon === null ? "none" : atMost(promise.epsilon), document.createElement("br"));
     const kind = promise.epsilon === null ? ["no guarantee", "none"] : promise.certified ? ["certified", "proven"] : ["an estimate", "estimate"];
     by("epsilon").append(make("span", kind[0] + (promise.epsilon === null ? "" : `, ${promise.adjacency}`), `badge ${kind[1]}`));
-    by("bound").textContent = found.bound === null ? "no bound" : `≤ ${percent(found.bound)}`;
+    by("bound").textContent = found.bound === null ? "no bound" : boundOf(found);
     by("bound-words").textContent = `how often any attack names the right one of ${found.candidates}${found.alike ? ` of the same ${found.alike}` : ""} (chance ${percent(1 / found.candidates)})`;
     by("seconds").textContent = `${found.seconds.toFixed(1)} s`;
     by("guarantee").textContent = promise.sentence;
     by("release").textContent = `Released: ${found.release}`;
     rows(by("figures"), found.figures.map((one) => [one.words, one.value.toFixed(2)]));
-    rows(by("columns"), Object.entries(promise.columns).map(([name, value]) => [name, number(value)]));
+    rows(by("columns"), Object.entries(promise.columns).map(([name, value]) => [name, atMost(value)]));
     by("assumed").replaceChildren(...(promise.assumptions || []).map((words) => make("li", `It assumes: ${words}.`)));
     const text = found.guess ? found.guess.map((piece) => piece.text).join("") : "";
     status(found.truth
@@ -368,8 +376,8 @@
       const line = make("tr");
       const dials = Object.entries(asked.dials).map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`).join(", ");
       line.append(make("td", found.protection), make("td", dials), make("td", found.attack), make("td", percent(found.leakage.value), "n"),
-        make("td", found.guarantee.epsilon === null ? "none" : number(found.guarantee.epsilon) + (found.guarantee.certified ? "" : " (estimate)"), "n"),
-        make("td", found.bound === null ? "none" : `≤ ${percent(found.bound)}`, "n"), make("td", `${found.seconds.toFixed(1)} s`, "n"));
+        make("td", found.guarantee.epsilon === null ? "none" : atMost(found.guarantee.epsilon) + (found.guarantee.certified ? "" : " (estimate)"), "n"),
+        make("td", found.bound === null ? "none" : boundOf(found), "n"), make("td", `${found.seconds.toFixed(1)} s`, "n"));
       return line;
     }));
   };
