@@ -11,7 +11,7 @@ METRICS = {
     "rouge_l": "words read in the right order (ROUGE-L)",
     "rouge_1": "words read (ROUGE-1)",
     "rouge_2": "pairs of words read (ROUGE-2)",
-    "lcs_over_longer": "longest run of words in order, over the longer text",
+    "lcs_over_longer": "words in order (LCS over longer)",
     "jaccard": "shared words",
     "token_accuracy": "words read at their place",
     "bag_recall": "words read, in any order",
