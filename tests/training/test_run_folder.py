@@ -1,5 +1,6 @@
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +8,19 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from discreet.core.errors import ModelError, OutputError
+from discreet.accounting.events import GaussianDpEvent
+from discreet.accounting.ledger import Ledger
+from discreet.core.errors import ModelError, OutputError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data.sources import Columns, load
 from discreet.experiment import RunRequest, run_training
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.texthide import TextHideSettings
 from discreet.training import tensors
+from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
 from discreet.training.evaluate import predict
-from discreet.training.run_folder import begin, load_run, workspace_of
+from discreet.training.run_folder import begin, load_run, prepared, workspace_of
 from discreet.training.settings import TrainSettings
 
 
@@ -72,6 +77,40 @@ def test_an_unfinished_run_is_neither_lost_nor_invented(tmp_path: Path) -> None:
     assert workspace_of(tmp_path / "a", resume=True) == workspace
     with pytest.raises(ModelError, match="unfinished: go on with --resume"):
         load_run(tmp_path / "a")
+
+
+def test_a_refused_run_leaves_nothing_but_what_was_saved_or_spent(tmp_path: Path) -> None:
+    def refused(workspace: Path) -> None:
+        with pytest.raises(SettingError), prepared(workspace):
+            raise SettingError("mix", 64, "<= 8", "Mix fewer.")
+
+    workspace = workspace_of(tmp_path / "a", resume=False)
+    refused(workspace)
+    assert not workspace.exists()
+    begin(workspace)
+    with Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove"):
+        pass
+    refused(workspace)
+    assert not workspace.exists()
+    begin(workspace)
+    with Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove") as ledger:
+        ledger.spend(GaussianDpEvent(2.0), id="step 1")
+    refused(workspace)
+    assert (workspace / LEDGER).exists()
+    workspace = workspace_of(tmp_path / "b", resume=False)
+    begin(workspace)
+    (workspace / "checkpoint.safetensors").write_bytes(b"x")
+    refused(workspace)
+    assert workspace.exists()
+
+
+def test_settings_that_do_not_fit_leave_no_folder(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    asked = replace(request(toy_csv, str(tiny_encoder("bert")), head="mlp"), protect=TextHideSettings(mix=1000))
+    with pytest.raises(SettingError, match="mix=1000"):
+        run_training(asked, tmp_path / "a")
+    assert list(tmp_path.glob("a*")) == []
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from discreet.training.precision import find_device
 from discreet.training.run_folder import (
     DataSettings,
     RunSettings,
-    begin,
     finish,
+    prepared,
     workspace_of,
 )
 
@@ -77,59 +77,59 @@ def run_training(
     rng = Rng(request.seed)
     workspace = workspace_of(out, resume=resume)
     model = Classifier.build(corpus, request.model, rng=rng.fork("model"), download=download).to(where)
-    begin(workspace)
     kept = cache_folder() if cache else None
-    plan = plan_for(request, model, corpus, workspace, say) if request.protect is not None else None
-    opened: AbstractContextManager[Any] = plan.ledger if plan is not None else nullcontext()
-    with opened:
-        trained = train(
-            model,
-            corpus,
-            request.train,
-            rng=rng.fork("train"),
-            protect=plan.protect if plan else None,
-            ledger=plan.ledger if plan else None,
-            delta=plan.delta if plan else None,
-            secret=plan.secret if plan else None,
-            sampler=plan.sampler if plan else None,
-            public=plan.public if plan else None,
-            workspace=workspace,
-            cache=kept,
-            checkpoint_seconds=checkpoint_seconds,
-            watch=watch,
-            should_stop=should_stop,
-        )
-        if trained.truncated:
-            say(f"{trained.truncated} of {len(corpus.split('train'))} texts were cut to {model.max_length} tokens.")
-        if not trained.finished:
-            return {"out": str(out), "finished": False, "steps": trained.steps}
-        if trained.out_of_budget:
-            say(f"The budget allows no further step: training ended after step {trained.steps}.")
-        split = "validation" if "validation" in corpus.split_names else None if plan else "train"
-        utility, averaged = {}, {}
-        if split is not None:  # a protected run says nothing about its training rows
-            held_out = asked_as(plan, matched(corpus.split(split), model))
-            rows = ready(model, held_out, kept, request.train.precision)
-            utility = evaluate(model, rows)
-            averaged = averaged_utility(plan, model, rows)
-        result: dict[str, Any] = {
-            "out": str(out),
-            "finished": True,
-            "utility": utility,
-            "evaluated_on": split,
-            **({"utility_averaged": averaged} if averaged else {}),
-            **described(plan, trained),
-            "seconds": time.monotonic() - began,
-            "train_seconds": trained.seconds,
-            "steps": trained.steps,
-            **({} if plan else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),
-            "device": str(where),
-            "seed": request.seed,
-        }
-        if plan is not None and at_vectors(plan.protect):
-            plan.protect.end(model)
-        if plan is not None:
-            hand_out(request.protect, workspace, model, plan.protect, say)
+    with prepared(workspace):
+        plan = plan_for(request, model, corpus, workspace, say) if request.protect is not None else None
+        opened: AbstractContextManager[Any] = plan.ledger if plan is not None else nullcontext()
+        with opened:
+            trained = train(
+                model,
+                corpus,
+                request.train,
+                rng=rng.fork("train"),
+                protect=plan.protect if plan else None,
+                ledger=plan.ledger if plan else None,
+                delta=plan.delta if plan else None,
+                secret=plan.secret if plan else None,
+                sampler=plan.sampler if plan else None,
+                public=plan.public if plan else None,
+                workspace=workspace,
+                cache=kept,
+                checkpoint_seconds=checkpoint_seconds,
+                watch=watch,
+                should_stop=should_stop,
+            )
+            if trained.truncated:
+                say(f"{trained.truncated} of {len(corpus.split('train'))} texts were cut to {model.max_length} tokens.")
+            if not trained.finished:
+                return {"out": str(out), "finished": False, "steps": trained.steps}
+            if trained.out_of_budget:
+                say(f"The budget allows no further step: training ended after step {trained.steps}.")
+            split = "validation" if "validation" in corpus.split_names else None if plan else "train"
+            utility, averaged = {}, {}
+            if split is not None:  # a protected run says nothing about its training rows
+                held_out = asked_as(plan, matched(corpus.split(split), model))
+                rows = ready(model, held_out, kept, request.train.precision)
+                utility = evaluate(model, rows)
+                averaged = averaged_utility(plan, model, rows)
+            result: dict[str, Any] = {
+                "out": str(out),
+                "finished": True,
+                "utility": utility,
+                "evaluated_on": split,
+                **({"utility_averaged": averaged} if averaged else {}),
+                **described(plan, trained),
+                "seconds": time.monotonic() - began,
+                "train_seconds": trained.seconds,
+                "steps": trained.steps,
+                **({} if plan else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),
+                "device": str(where),
+                "seed": request.seed,
+            }
+            if plan is not None and at_vectors(plan.protect):
+                plan.protect.end(model)
+            if plan is not None:
+                hand_out(request.protect, workspace, model, plan.protect, say)
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
     return result

@@ -6,13 +6,15 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from discreet.core.errors import ModelError, OutputError
+from discreet.core.errors import DiscreetError, ModelError, OutputError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
@@ -93,6 +95,30 @@ def begin(workspace: Path) -> None:
         workspace.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(workspace, error) from None
+
+
+@contextmanager
+def prepared(workspace: Path) -> Iterator[None]:
+    """Make the folder in which a run is prepared; if the run is refused before a step is saved or spent, delete it."""
+    begin(workspace)
+    try:
+        yield
+    except DiscreetError:
+        if not (workspace / checkpoint.NAME).exists() and not spent(workspace):
+            shutil.rmtree(workspace, ignore_errors=True)
+        raise
+
+
+def spent(workspace: Path) -> bool:
+    """Return whether the ledger of a run counts anything, or cannot be read."""
+    if not any(workspace.glob("ledger*")):
+        return False
+    from discreet.accounting.ledger import Ledger
+
+    try:
+        return Ledger.read(workspace / LEDGER).spends > 0
+    except DiscreetError:
+        return True
 
 
 def secret_of(workspace: Path) -> Rng:
