@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import ModelError, OutputError, SettingError
+from discreet.core.errors import LedgerError, ModelError, OutputError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data.sources import Columns, load
 from discreet.experiment import RunRequest, run_training
@@ -80,28 +80,38 @@ def test_an_unfinished_run_is_neither_lost_nor_invented(tmp_path: Path) -> None:
 
 
 def test_a_refused_run_leaves_nothing_but_what_was_saved_or_spent(tmp_path: Path) -> None:
-    def refused(workspace: Path) -> None:
+    def refused(workspace: Path, first: Callable[[], object] = lambda: None) -> None:
         with pytest.raises(SettingError), prepared(workspace):
+            first()
             raise SettingError("mix", 64, "<= 8", "Mix fewer.")
 
     workspace = workspace_of(tmp_path / "a", resume=False)
     refused(workspace)
     assert not workspace.exists()
-    begin(workspace)
-    with Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove"):
-        pass
-    refused(workspace)
+    refused(workspace, lambda: Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove").close())
     assert not workspace.exists()
-    begin(workspace)
-    with Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove") as ledger:
-        ledger.spend(GaussianDpEvent(2.0), id="step 1")
-    refused(workspace)
+
+    def spend() -> None:
+        with Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove") as ledger:
+            ledger.spend(GaussianDpEvent(2.0), id="step 1")
+
+    refused(workspace, spend)
     assert (workspace / LEDGER).exists()
     workspace = workspace_of(tmp_path / "b", resume=False)
-    begin(workspace)
-    (workspace / "checkpoint.safetensors").write_bytes(b"x")
-    refused(workspace)
+    refused(workspace, lambda: (workspace / "checkpoint.safetensors").write_bytes(b"x"))
     assert workspace.exists()
+
+
+def test_a_refused_run_leaves_alone_the_folder_of_a_run_that_has_not_spent_yet(tmp_path: Path) -> None:
+    workspace = workspace_of(tmp_path / "a", resume=False)
+    with prepared(workspace), Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove") as running:
+        (workspace / "secret").write_text("00", encoding="ascii")
+        second = workspace_of(tmp_path / "a", resume=True)
+        with pytest.raises(LedgerError, match="to be free"), prepared(second):
+            Ledger.open(second / LEDGER, unit="note", adjacency="add/remove")
+        running.spend(GaussianDpEvent(2.0), id="step 1")
+        assert (workspace / "secret").exists()
+        assert Ledger.read(workspace / LEDGER).spends == 1
 
 
 def test_settings_that_do_not_fit_leave_no_folder(

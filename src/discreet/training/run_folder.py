@@ -89,22 +89,28 @@ def workspace_of(out: Path, *, resume: bool) -> Path:
     return workspace
 
 
-def begin(workspace: Path) -> None:
-    """Make the folder in which a run is prepared."""
+def begin(workspace: Path) -> bool:
+    """Make the folder in which a run is prepared, and return whether there was none before."""
     try:
-        workspace.mkdir(parents=True, exist_ok=True)
+        workspace.mkdir(parents=True)
     except OSError as error:
+        if isinstance(error, FileExistsError) and workspace.is_dir():
+            return False
         raise cannot_write(workspace, error) from None
+    return True
 
 
 @contextmanager
 def prepared(workspace: Path) -> Iterator[None]:
-    """Make the folder in which a run is prepared; if the run is refused before a step is saved or spent, delete it."""
-    begin(workspace)
+    """Make the folder in which a run is prepared; if the run is refused before a step is saved or spent, delete it.
+
+    A folder that was there before is left alone: another process may be about to spend in it.
+    """
+    made = begin(workspace)
     try:
         yield
     except DiscreetError:
-        if not (workspace / checkpoint.NAME).exists() and not spent(workspace):
+        if made and not (workspace / checkpoint.NAME).exists() and not spent(workspace):
             shutil.rmtree(workspace, ignore_errors=True)
         raise
 
