@@ -23,6 +23,7 @@ STEPS = (1, 10, 100, 1000, 10_000)
 
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
+    from discreet.cli.threads import use_threads
     from discreet.core.randomness import Rng
     from discreet.data.sources import load
     from discreet.protections.word_swap import WordSwap
@@ -30,6 +31,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
 
     texts = load(options.data).split("train").texts[: options.rows]
     found: dict[str, Any] = {}
+    use_threads(options.threads)
     for mechanism in ("santext", "santext+", "noise"):
         wall, cpu = time.perf_counter(), time.process_time()
         table = WordTable.of_encoder(options.model)
@@ -172,6 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--features", choices=["encoder", "words"], default="encoder")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--threads", type=int, default=1, help="of speed; as in `discreet sanitize`")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     found = {"speed": speed, "cost": cost, "utility": utility}[options.what](options)

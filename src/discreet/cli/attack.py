@@ -13,6 +13,7 @@ from discreet.cli.catalog import ATTACKS, ONE_OF_N
 from discreet.cli.options import Device, Json, Label, Seed, Text, TextPair, Unit
 from discreet.cli.output import as_json, note, stop_on_interrupt
 from discreet.cli.progress import working
+from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import whole
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def attack(
     whole_texts: Annotated[
         bool, typer.Option("--whole-texts", help="Print texts whole, not three lines of each.")
     ] = False,
-    threads: Annotated[int, typer.Option(help="One busy core beats two that wait for each other.")] = 1,
+    threads: Threads = 1,
     json: Json = False,
 ) -> None:
     """Attack what would be released of some texts, and print what was read beside what was written.
@@ -103,7 +104,7 @@ def attack(
 
     began = time.monotonic()
     with working("starting"):
-        _set_threads(threads)
+        use_threads(threads)
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
         from discreet.experiment.attack import within
@@ -235,13 +236,3 @@ def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]
     whole, preparing = (sum(getattr(result, name) for result in results) for name in ("seconds", "preparing"))
     prepared = f", {preparing:.1f} s to prepare what the attacker knows" if preparing >= _WORTH_TELLING else ""
     console.print(plain(f"{loading:.1f} s to load{prepared}, {whole - preparing:.1f} s to attack."))
-
-
-def _set_threads(threads: int) -> None:
-    import os
-
-    whole("threads", threads, 1, "One is usually best.")
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    import torch
-
-    torch.set_num_threads(threads)

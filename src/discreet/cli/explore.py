@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,8 @@ import typer
 
 from discreet.cli import catalog
 from discreet.cli.output import note
-from discreet.core.checks import positive, whole
+from discreet.cli.threads import Threads, use_threads
+from discreet.core.checks import positive
 
 # Attacks that first learn from much public text: offered to whoever is ready to wait a minute for each answer.
 SLOW = ("reprecon", "blind", "inversion")
@@ -28,7 +28,7 @@ def explore(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8766,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
     seconds: Annotated[float, typer.Option(help="Time for each attack; the best so far is kept.")] = 6.0,
-    threads: Annotated[int, typer.Option(help="One busy core beats two that wait for each other.")] = 1,
+    threads: Threads = 1,
 ) -> None:
     """Open a page on this machine: type a sentence, move the protection, and watch what an attacker reads back.
 
@@ -37,14 +37,10 @@ def explore(
     from discreet.explorer.server import Place, check_installed, serve
 
     positive("seconds", seconds, "It is the time for each attack.")
-    whole("threads", threads, 1, "One is usually best.")
     check_installed()
     with Place.on(port) as place:
         note("Loading the model …")
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        import torch
-
-        torch.set_num_threads(threads)
+        use_threads(threads)
         from discreet.explorer.menu import offer
         from discreet.explorer.reading import read
         from discreet.explorer.stage import stage_of

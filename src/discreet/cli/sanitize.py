@@ -12,6 +12,7 @@ import typer
 
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, note, stderr
+from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.errors import OutputError, SettingError
 
@@ -45,6 +46,7 @@ def sanitize(
     kind: Annotated[str | None, typer.Option("--format", help="Of stdin and stdout: txt, csv, tsv or jsonl.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if it is there.")] = False,
     seed: Annotated[int | None, typer.Option(help="Repeatable, for experiments; then nothing is certified.")] = None,
+    threads: Threads = 1,
     json: Json = False,
 ) -> None:
     """Rewrite every word of a text under metric privacy; other columns are copied as they are."""
@@ -60,6 +62,7 @@ def sanitize(
     found = read_columns(source, suffix, tuple(text or ("text",)))
     ending = suffix if out == "-" else format_of(out, suffix)
     check_fits(found, ending)
+    use_threads(threads)
     swap = _built(mechanism, epsilon_per_word, model, sensitive, public, share, sample_others, keep_marks, unknown)
     rng = Rng.secret() if seed is None else Rng(seed)
     with _bar() as watch:

@@ -1,0 +1,21 @@
+"""How many threads a command computes with."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from discreet.core.checks import whole
+
+Threads = Annotated[int, typer.Option(help="One busy core beats two that wait for each other.")]
+
+
+def use_threads(threads: int) -> None:
+    """Let torch compute with so many threads; before torch is imported the libraries below it are told too."""
+    whole("threads", threads, 1, "One is usually best.")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    import torch
+
+    torch.set_num_threads(threads)
