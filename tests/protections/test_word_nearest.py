@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.protections import word_nearest
 from discreet.protections.word_nearest import KINDS, NearestWord
 
 
@@ -39,6 +40,15 @@ def test_words_that_differ_by_less_than_coarse_numbers_show_are_told_apart(kind:
     expected = np.arange(800)
     assert (NearestWord.of(twins, kind)(places) == expected).all()
     assert (twins.to(kind)[:400] == twins.to(kind)[400:]).float().mean() > 0.9
+
+
+def test_many_possible_words_are_measured_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_nearest, "_WHOLE", 7)
+    table = table_of(400, 16)
+    table[0] *= 1000  # one long word, and what coarse numbers say of the others is worth little
+    places = places_of(table[1:], 60, 0.5)
+    near = NearestWord.of(table, torch.bfloat16)
+    assert (near(places) == near.slowly(places)).all()
 
 
 def test_of_equally_near_words_the_first_is_taken() -> None:

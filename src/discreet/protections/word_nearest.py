@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 KINDS = (torch.bfloat16, torch.float32)
+_WHOLE = 1 << 14  # words measured in doubles at once: where lengths differ much, thousands stay possible for a place
 _TRIED = 64  # rows by which the two kinds are timed
 _SINGLE = 2.0**-24  # unit roundoff in which products are added up
 
@@ -73,7 +74,8 @@ class NearestWord:
         near = np.flatnonzero((scores.float() <= above[:, None]).numpy())
         which, word = np.divmod(near, len(self.rows))
         at, of = torch.from_numpy(which), torch.from_numpy(word)
-        squares = (about[at] - self.rows[of]).square_().sum(1)
+        parts = zip(torch.split(at, _WHOLE), torch.split(of, _WHOLE), strict=True)
+        squares = torch.cat([(about[some] - self.rows[words]).square_().sum(1) for some, words in parts])
         exact = squares.sub(about.square().sum(1)[at]).div_(2).numpy()
         told = scores.flatten()[torch.from_numpy(near)].double().numpy()
         strange = np.abs(exact - told) > wrong.numpy()[which] + 2 * unit * np.abs(exact)
