@@ -9,6 +9,7 @@ from discreet.accounting.interpret import guarantee
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.protections import encodings
 from discreet.protections.encodings import load_of
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.instance_encoding_settings import learned
@@ -118,6 +119,24 @@ def test_noise_is_drawn_for_many_steps_at_once_and_no_two_steps_share_any() -> N
     assert len(live.ahead) == 1  # what is behind is forgotten
     again = live.draw(rows, (8, WIDTH), 3, 0)
     assert all(torch.equal(again[name], drawn[3][name]) for name in again)
+
+
+def test_large_batches_draw_noise_for_fewer_steps_at_once_and_never_the_same_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encodings, "_NUMBERS", 5000)
+    live = InstanceEncoding(4.0, 1e-5, stored=False, epochs=3, mix=2).live(ROWS, WIDTH, 2, Rng(0), torch.device("cpu"))
+    noises = []
+    for step in range(12):
+        count = 5 if step % 4 == 3 else 30  # a last batch that is not full
+        noises.append(live.draw(np.arange(count), (count, WIDTH), step, step // 4)["noise"])
+        drawn = sum(value.numel() for tensors in live.ahead.values() for value in tensors.values())
+        assert drawn <= 2 * 5000
+    told = torch.cat([noise.flatten() for noise in noises])
+    assert len(told.unique()) == len(told)
+    for step in (11, 2, 7):  # as after a crash: the same noise for the same step
+        count = 5 if step % 4 == 3 else 30
+        assert torch.equal(live.draw(np.arange(count), (count, WIDTH), step, step // 4)["noise"], noises[step])
 
 
 def test_noisy_labels_are_told_once_however_often_they_are_drawn() -> None:

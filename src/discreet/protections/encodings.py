@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
 PUBLIC_LABELS = "labels are public and not protected"
-_AT_ONCE = 64  # steps whose mixtures and noise are drawn together
+_AT_ONCE = 64  # steps whose mixtures and noise are drawn together, at most
+_NUMBERS = 1 << 24  # numbers drawn together, at most: large batches take fewer steps at once
 WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
 
 
@@ -156,11 +157,16 @@ class LiveEncodings:
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the mixture of each row and its noise."""
-        drawn = {name: value[step % _AT_ONCE] for name, value in self.drawn_at(step // _AT_ONCE, len(rows)).items()}
+        block, place = divmod(step, self.at_once(len(rows)))
+        drawn = {name: value[place] for name, value in self.drawn_at(block, len(rows)).items()}
         if self.asked.labels == "noisy":
             # the same answer for the same row at every step, so that a label is released once
             drawn["shift"] = torch.from_numpy(self.answers[rows]).to(self.device, non_blocking=True)
         return drawn
+
+    def at_once(self, count: int) -> int:
+        """Return for how many steps is drawn at once; the same for every batch of so many rows, also after a crash."""
+        return max(1, min(_AT_ONCE, _NUMBERS // (count * (count + self.asked.width(self.width)))))
 
     def drawn_at(self, block: int, count: int) -> dict[str, Tensor]:
         """Return mixtures and noise of some steps in a row, for batches of so many rows: drawn at once, each used once.
@@ -169,15 +175,15 @@ class LiveEncodings:
         """
         if (block, count) not in self.ahead:
             source, width = self.secret.fork("block", block, count), self.asked.width(self.width)
-            maker = source.numpy("InstanceEncoding")
-            table = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, False, maker)
-            nothing = torch.zeros(_AT_ONCE * count, width, dtype=torch.float64, device=self.device)
-            noise = self.asked.noise(self.scale, width)(nothing, source.fork("noise"))
-            for old in [key for key in self.ahead if key[0] < block]:
+            maker, steps = source.numpy("InstanceEncoding"), self.at_once(count)
+            for old in [key for key in self.ahead if key[1] == count]:
                 del self.ahead[old]
+            table = mixtures(steps, count, self.asked.mix, self.asked.cap, False, maker)
+            nothing = torch.zeros(steps * count, width, dtype=torch.float64, device=self.device)
+            noise = self.asked.noise(self.scale, width)(nothing, source.fork("noise"))
             self.ahead[block, count] = {
                 "mix": torch.from_numpy(table).float().to(self.device),
-                "noise": noise.float().view(_AT_ONCE, count, width),
+                "noise": noise.float().view(steps, count, width),
             }
         return self.ahead[block, count]
 
