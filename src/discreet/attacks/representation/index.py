@@ -87,8 +87,10 @@ class Coarse:
     All vectors are turned by one orthogonal matrix, which changes no product and spreads each evenly over its numbers,
     then rounded; so is a query. With x and q turned, c and b what they were rounded to,
     |<q, x> - <b, c>| <= |q| |x - c| + |q - b| |c| (Cauchy and Schwarz). `error` is the largest |x - c|, `longest` the
-    largest |x|; `rounding` covers the arithmetic in single precision, at most width * 2^-23 of the lengths in each of
-    five products. Products of bytes are exact.
+    largest |x|; `rounding` covers the arithmetic in single precision. A sum of `width` products is off by at most
+    width * 2^-24 of the lengths; a turned vector holds `width` of them, together sqrt(width) times as much, and two are
+    turned. Twelve times as much once more is left for lengths, products of bytes (exact up to a width of 1040), for a
+    turn that is not quite orthogonal, and for the products themselves.
     """
 
     turn: Floats
@@ -115,7 +117,8 @@ class Coarse:
     @property
     def rounding(self) -> float:
         """What single precision may add to the error, for a query of length 1."""
-        return 5 * len(self.turn) * 2.0**-23 * self.longest
+        width = len(self.turn)
+        return (2 * float(np.sqrt(width)) + 12) * width * 2.0**-24 * self.longest
 
     def first(self, query: Floats, count: int) -> tuple[npt.NDArray[np.int64], float]:
         """Return so many rows whose bytes give the largest products, and what no other row's product can exceed."""
