@@ -1,5 +1,6 @@
 """The user's side and the server's, from a training on a tiny encoder to refusals that spend nothing."""
 
+import errno
 import re
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from discreet.accounting.events import GaussianDpEvent, NoOpDpEvent, VisibleVectorsDpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.accounting.local_layer import Sending
-from discreet.core.errors import BudgetError, DataError, ModelError, SettingError
+from discreet.core.errors import BudgetError, DataError, ModelError, OutputError, SettingError
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.sources import Columns
@@ -24,6 +25,7 @@ from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_projection import whole_space
 from discreet.protections.ldp_protection import LocalLayer
 from discreet.protections.ldp_settings import LDPSettings
+from discreet.training import run_folder
 from discreet.training.evaluate import represent
 from discreet.training.local import ServerSide, UserSide
 from discreet.training.local_mixed import Mixed
@@ -33,7 +35,7 @@ from discreet.training.settings import TrainSettings
 
 
 def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str, object]:
-    epochs = int(str(changes.pop("epochs", 6)))
+    epochs, resume = int(str(changes.pop("epochs", 6))), bool(changes.pop("resume", False))
     model = {"encoder": str(encoder), "train": changes.pop("train", "head")}
     asked = LDPSettings(**{"epsilon": 12.0, "dimension": 12, **changes})  # type: ignore[arg-type]
     request = RunRequest(
@@ -43,7 +45,7 @@ def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str,
         train=TrainSettings(epochs=epochs, batch_size=16, learning_rate=0.05),
         protect=asked,
     )
-    return run_training(request, out)
+    return run_training(request, out, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,23 @@ def test_a_run_is_certified_and_writes_two_sides(finished: tuple[Path, dict[str,
     names = {p.name for p in (out / "client").iterdir()}
     encoder = {"tokenizer", "encoder.json", "encoder.safetensors"}
     assert names == {"settings.toml", "path.safetensors", "ledger.jsonl"} | encoder
+
+
+def test_a_run_whose_disk_was_full_in_the_end_is_finished_without_spending_again(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "model_card", full)  # the two sides are written by then
+        with pytest.raises(OutputError, match="Free some space, then use --resume"):
+            run(toy_csv, tiny_encoder("bert"), tmp_path / "a")
+    assert (tmp_path / "a.unfinished" / "server").exists()
+    run(toy_csv, tiny_encoder("bert"), tmp_path / "a", resume=True)
+    assert Ledger.read(tmp_path / "a" / "ledger.jsonl").spends == 1
+    UserSide.load(tmp_path / "a" / "client").ledger.close()
+    assert ServerSide.load(tmp_path / "a" / "server").label_names
 
 
 def test_the_two_sides_answer_like_the_run_does(finished: tuple[Path, dict[str, object]]) -> None:

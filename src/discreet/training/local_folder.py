@@ -84,7 +84,7 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDP
     frozen = model.settings.frozen and protect.claimed is None
     reason = None if frozen else TRAINED_ENCODER if not model.settings.frozen else protect.claimed.reason  # type: ignore[union-attr]
     client = folder / CLIENT
-    client.mkdir(parents=True)
+    client.mkdir(parents=True, exist_ok=True)  # a run that was stopped while it was written goes on here
     layer = path.layer
     settings = ClientSettings(
         encoder=model.settings.encoder,
@@ -115,7 +115,7 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDP
     (client / _SETTINGS).write_text(dump(settings), encoding="utf-8")
     person_ledger(client / _LEDGER, layer, settings.queries, settings.epsilon, settings.delta).close()
     server = folder / SERVER
-    server.mkdir()
+    server.mkdir(exist_ok=True)
     _write_server(server, model, path)
     return f"{CLIENT}/ is for the users (discreet query), {SERVER}/ for whoever answers them (discreet serve)."
 
