@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import pickle
 import time
@@ -13,6 +14,7 @@ from discreet.accounting import ledger_budget, ledger_lines
 from discreet.accounting.event_json import event_to_json
 from discreet.accounting.events import (
     ComposedDpEvent,
+    EpsilonDeltaDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
     LocalDpEvent,
@@ -371,6 +373,21 @@ def test_the_quick_bound_on_what_is_left_is_kept(event: object, before: tuple[ob
         for number in range(quick):
             ledger.spend(event, f"one {number}")
         assert ledger.guarantee().epsilon <= 30.0
+
+
+@pytest.mark.parametrize("each", [0.1, 0.7, 1 / 3, 1.1])
+@pytest.mark.parametrize("count", [3, 6, 7, 49])
+@pytest.mark.parametrize("before", [0, 2])
+def test_the_quick_answer_promises_no_spend_that_is_then_refused(each: float, count: int, before: int) -> None:
+    event = EpsilonDeltaDpEvent(each, 0.0)
+    for epsilon in (count * each, float(f"{count * each:.3g}"), math.nextafter(count * each, 0.0)):
+        with Ledger.open(None, unit="note", adjacency="add/remove", budget=Budget(epsilon, 0.0)) as ledger:
+            for number in range(before):
+                ledger.spend(event, id=f"first {number}")
+            quick = ledger.at_least(event)
+            assert quick >= count - before - 1
+            for number in range(quick):
+                ledger.spend(event, id=f"then {number}")
 
 
 def test_costs_that_simply_add_up_are_found_in_three_calls() -> None:

@@ -85,6 +85,8 @@ class Allowance:
         if not self._parts(now + step).uses or (now <= self._known and self._along == step):
             return self.remaining(text, budget)  # in closed form, or from memory
         found = _quotient(budget.epsilon - before, each)
+        while found and self._largest_loss(now + Counts({text: found})) > budget.epsilon:
+            found -= 1  # three of 0.1 are a hair more than 0.3
         room = budget.epsilon * (1 - _MARGIN)  # the accountant rounds up: what it will say may be a little more
         found = max(found, _quotient(room - self.price(now, budget.delta).epsilon, each))
         if budget.delta and each > self.price(step, budget.delta).epsilon:
