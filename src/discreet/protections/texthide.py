@@ -37,7 +37,8 @@ REASONS = (
 )
 PUBLIC_LABELS = ("dropped", "even")
 _MOST = 1 << 16
-_AT_ONCE = 64  # steps whose mixtures are drawn together
+_AT_ONCE = 64  # steps whose mixtures are drawn together, at most
+_NUMBERS = 1 << 24  # weights drawn together, at most: large batches take fewer steps at once
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ class Hidden:
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the mixture of each row and its mask."""
-        found = {"mix": self.mixtures_at(step // _AT_ONCE, len(rows))[step % _AT_ONCE]}
+        block, place = divmod(step, self.at_once(len(rows)))
+        found = {"mix": self.mixtures_at(block, len(rows))[place]}
         if self.asked.fresh:
             fresh = signs(len(rows), self.width, self.secret.fork("fresh", step))
             found["mask"] = fresh.to(self.device, non_blocking=True)
@@ -169,13 +171,17 @@ class Hidden:
             found["mask"] = self.pool[torch.from_numpy(self.masks_at(epoch)[rows]).to(self.device, non_blocking=True)]
         return found
 
+    def at_once(self, count: int) -> int:
+        """Return for how many steps is drawn at once; the same for every batch of so many rows, also after a crash."""
+        return max(1, min(_AT_ONCE, _NUMBERS // (2 * count * count)))
+
     def mixtures_at(self, block: int, count: int) -> Tensor:
         """Return the mixtures of some steps in a row, for batches of so many rows: one draw, one way to the device."""
         if (block, count) not in self.ahead:
             source = self.secret.fork("block", block, count).numpy("TextHide")
-            table = mixtures(_AT_ONCE, count, self.asked.mix, self.asked.cap, self.asked.public, source)
-            for old in [key for key in self.ahead if key[0] < block]:
+            for old in [key for key in self.ahead if key[1] == count]:
                 del self.ahead[old]
+            table = mixtures(self.at_once(count), count, self.asked.mix, self.asked.cap, self.asked.public, source)
             self.ahead[block, count] = torch.from_numpy(table).float().to(self.device)
         return self.ahead[block, count]
 
