@@ -34,7 +34,7 @@ def test_texthide_says_that_nothing_is_guaranteed_and_leaves_no_secret(
     assert not {"secret", "checkpoint.safetensors"} & {path.name for path in folder.iterdir()}
     assert not any("mask" in name or name.startswith("query") for name in load_file(folder / "model.safetensors"))
     kept = tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8"))["protect"]
-    assert kept == {"name": "texthide", "masks": 4, "mix": 2, "fresh_masks": False}
+    assert kept == {"name": "texthide", "masks": 4, "mix": 2, "fresh_masks": False, "public_label": "dropped"}
     assert "No guarantee" in (folder / "README.md").read_text(encoding="utf-8")
     assert "loss" not in err
     # the folder predicts through the mask that was folded into its head
@@ -127,3 +127,44 @@ def test_fewer_rows_than_asked_for_are_said(
 ) -> None:
     words = ["--rows", 5000, "--train", "head", "--epochs", 1, "--out", tmp_path / "a"]
     assert "Only 108 training rows are there" in told(capfd, *command, *words)[1]
+
+
+@pytest.mark.parametrize("masks", [["--masks", 4], ["--fresh-masks"]])
+def test_what_texthide_hid_is_attacked_as_it_was_hidden(
+    command: list[str], masks: list[object], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told(capfd, *command, "--protect", "texthide", "--mix", 2, *masks, "--epochs", 1, "--out", tmp_path / "a")
+    out, err = told(capfd, "attack", tmp_path / "a", "--attack", "rss", "--device", "cpu", "--json")
+    assert "as the run's training was, by texthide" in err
+    defence = json.loads(out)["release"]["protection"]
+    assert defence["mix"] == 2 and defence["masks"] == (4 if "--masks" in masks else 0)
+
+
+@pytest.fixture
+def columned(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> list[str]:
+    """A training on text whose columns have names of their own."""
+    lines = toy_csv.read_text(encoding="utf-8").splitlines()
+    assert lines[0].split(",")[:2] == ["text", "label"]
+    own = tmp_path / "own.csv"
+    own.write_text("\n".join([lines[0].replace("text", "body").replace("label", "place"), *lines[1:]]) + "\n")
+    model = ["--model", str(tiny_encoder("bert")), "--device", "cpu", "--no-cache", "--epochs", "1"]
+    return ["train", str(own), "--text", "body", "--label", "place", *model, "--out", str(tmp_path / "a")]
+
+
+@pytest.mark.parametrize("protect", [["texthide", "--mix", 2], ["dp-ie", "--epsilon", 40, "--dimension", 3]])
+def test_public_text_needs_no_labels(
+    columned: list[str], protect: list[object], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    public = tmp_path / "public.csv"
+    public.write_text("body\n" + "".join(f"a public line about plant {i} and its leaves\n" for i in range(40)))
+    told(capfd, *columned, "--protect", *protect, "--public", public)
+    out, _ = told(capfd, "attack", tmp_path / "a", "--attack", "rss", "--device", "cpu", "--json")
+    dimension = 3 if "dp-ie" in protect else 16
+    assert json.loads(out)["release"]["width"] == dimension
+
+
+def test_public_text_that_is_built_in_has_columns_of_its_own(
+    columned: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, err = told(capfd, *columned, "--protect", "texthide", "--public", "notes-pairs", status=2)
+    assert "Expected single texts in the public corpus" in err

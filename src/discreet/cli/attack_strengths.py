@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.output import note
@@ -10,6 +10,8 @@ from discreet.core.checks import refuse
 from discreet.core.errors import SettingError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from discreet.experiment import AttackRequest, Scene
 
 
@@ -66,7 +68,22 @@ def protections_asked(
     found = []
     for value in values:
         asked = base if strengths is None else {**base, strengths[0]: value}
-        built = catalog.protection_of(name, scene.model, asked, delta=request.delta, batch_size=request.batch_size)
+        public = _public_vectors(scene, asked.get("public"))
+        built = catalog.protection_of(
+            name, scene.model, asked, delta=request.delta, batch_size=request.batch_size, public=public
+        )
         words = name if strengths is None else f"{strengths[0].replace('_', ' ')} {value:g}"
         found.append((words, built))
     return found
+
+
+def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tensor, Tensor | None]] | None:
+    """Return how to come by vectors of the public text that a protection learns a projection from, if it names one."""
+    if source is None:
+        return None
+    from discreet.data.sources import Columns
+    from discreet.experiment.plan import public_text, public_vectors
+
+    data = None if scene.run is None else scene.run.settings.data
+    columns = Columns() if data is None else Columns(data.text, label=data.label)
+    return lambda: public_vectors(scene.model, public_text(source, columns), "float32")

@@ -134,7 +134,8 @@ def protection_of_run(scene: Scene) -> tuple[str, dict[str, Any]] | None:
     if scene.run is None or scene.run.settings.protect is None:
         return None
     settings = scene.run.settings.protect
-    own = {field.name for field in dataclasses.fields(settings)}
+    # What is done to vectors is asked for whole; of what is done to a gradient, training has solved a part.
+    own = {field.name for field in dataclasses.fields(settings)} if settings.place == "gradient" else set()
     solved = {k: v for k, v in (scene.run.metrics.get("protection") or {}).items() if k in own and v is not None}
     asked = {k: v for k, v in as_dict(settings).items() if k not in {"name", "delta", "true_positive_rate"}}
     if "noise_multiplier" in solved or "kappa" in solved:

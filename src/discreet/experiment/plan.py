@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.checks import refuse
+from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
-from discreet.data.sources import Columns, load
+from discreet.data.sources import BUILT_IN, Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.representation import at_text, place_of
 from discreet.protections.settings import Conditions, ProtectSettings
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from discreet.data.samplers import Sampler
     from discreet.training.loop import Protection
 
-_MANY = 2_000  # public texts whose encoding takes long enough to say so
+_MANY = 500  # public texts whose encoding takes long enough to say so
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def public_corpus(request: RunRequest, private: Corpus, say: Callable[[str], Non
     if source is None:
         return None
     columns = request.columns if private.is_pairs else replace(request.columns, text_pair=None)
-    public = load(source, replace(columns, unit=None), seed=request.seed, validation=0)
+    public = public_text(source, columns, request.seed)
     promised = getattr(request.protect, "epsilon", None) is not None
     rows = [row for row, name in enumerate(private.splits) if name != "train" or not promised]
     if rows:
@@ -130,8 +131,22 @@ def public_corpus(request: RunRequest, private: Corpus, say: Callable[[str], Non
     for remark in public.remarks:
         say(f"Public text: {remark}.")
     if request.model.frozen and len(public) > _MANY:
-        say(f"Encoding {len(public):,} public texts: minutes on a CPU the first time, then kept in the cache.")
+        say(f"Encoding {len(public):,} public texts: on a CPU a minute or so for every 2,000 not yet kept.")
     return public
+
+
+def public_text(source: str, columns: Columns, seed: int = 0) -> Corpus:
+    """Return public text: built in, or in columns named as the private ones, with labels where they can be read.
+
+    Few uses need its labels, and those say what is missing; partners in a mixture, and principal axes, need none.
+    """
+    if source in BUILT_IN:
+        return load(source, seed=seed, validation=0)
+    columns = replace(columns, unit=None)
+    try:
+        return load(source, columns, seed=seed, validation=0)
+    except DataError:
+        return load(source, replace(columns, label=None), seed=seed, validation=0)
 
 
 def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
