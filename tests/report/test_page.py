@@ -19,7 +19,7 @@ from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
 from discreet.report.page import blanks, cell, findings, readings, write_report
 from discreet.report.reading import pieces
-from discreet.report.words import verdict
+from discreet.report.words import at_most, verdict
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -135,6 +135,16 @@ def test_a_verdict_says_how_little_it_rests_on() -> None:
     assert "measured on 40 texts)" in told and "too few" not in told
     assert "is 0% on average, at most 20%" in told and "of the time" not in told
     assert "of 1 text in order" in verdict([point("none", 1)], None, goal, "accuracy")[0]
+
+
+def test_a_proven_share_is_never_rounded_down() -> None:
+    for bound in (0.0421, 0.1201, 0.00044, 0.9501):
+        leak = {"one-of-n/identified": Measured(0.0, 0.0, 0.01, seeds=1, n=20_000, bound=bound)}
+        point = Point("a", {"name": "a"}, {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}, leak, None)
+        told = verdict([point], point, Goal("one-of-n/identified", ceiling=1.0), "accuracy")[1]
+        found = re.search(r"at most ([0-9.]+)% \(.*proven for every attack", told)
+        assert found and bound <= float(found[1]) / 100 <= 1.12 * bound
+        assert bound <= float(at_most(bound)) < bound + 0.001
 
 
 def test_cells_are_plain() -> None:

@@ -28,7 +28,7 @@ from discreet.metrics.utility import MAIN
 from discreet.report import plots
 from discreet.report.figures import SHAPES, shape
 from discreet.report.reading import pieces
-from discreet.report.words import GLOSSARY, interval, metric_words, percent, verdict
+from discreet.report.words import GLOSSARY, at_most, interval, metric_words, percent, percent_at_most, verdict
 
 RISK = "risk.json"
 TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
@@ -146,6 +146,7 @@ def _environment(html: bool) -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
+    made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most}
     return made
 
 

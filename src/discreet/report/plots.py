@@ -8,7 +8,7 @@ from typing import Any
 
 from discreet.calibration.frontier import Point, frontier
 from discreet.report.figures import Axis, Figure, Line, Mark, around
-from discreet.report.words import interval, metric_words
+from discreet.report.words import at_most, interval, metric_words
 
 # Strengths that protect less the larger they are: their axis runs backwards, so that noise grows to the right.
 _LESS_IS_MORE = {"epsilon", "kappa", "true_positive_rate"}
@@ -46,7 +46,7 @@ def plane(points: Sequence[Point], leakage: str, utility: str, chosen: Point | N
         found, useful = p.leakage[leakage], p.utility[utility]
         words = f"{p.label}: {utility} {interval(useful)}, leakage {interval(found)}"
         if found.bound is not None:
-            words += f", proven at most {found.bound:.3f}"
+            words += f", proven at most {at_most(found.bound)}"
         figure.marks.append(
             Mark(
                 found.value,
@@ -93,7 +93,7 @@ def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figur
             value = p.leakage[leakage]
             words = f"{p.label}: leakage {interval(value)}"
             if value.bound is not None:
-                words += f", proven at most {value.bound:.3f}"
+                words += f", proven at most {at_most(value.bound)}"
             figure.marks.append(Mark(x, value.value, words, number[name], y_low=value.low, y_high=value.high))
         found.append((name, figure))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from discreet.calibration.frontier import Measured, Point, safe_limit
@@ -87,6 +88,26 @@ def percent(value: float) -> str:
     return f"{shown:.0f}%" if shown >= 10 else f"{shown:.1f}%" if shown >= 1 else f"{shown:.2g}%"
 
 
+def at_most(value: float, places: int = 3) -> str:
+    """Return a bound with so many decimal places, rounded up: what is proven of 0.0421 is not proven of 0.042.
+
+    >>> [at_most(v) for v in (0.0421, 0.042, 1.0)]
+    ['0.043', '0.042', '1.000']
+    """
+    return f"{math.ceil(value * 10**places * (1 - 1e-12)) / 10**places:.{places}f}"
+
+
+def percent_at_most(value: float) -> str:
+    """Return a bound as a percentage, rounded up.
+
+    >>> [percent_at_most(v) for v in (1.0, 0.941, 0.0471, 0.000401, 0.2, 0.0)]
+    ['100%', '95%', '4.8%', '0.041%', '20%', '0%']
+    """
+    shown = 100 * value
+    places = 0 if shown >= 10 or shown == 0 else 1 if shown >= 1 else 1 - math.floor(math.log10(shown))
+    return f"{float(at_most(shown, places)):g}%"
+
+
 def measured_on(name: str, found: Measured) -> str:
     """Return how much a leakage was measured on, and whether that is too little to decide by.
 
@@ -150,7 +171,7 @@ def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, ut
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
     return (
         f"Recommended: {chosen.label}, with {utility} {chosen.utility[utility].value:.3f}; "
-        f"{what} {often} {percent(found.value)}{of}, at most {percent(limit)} ({kept}; {how})."
+        f"{what} {often} {percent(found.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})."
     )
 
 
