@@ -138,7 +138,7 @@ def test_a_verdict_says_how_little_it_rests_on() -> None:
 
 
 def test_a_proven_share_is_never_rounded_down() -> None:
-    for bound in (0.0421, 0.1201, 0.00044, 0.9501):
+    for bound in (0.0421, 0.1201, 0.000441, 0.9501):
         leak = {"one-of-n/identified": Measured(0.0, 0.0, 0.01, seeds=1, n=20_000, bound=bound)}
         point = Point("a", {"name": "a"}, {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}, leak, None)
         told = verdict([point], point, Goal("one-of-n/identified", ceiling=1.0), "accuracy")[1]
