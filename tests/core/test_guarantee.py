@@ -31,3 +31,11 @@ def test_no_guarantee_is_said_plainly_and_is_valid_json() -> None:
 def test_impossible_figures_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(SettingError):
         Guarantee(epsilon, delta, "row", Adjacency.ADD_REMOVE, "pld")
+
+
+def test_what_is_certified_is_not_rounded_below_what_is_proven() -> None:
+    for epsilon in (4.37718, 0.99961, 1e-3 + 1e-8, 123456.0, 2.0, 99995.1):
+        told = Guarantee(epsilon, 1.2344e-5, "note", Adjacency.ADD_REMOVE, "pld").sentence()
+        said = told.partition("epsilon = ")[2].partition(" and delta = ")
+        assert epsilon <= float(said[0]) <= 1.001 * epsilon
+        assert float(said[2].partition(" ")[0]) >= 1.2344e-5

@@ -132,7 +132,7 @@ def guarantee(
 
     >>> from discreet.accounting.events import GaussianDpEvent, NoGuaranteeDpEvent
     >>> print(guarantee(GaussianDpEvent(1.0), delta=1e-5, unit="note"))  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
-    Certified: differential privacy with epsilon = 4.377 and delta = 1e-05 for each note (...), by the pld accountant.
+    Certified: differential privacy with epsilon = 4.378 and delta = 1e-05 for each note (...), by the pld accountant.
     >>> print(guarantee(NoGuaranteeDpEvent("the masks are secret, not random"), delta=1e-5))
     No guarantee for any record: the masks are secret, not random.
     """

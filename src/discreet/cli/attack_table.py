@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.cli.output import note
 from discreet.cli.progress import spinner
+from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -184,7 +185,7 @@ def epsilon_words(result: AttackResult) -> str:
     promise = result.guarantee
     if promise is None or not promise.exists:
         return "none"
-    return f"{promise.epsilon:.4g}" + ("" if promise.certified else " (est.)")
+    return in_digits(promise.epsilon) + ("" if promise.certified else " (est.)")
 
 
 def guarantee_words(result: AttackResult) -> str:

@@ -14,6 +14,7 @@ import typer
 from discreet.cli.options import Json, TextPair
 from discreet.cli.output import as_json, note
 from discreet.core.errors import BudgetError, DataError, OutputError
+from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from discreet.core.guarantee import Guarantee
@@ -159,7 +160,7 @@ def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guara
     if missed:
         note(f"Chance has never drawn {missed} of {len(answers)} texts. To ask again costs again.")
     kind = "" if each.certified else " (an estimate)"
-    note(f"Each text: epsilon = {each.epsilon:.4g}, delta = {each.delta:.3g}{kind}.")
-    total = f"{spent.epsilon:.4g}" if math.isfinite(spent.epsilon) else "unbounded"
+    note(f"Each text: epsilon = {in_digits(each.epsilon)}, delta = {each.delta:.3g}{kind}.")
+    total = in_digits(spent.epsilon) if math.isfinite(spent.epsilon) else "unbounded"
     more = "." if left is None else f"; at least {left:,} more are allowed."
     note(f"All queries from here so far: epsilon = {total}{more}")

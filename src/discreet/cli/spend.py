@@ -12,7 +12,7 @@ from discreet.cli.options import Json
 from discreet.cli.output import as_json, table
 from discreet.cli.progress import working
 from discreet.core.checks import one_of, open_probability, positive, probability, refuse, whole
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 
 if TYPE_CHECKING:
     from discreet.accounting.events import DpEvent
@@ -173,11 +173,11 @@ def show(found: Guarantee, rows: dict[str, Any], risk: float | None) -> None:
     table(
         {
             **rows,
-            "epsilon": f"{found.epsilon:.4g}" + ("" if found.certified else " (an estimate)")
+            "epsilon": in_digits(found.epsilon) + ("" if found.certified else " (an estimate)")
             if found.exists
             else "none",
             "delta": f"{found.delta:.4g}",
-            **({} if risk is None else {"any attack": f"at most {risk:.1%} found at 1% false alarms"}),
+            **({} if risk is None else {"any attack": f"at most {in_digits(100 * risk, 3)}% found at 1% false alarms"}),
         }
     )
 

@@ -72,8 +72,8 @@ class Guarantee:
             return f"No guarantee for any {self.unit}{because}."
         kind = "Certified" if self.certified else "Estimate, not a bound"
         text = (
-            f"{kind}: differential privacy with epsilon = {self.epsilon:.4g} and delta = {self.delta:.4g} "
-            f"for each {self.unit} (neighbours: {neighbours}), by the {self.accountant} accountant."
+            f"{kind}: differential privacy with epsilon = {in_digits(self.epsilon)} and "
+            f"delta = {in_digits(self.delta)} for each {self.unit} (neighbours: {neighbours}), by the {self.accountant} accountant."
         )
         if not self.certified:
             text += f" Not certified because {self.reason}."
@@ -93,3 +93,15 @@ class Guarantee:
             "assumptions": list(self.assumptions),
             "reason": self.reason,
         }
+
+
+def in_digits(bound: float, digits: int = 4) -> str:
+    """Return a bound in few digits, rounded up: an epsilon that is printed must hold as well.
+
+    >>> [in_digits(value) for value in (2.34521, 2.3458, 3.0, 9.9991, 0.1 + 0.2, math.inf)]
+    ['2.346', '2.346', '3', '10', '0.3', 'inf']
+    """
+    text = f"{bound:.{digits}g}"
+    if float(text) >= bound * (1 - 1e-9):  # what adding doubles up may leave is no digit
+        return text
+    return f"{float(text) + 10.0 ** (math.floor(math.log10(bound)) - digits + 1):.{digits}g}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from discreet.calibration.frontier import Measured, Point, safe_limit
 from discreet.calibration.study import Goal
+from discreet.core.guarantee import in_digits
 
 METRICS = {
     "rouge_l": "words read in the right order (ROUGE-L)",
@@ -190,7 +191,8 @@ def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, ut
     if promise is not None and promise.exists:
         kind = "certified" if promise.certified else "estimated"
         parts.append(
-            f"the whole training has {kind} epsilon {promise.epsilon:.3g} for each {promise.unit} ({promise.adjacency})"
+            f"the whole training has {kind} epsilon {in_digits(promise.epsilon, 3)} for each {promise.unit} "
+            f"({promise.adjacency})"
         )
     else:
         parts.append("nothing is guaranteed about the whole training")
