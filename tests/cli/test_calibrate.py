@@ -52,6 +52,12 @@ def run(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
         ('name = "one-of-n"', 'name = "one-of-m"', "one-of-n"),
         ("candidates = 4", "candidate = 4", "Did you mean 'candidates'"),
         ("ceiling = 0.9", "ceiling = 0.9\nfloor = 0.5", "either a ceiling or a floor"),
+        ("ceiling = 0.9", "ceiling = 5", "Expected goal.ceiling=5.0 in (0, 1)"),
+        ("one-of-n/identified", "one-of-m/identified", "of an attack in one-of-n"),
+        ("one-of-n/identified", "one-of-n/identifed", "Did you mean 'identified'"),
+        ("ceiling = 0.9", 'ceiling = 0.9\nutility = "acuracy"', "Did you mean 'accuracy'"),
+        ("candidates = 4", 'candidates = 4\nmetrics = ["rouge_k"]', "Expected metric='rouge_k' in"),
+        ('source = "notes"', 'source = "nowhere.csv"', "Expected a file at 'nowhere.csv'"),
         ('[[protections]]\nname = "none"\n', "", None),
     ],
 )

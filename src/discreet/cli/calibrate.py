@@ -49,6 +49,10 @@ def calibrate(
 
     asked = read_study(study)
     check(asked, attack_of)
+    if not str(asked.data["source"]).startswith("hub:"):
+        from discreet.experiment.shared import corpus_of
+
+        corpus_of(asked.data)  # a column that is not there is said once, and not by every trial
     with stop_on_interrupt() as stop, _table(hidden=json) as watch:
         done = sweep(
             asked,

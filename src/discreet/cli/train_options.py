@@ -46,7 +46,7 @@ MODEL = (
     Option("max_length", int, "Cut texts to this many tokens."),
 )
 PRIVACY = (
-    Option("epsilon", float, "Budget of the whole training; the noise is solved."),
+    Option("epsilon", float, "Budget of the whole training, but with ldp of each sentence; the noise is solved."),
     Option("clip_norm", float, "dp-sgd: longest gradient of a unit; dp-ie, ldp: longest vector."),
     Option("public", str, "Public DATA to mix with, or to learn a projection from."),
     Option("mechanism", str, "dp-ie: gaussian, laplace or laplace-l2; ldp: privunit, vmf or gaussian."),

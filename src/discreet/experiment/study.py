@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from discreet.attacks.gradient.one_of_n import OneOfN
 from discreet.calibration.grid import points
-from discreet.calibration.study import Study
-from discreet.core.checks import did_you_mean, one_of, open_probability
+from discreet.calibration.study import Goal, Study
+from discreet.core.checks import did_you_mean, one_of, open_probability, refuse
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse
 from discreet.experiment.attack import AttackRequest
+from discreet.experiment.identification import METRIC
+from discreet.experiment.reading import metrics_for
 from discreet.experiment.releases import kind_of
+from discreet.metrics.utility import UTILITIES
 from discreet.models.classifier import ModelSettings
 from discreet.protections.settings import SETTINGS, protect_settings, settings_of
 from discreet.training.settings import TrainSettings
@@ -89,14 +93,32 @@ def check(study: Study, attack_of: AttackOf) -> None:
         for point in points(table, f"protections[{number}]"):
             settings_for(point)
         places[name] = "any" if name == NONE else settings_of(name).place
+    measured: dict[str, tuple[str, ...]] = {}
     for table in study.attacks:
-        kind = kind_of(attack_for(table, attack_of))
+        attack = attack_for(table, attack_of)
+        asked_for = request_for(table, attack, None, delta=1e-5, seed=0)
+        fitting = metrics_for(attack, asked_for.metrics)
+        found = (METRIC,) if isinstance(attack, OneOfN) else fitting
+        measured[str(table["name"])] = measured.get(str(table["name"]), ()) + found
+        kind = kind_of(attack)
         if kind not in places.values() and "any" not in places.values():
             released = ", ".join(f"{name} ({place})" for name, place in places.items())
             raise SettingError(
                 f"Expected an attack that fits a release of the study, found {table['name']} on the {kind}, and the "
                 f"protections {released}. Add a protection of the {kind}, or choose another attack."
             )
+    if study.goal is not None and study.attacks:
+        check_goal(study.goal, measured)
+
+
+def check_goal(goal: Goal, measured: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a goal that no trial could be measured by, before hours are spent on trials; `measured` is by attack."""
+    attack, _, metric = goal.leakage.partition("/")
+    one_of(f"goal.leakage of {attack}", metric, measured[attack])
+    if goal.utility is not None:
+        one_of("goal.utility", goal.utility, UTILITIES)
+    if goal.ceiling is not None and not 0 < goal.ceiling < 1:
+        raise refuse("goal.ceiling", goal.ceiling, "in (0, 1)", "It is a share: 0.05 is five in a hundred.")
 
 
 def settings_for(protection: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
 MAIN = {"classification": "accuracy", "regression": "pearson"}
+UTILITIES = ("accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_error")
 
 
 def utility(task: str, predicted: Numbers, truth: Numbers) -> dict[str, float]:
