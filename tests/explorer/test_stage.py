@@ -76,6 +76,26 @@ def test_a_run_lends_its_model_and_how_it_was_protected(
     assert "the model of" in found["release"]
 
 
+def test_public_text_has_the_columns_of_the_private_text(
+    tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], menu: Menu, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own, public = tmp_path / "own.csv", tmp_path / "public.csv"
+    head, _, rows = toy_csv.read_text(encoding="utf-8").partition("\n")
+    own.write_text(f"{head.replace('text', 'body')}\n{rows}", encoding="utf-8")
+    public.write_text("body\n" + "".join(f"a line about plant {i} and its leaves\n" for i in range(40)))
+    asked = ["--protect", "dp-ie", "--epsilon", "40", "--dimension", "3", "--public", str(public), "--epochs", "1"]
+    model = ["--text", "body", "--model", str(tiny_encoder("bert")), "--device", "cpu"]
+    assert main(["train", str(own), "--out", str(tmp_path / "a"), *model, *asked]) == 0
+    capfd.readouterr()
+    found = read(
+        Question("the heart was calm", "dp-ie", "rss", setting=0),
+        stage_of(tmp_path / "a", protection_of_run),
+        menu,
+        seconds=1,
+    )
+    assert "3 numbers" in found["release"]
+
+
 def test_another_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match="Expected a run or a study .* leave it out"):

@@ -15,7 +15,8 @@ from discreet.calibration.sweep import STUDY, read_kept_study
 from discreet.core.checks import one_of
 from discreet.core.errors import DataError
 from discreet.data.corpus import Corpus
-from discreet.data.sources import Columns, load
+from discreet.data.sources import Columns
+from discreet.experiment.plan import public_text
 from discreet.experiment.releases import GRADIENT
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.experiment.shared import scene_of
@@ -52,12 +53,13 @@ class Setting:
 class Stage:
     """The scenes behind the page, one for each kind of release, and the protections that a study or run had.
 
-    `kept` holds the scene of the last sentence, so that moving a dial does not work everything out again.
+    `columns` are those of the private text, and so of public text beside it. `kept` holds the scene of the last sentence, so that moving a dial does not work everything out again.
     """
 
     title: str
     scene: Callable[[str], Scene] = field(repr=False)
     settings: tuple[Setting, ...] = ()
+    columns: Columns = field(default_factory=Columns)
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -87,7 +89,7 @@ class Stage:
                 if source is None:
                     self.kept[key] = (made_up_vectors(model, MADE_UP), None)
                 else:
-                    texts = load(source, Columns(), validation=0)
+                    texts = public_text(source, self.columns)
                     few = texts.take(range(min(len(texts), _PUBLIC)))
                     labels = few.label_names == model.label_names and few.task == model.task
                     rows = encode(model, few if labels else Corpus("public", few.texts), None, "float32")
@@ -130,7 +132,8 @@ def _of_study(folder: Path) -> Stage:
             label += " (of the whole training)"
         found.setdefault(label, Setting(label, name, values))
     title = str(study.get("title") or study["name"])
-    return Stage(f"the study “{title}”", lambda kind: scene_of(asked, seed, kind), tuple(found.values()))
+    columns = Columns(study["data"].get("text", "text"), label=study["data"].get("label", "label"))
+    return Stage(f"the study “{title}”", lambda kind: scene_of(asked, seed, kind), tuple(found.values()), columns)
 
 
 def _of_run(folder: Path, run_protection: Callable[[Scene], tuple[str, dict[str, Any]] | None]) -> Stage:
@@ -138,7 +141,9 @@ def _of_run(folder: Path, run_protection: Callable[[Scene], tuple[str, dict[str,
     scene.model.eval()
     own = run_protection(scene)
     settings = () if own is None else (Setting(f"as the run was trained: {own[0]}", own[0], own[1]),)
-    return Stage(f"the run {folder.name}", lambda kind: scene, settings)
+    data = None if scene.run is None else scene.run.settings.data
+    columns = Columns() if data is None else Columns(data.text, label=data.label)
+    return Stage(f"the run {folder.name}", lambda kind: scene, settings, columns)
 
 
 def solved(point: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
