@@ -53,7 +53,8 @@ class Setting:
 class Stage:
     """The scenes behind the page, one for each kind of release, and the protections that a study or run had.
 
-    `columns` are those of the private text, and so of public text beside it. `kept` holds the scene of the last sentence, so that moving a dial does not work everything out again.
+    `columns` are those of the private text, and so of public text beside it. `kept` holds the scene of the last
+    sentence, so that moving a dial does not work everything out again.
     """
 
     title: str
