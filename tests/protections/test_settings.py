@@ -83,6 +83,7 @@ def test_the_command_line_names_every_protection_and_has_an_option_for_each_of_t
         ("texthide", {"mix": 0}, "mix=0 a whole number >= 1"),
         ("texthide", {"mix": 4, "mix_cap": 0.2}, r"cap=0.2 in \[0.25, 1\]"),
         ("texthide", {"mix": 1, "public": "web.csv"}, "mix=1 >= 2 with a public corpus"),
+        ("texthide", {"public_label": "even"}, "public_label=.even. dropped without public text"),
     ],
 )
 def test_bad_settings_are_refused(name: str, values: dict[str, Any], message: str) -> None:

@@ -160,12 +160,18 @@ def attack(
     with working("loading the text and the model, making the protection"):
         scene = load_scene(asked)
         protections = protections_asked(request, scene, protect, strengths, given)
+    if getattr(ruler, "score", None) == "signed" and any(_masked(protection) for _, protection in protections):
+        note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
     results = _attacked(request, scene, protections, json, whole_texts)
     if json:
         as_json({**_values(request, results, protections), "loading": loading})
         return
     _show(results, protections, loading)
+
+
+def _masked(protection: Any) -> bool:
+    return bool(getattr(protection, "masks", 0) or getattr(protection, "fresh", False))
 
 
 def _attacked(

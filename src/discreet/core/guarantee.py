@@ -73,7 +73,8 @@ class Guarantee:
         kind = "Certified" if self.certified else "Estimate, not a bound"
         text = (
             f"{kind}: differential privacy with epsilon = {in_digits(self.epsilon)} and "
-            f"delta = {in_digits(self.delta)} for each {self.unit} (neighbours: {neighbours}), by the {self.accountant} accountant."
+            f"delta = {in_digits(self.delta)} for each {self.unit} (neighbours: {neighbours}), "
+            f"by the {self.accountant} accountant."
         )
         if not self.certified:
             text += f" Not certified because {self.reason}."

@@ -287,6 +287,9 @@ class TextHideSettings:
         check_budget(self.epsilon, self.delta)
         if self.fresh_masks and self.masks is not None:
             raise refuse("masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two.")
+        if self.public is None and self.public_label != "dropped":
+            remedy = "It says what public partners count as; give public text (--public), or leave it out."
+            raise refuse("public_label", self.public_label, "dropped without public text", remedy)
         self.protection()
 
     def protection(self) -> TextHide:
