@@ -120,8 +120,8 @@ class Allowance:
         would, spent = self.price(now + step, budget.delta).epsilon, self.price(now, budget.delta).epsilon
         raise BudgetError(
             f"Expected epsilon={would:.6g} after {name!r} <= {budget.epsilon:.6g}, the budget, at "
-            f"delta={budget.delta:.4g}. Nothing was written: stop here, with epsilon {spent:.6g} spent, or plan "
-            "fewer steps or more noise."
+            f"delta={budget.delta:.4g}. Nothing was written: stop here, with epsilon {spent:.6g} spent, or "
+            "give a larger budget, or spend less each time, with more noise."
         )
 
     def _parts(self, counts: Counts) -> Parts:

@@ -11,6 +11,7 @@ import typer
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, paragraph
 from discreet.cli.progress import working
+from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger_statement import Statement
@@ -51,7 +52,9 @@ def ledger(
         return
     paragraph(promise.sentence())
     if budget is not None:
-        paragraph(f"Budget: epsilon {budget.epsilon:.4g} at delta {budget.delta:.4g}, of which {spent:.4g} is spent.")
+        paragraph(
+            f"Budget: epsilon {budget.epsilon:.4g} at delta {budget.delta:.4g}, of which {in_digits(spent)} is spent."
+        )
         for event, more in room:
             paragraph(f"Room for {more:,} more of {_words(event)}.")
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from discreet.cli.output import note, stderr
+from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +80,7 @@ def _lines(hidden: bool) -> Callable[[Report], None]:
 
 def facts(report: Report) -> str:
     """Return loss, speed and, for private training, the budget spent so far."""
-    spent = "" if report.epsilon is None else f"  epsilon ≤ {report.epsilon:.3f}"
+    spent = "" if report.epsilon is None else f"  epsilon ≤ {in_digits(report.epsilon)}"
     if report.epsilon == float("inf"):
         spent = "  no guarantee"
     loss = "" if report.loss is None else f"loss {report.loss:.3f}  "

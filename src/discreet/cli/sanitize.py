@@ -15,6 +15,7 @@ from discreet.cli.output import as_json, note, stderr
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.errors import OutputError, SettingError
+from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
@@ -176,7 +177,7 @@ def _account(
     if whole.exists:
         say(f"By composition a text has {price} for each of its words: {whole.epsilon:g} for the longest.")
         if best.epsilon < 0.99 * whole.epsilon:
-            say(f"At delta = {delta:g} the longest has epsilon = {best.epsilon:.4g}, by the pld accountant.")
+            say(f"At delta = {delta:g} the longest has epsilon = {in_digits(best.epsilon)}, by the pld accountant.")
         if columns > 1:
             say(f"A row has {columns} rewritten texts and costs the sum of them.")
     else:

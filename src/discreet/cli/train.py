@@ -13,6 +13,7 @@ from discreet.cli.output import as_json, note, paragraph, stop_on_interrupt, tab
 from discreet.cli.progress import training_bar, working
 from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
 from discreet.core.checks import positive, refuse
+from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from discreet.protections.settings import ProtectSettings
@@ -169,12 +170,12 @@ def _say_privacy(done: dict[str, Any]) -> None:
     if promise["epsilon"] is None:
         return
     columns = {
-        f"epsilon, {name}": "not defined here" if value is None else f"{value:.4g}"
+        f"epsilon, {name}": "not defined here" if value is None else in_digits(value)
         for name, value in done["epsilon_by_adjacency"].items()
     }
     if "pure_epsilon" in done:
-        columns["pure epsilon over all steps"] = f"{done['pure_epsilon']:.6g}"
-        columns["metric epsilon per use and distance"] = f"{done['metric_epsilon_per_use']:.6g}"
+        columns["pure epsilon over all steps"] = in_digits(done["pure_epsilon"], 6)
+        columns["metric epsilon per use and distance"] = in_digits(done["metric_epsilon_per_use"], 6)
     kind = "" if promise["certified"] else " (estimates, for the reason above)"
     table(columns, title=f"The same training, delta = {promise['delta']:.3g}, under each adjacency{kind}")
 

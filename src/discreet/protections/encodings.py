@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.instance_encoding import Load
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.protections.instance_encoding import ROUNDING, InstanceEncoding
 from discreet.protections.representation import Rows, clip, most_rows, soft_targets
@@ -232,7 +232,7 @@ def stated(asked: InstanceEncoding, found: Guarantee) -> Guarantee:
     said = (*found.assumptions, ENCODER, WEIGHTS, *((PUBLIC_LABELS,) if asked.labels == "public" else ()))
     if asked.calibration == "sound" or not found.exists:
         return dataclasses.replace(found, assumptions=said)
-    true = f"{found.epsilon:.4g}" if math.isfinite(found.epsilon) else "infinite"
+    true = in_digits(found.epsilon) if math.isfinite(found.epsilon) else "infinite"
     reason = (
         f"the published calibration takes half the distance of two clipped vectors or less and counts no composition; "
         f"the epsilon of this noise is {true}"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discreet.accounting.local_layer import LocalLayerCost, Sending
 from discreet.core.checks import refuse
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.protections.ldp_layer import LDPLayer, layer_cost
@@ -146,7 +146,7 @@ class LocalLayer:
         if self.position == "token":  # the mean over more tokens has less noise
             said = (*said, _LENGTH)
         if self.claimed is not None:
-            proven = f"{self.claimed.reason}; the proven figure at the same delta is {found.epsilon:.4g}"
+            proven = f"{self.claimed.reason}; the proven figure at the same delta is {in_digits(found.epsilon)}"
             return replace(self.claimed, unit=found.unit, delta=found.delta, reason=proven)
         found = replace(found, assumptions=tuple(dict.fromkeys((*found.assumptions, *said))))
         doubts = [] if found.certified else [str(found.reason)]

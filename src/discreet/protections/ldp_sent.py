@@ -13,7 +13,7 @@ from torch import Tensor
 
 from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as price
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.protections.ldp_query import clip_states
@@ -44,9 +44,8 @@ class SentOnce:
         """Return the guarantee as it should be said, with that of one sentence where a unit owns several."""
         if self.rows > 1:
             one = price(with_label(self.protect.training.event, self.response), found.delta, Adjacency.REPLACE_ONE)
-            said = (
-                f"it is the sum over up to {self.rows} sentences of one {found.unit}; each alone has epsilon {one:.4g}"
-            )
+            each = f"each alone has epsilon {in_digits(one)}"
+            said = f"it is the sum over up to {self.rows} sentences of one {found.unit}; {each}"
             found = replace(found, assumptions=(*found.assumptions, said))
         return self.protect.stated(found)
 

@@ -22,6 +22,7 @@ from discreet.calibration.study import Goal
 from discreet.calibration.sweep import read_failures, read_kept_study
 from discreet.calibration.well_behaved import WellBehaved, well_behaved
 from discreet.core.errors import DataError
+from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
 from discreet.metrics.utility import MAIN
@@ -146,7 +147,7 @@ def _environment(html: bool) -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
-    made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most}
+    made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "in_digits": in_digits}
     return made
 
 
@@ -313,8 +314,8 @@ def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any])
     if promise is None or promise.get("epsilon") is None:
         return "no guarantee"
     kind = "certified" if promise.get("certified") else "estimated"
-    told = ", ".join(f"{value:.4g} {name}" for name, value in columns.items() if value is not None)
-    return f"{kind} epsilon of this release {told or format(promise['epsilon'], '.4g')} (delta {promise['delta']:g})"
+    told = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
+    return f"{kind} epsilon of this release {told or in_digits(promise['epsilon'])} (delta {promise['delta']:g})"
 
 
 def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:

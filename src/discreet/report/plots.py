@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from discreet.calibration.frontier import Point, frontier
+from discreet.core.guarantee import in_digits
 from discreet.report.figures import Axis, Figure, Line, Mark, around
 from discreet.report.words import at_most, interval, metric_words
 
@@ -167,7 +168,7 @@ def spending(points: Sequence[Point]) -> Figure | None:
             Mark(
                 step,
                 value,
-                f"{point.label}: epsilon {value:.3g} after {step:g} steps ({adjacency})",
+                f"{point.label}: epsilon {in_digits(value, 3)} after {step:g} steps ({adjacency})",
                 number[point.name],
             )
         )
