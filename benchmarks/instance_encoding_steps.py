@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.turns import in_turns, step_of
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
-from discreet.training.hidden import step_for
 from discreet.training.loop import train
-from discreet.training.optimizer import optimizer_for, set_rate
-from discreet.training.private import ledger_for
 from discreet.training.settings import TrainSettings
-from discreet.training.steps import OpenStep, Parts
 
 DELTA = 1e-5
 SOUND = (8.0, 20.0)  # the epsilons at which proven noise is tried too
@@ -59,11 +52,7 @@ def finetune(asked: argparse.Namespace, keep: Any) -> None:
 
 
 def overhead(asked: argparse.Namespace, keep: Any) -> None:
-    """Time steps in turns, so that whatever else the machine does falls on all alike.
-
-    On a CPU its time is that of the process, on a GPU that of the clock, 20 steps at once. The live path stands beside
-    plain training of all layers, the stored one beside plain training of the same head.
-    """
+    """Time steps: the live path beside plain training of all layers, the stored one beside that of the same head."""
     corpus = load(asked.data[0]).split("train")
     few = corpus.take(range(min(2000, len(corpus))))
     live = {"stored": False, "epochs": 3}
@@ -75,39 +64,12 @@ def overhead(asked: argparse.Namespace, keep: Any) -> None:
         "plain head": ("head", None),
         "dp-ie stored": ("head", InstanceEncoding(8.0, DELTA)),
     }
-    taken: dict[str, Callable[[int], object]] = {}
-    for name, (layers, protect) in kinds.items():
-        chosen = ModelSettings(encoder=asked.model, head="mlp", train=layers)
-        model = Classifier.build(few, chosen, rng=Rng(0)).to(asked.device)
-        settings = TrainSettings(batch_size=32)
-        if protect is not None:
-            protect.fit(model, Rng(0))
-        parts = Parts(model.train(), optimizer_for(model, settings), settings, Rng(0))
-        set_rate(parts.optimizer, 1e-6)
-        rows = ready(model, few)
-        if protect is None:
-            taken[name] = OpenStep(model, parts.optimizer, rows, parts.shuffled(len(rows)), Rng(0), settings)
-        else:
-            taken[name] = step_for(parts, protect, rows, few, None, ledger_for(protect, few), Rng(0), None)
-    on_gpu = asked.device.type == "cuda"
-    clock = time.perf_counter if on_gpu else time.process_time
-    block, warm = (20, 6) if on_gpu else (2, 2)  # every shape of a batch is met before the clock counts
-    spent: dict[str, list[float]] = {name: [] for name in taken}
-    for turn in range(warm + asked.steps):
-        for name, take in taken.items():
-            _wait(asked.device)
-            began = clock()
-            for step in range(block):
-                take((turn * block + step) % 60)
-            _wait(asked.device)
-            spent[name].append((clock() - began) / block)
-    timed = {name: sorted(values[warm:]) for name, values in spent.items()}
+    taken = {
+        name: step_of(few, ModelSettings(encoder=asked.model, head="mlp", train=layers), protect, asked.device)
+        for name, (layers, protect) in kinds.items()
+    }
+    timed = in_turns(taken, asked.steps, asked.device)
     for name, values in timed.items():
         base = timed["plain head" if kinds[name][0] == "head" else "plain"]
         middle, beside = values[len(values) // 2], base[len(base) // 2]
         keep({"what": "overhead", "step": name, "ms": round(1e3 * middle, 3), "ratio": round(middle / beside, 3)})
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.turns import in_turns, step_of
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.overlap import without_overlap
@@ -172,48 +171,16 @@ def grid(bench: Bench, sst2: Corpus) -> None:
 
 
 def overhead(bench: Bench, sst2: Corpus) -> None:
-    """Time steps in turns, so that whatever else the machine does falls on all alike; the best of many counts."""
-    from discreet.training.encode import ready
-    from discreet.training.hidden import step_for
-    from discreet.training.optimizer import optimizer_for, set_rate
-    from discreet.training.private import ledger_for
-    from discreet.training.steps import OpenStep, Parts
-
+    """Time steps with and without protection; the quickest quarter counts."""
     few = sst2.take([i for i, split in enumerate(sst2.splits) if split == "train"][:2000])
-    taken: dict[str, Callable[[int], object]] = {}
-    for name, protect in (("plain", None), ("texthide", TextHide(256, 4)), ("mix only", TextHide(0, 4))):
-        chosen = ModelSettings(encoder=bench.asked.model, head="mlp")
-        model = Classifier.build(few, chosen, rng=Rng(0)).to(bench.device)
-        settings = TrainSettings(batch_size=32)
-        parts = Parts(model.train(), optimizer_for(model, settings), settings, Rng(0))
-        set_rate(parts.optimizer, 1e-6)
-        rows = ready(model, few)
-        if protect is None:
-            taken[name] = OpenStep(model, parts.optimizer, rows, parts.shuffled(len(rows)), Rng(0), settings)
-        else:
-            ledger = ledger_for(protect, few)
-            taken[name] = step_for(parts, protect, rows, few, None, ledger, Rng(0), None)
-    spent: dict[str, list[float]] = {name: [] for name in taken}
-    # Every shape of a batch is met before the clock counts, and no step waits for the device, as in training.
-    block, warm = (20, 6) if bench.device.type == "cuda" else (1, 3)
-    for turn in range(warm + bench.asked.steps):
-        for name, take in taken.items():
-            _wait(bench.device)
-            began = time.perf_counter()
-            for step in range(block):
-                take((turn * block + step) % 60)
-            _wait(bench.device)
-            spent[name].append((time.perf_counter() - began) / block)
-    timed = {name: sorted(values[warm:]) for name, values in spent.items()}
+    chosen = ModelSettings(encoder=bench.asked.model, head="mlp")
+    kinds = {"plain": None, "texthide": TextHide(256, 4), "mix only": TextHide(0, 4)}
+    taken = {name: step_of(few, chosen, protect, bench.device) for name, protect in kinds.items()}
+    timed = in_turns(taken, bench.asked.steps, bench.device)
     base = timed["plain"][len(timed["plain"]) // 4]
     for name, values in timed.items():
         quarter = values[len(values) // 4]
         bench.keep({"part": "overhead", "step": name, "ms": round(1e3 * quarter, 3), "ratio": round(quarter / base, 3)})
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 RUN: dict[str, Callable[[Bench, Corpus], None]] = {

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,6 +17,7 @@ from discreet.accounting.events import (
 from discreet.accounting.risk import (
     least_noise_for_risk,
     most_identified,
+    most_named,
     most_true_positives,
     most_true_positives_at,
 )
@@ -98,3 +101,16 @@ def test_noise_for_a_risk_keeps_it() -> None:
     assert most_true_positives(training(noise), 0.01) <= 0.05 < most_true_positives(training(noise * 0.99), 0.01)
     with pytest.raises(SettingError, match="blindly"):
         least_noise_for_risk(training, true_positive_rate=0.01, false_positive_rate=0.05)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.1, 1e-5), (3.0, 1e-5), (20.0, 0.0), (1000.0, 0.1)])
+def test_the_bound_from_epsilon_and_delta_lies_between_chance_and_certainty(epsilon: float, delta: float) -> None:
+    assert 1 / 64 <= most_named(epsilon, delta, 64) <= 1
+    if epsilon == 0 and delta == 0:
+        assert most_named(epsilon, delta, 64) == pytest.approx(1 / 64)
+
+
+def test_randomised_response_reaches_the_bound_of_two_candidates() -> None:
+    """It names the truth with e^eps / (1 + e^eps): no more than the bound, and close to it."""
+    reached = math.e / (1 + math.e)
+    assert reached <= most_named(1.0, 0.0, 2) <= reached * 1.12

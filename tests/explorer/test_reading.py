@@ -9,9 +9,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from discreet.core.errors import DataError, SettingError
-from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.explorer.menu import Menu
-from discreet.explorer.reading import OPEN, Question, most_named, read
+from discreet.explorer.reading import OPEN, Question, read
 from discreet.explorer.stage import Stage
 
 TYPED = "the heart was calm and the cough was dull"
@@ -133,18 +132,3 @@ def test_an_unknown_label_is_refused(stage: Stage, menu: Menu) -> None:
     with pytest.raises(SettingError, match="Expected label='heart'"):
         read(Question(TYPED, label="heart"), stage, menu, seconds=1)
     assert read(Question(TYPED, attack="rss", label=stage.labels[1]), stage, menu, seconds=1)["leakage"]["value"] == 1
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.1, 1e-5), (3.0, 1e-5), (20.0, 0.0), (1000.0, 0.1)])
-def test_the_bound_from_epsilon_and_delta_lies_between_chance_and_certainty(epsilon: float, delta: float) -> None:
-    promise = Guarantee(epsilon, delta, "sentence", Adjacency.REPLACE_ONE, "pld")
-    assert 1 / 64 <= most_named(promise, 64) <= 1
-    if epsilon == 0 and delta == 0:
-        assert most_named(promise, 64) == pytest.approx(1 / 64)
-
-
-def test_randomised_response_reaches_the_bound_of_two_candidates() -> None:
-    """It names the truth with e^eps / (1 + e^eps): no more than the bound, and close to it."""
-    promise = Guarantee(1.0, 0.0, "sentence", Adjacency.REPLACE_ONE, "pure")
-    reached = math.e / (1 + math.e)
-    assert reached <= most_named(promise, 2) <= reached * 1.12

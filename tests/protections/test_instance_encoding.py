@@ -9,7 +9,7 @@ from discreet.accounting.interpret import guarantee
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency, in_digits
 from discreet.core.randomness import Rng
-from discreet.protections import encodings
+from discreet.protections import representation
 from discreet.protections.encodings import load_of
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.instance_encoding_settings import learned
@@ -124,7 +124,7 @@ def test_noise_is_drawn_for_many_steps_at_once_and_no_two_steps_share_any() -> N
 def test_large_batches_draw_noise_for_fewer_steps_at_once_and_never_the_same_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encodings, "_NUMBERS", 5000)
+    monkeypatch.setattr(representation, "_NUMBERS", 5000)
     live = InstanceEncoding(4.0, 1e-5, stored=False, epochs=3, mix=2).live(ROWS, WIDTH, 2, Rng(0), torch.device("cpu"))
     noises = []
     for step in range(12):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.protections import texthide
+from discreet.protections import representation
 from discreet.protections.texthide import TextHide, capped, mixtures, signs
 
 CPU = torch.device("cpu")
@@ -151,7 +151,7 @@ def test_what_does_not_go_is_refused() -> None:
 
 
 def test_large_batches_mix_fewer_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texthide, "_NUMBERS", 5000)
+    monkeypatch.setattr(representation, "_NUMBERS", 5000)
     live = TextHide(masks=4, mix=3).live(60, 8, 2, Rng(0), CPU)
     mixed = [live.draw(np.arange(count), (count, 8), step, 0)["mix"] for step, count in enumerate([30, 30, 30, 5] * 3)]
     assert sum(table.numel() for table in live.ahead.values()) <= 2 * 5000

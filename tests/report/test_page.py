@@ -17,7 +17,8 @@ from sample import NOISES, NOTE, write_sample
 from discreet.calibration.frontier import Measured, Point
 from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
-from discreet.report.page import blanks, cell, findings, readings, write_report
+from discreet.report.findings import findings
+from discreet.report.page import blanks, cell, readings, write_report
 from discreet.report.reading import pieces
 from discreet.report.words import at_most, verdict
 

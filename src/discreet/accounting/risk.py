@@ -14,6 +14,7 @@ equally likely candidates is named.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -71,6 +72,21 @@ def most_identified(event: DpEvent, candidates: int, adjacency: Adjacency | str 
     For one von Mises–Fisher direction under zero-out it is the mass of the cap of uniform measure 1/candidates.
     """
     return most_true_positives(event, 1 / whole("candidates", candidates), adjacency)
+
+
+def most_named(epsilon: float, delta: float, candidates: int) -> float:
+    """Return how often, at most, one of equally likely candidates is named, from epsilon and delta alone.
+
+    With a null record, or one fixed candidate, in the record's place, each is named with some probability, and these
+    add up to at most 1; epsilon and delta say how much larger, and how much less often missed, it can be.
+
+    >>> round(most_named(1.0, 0.0, 64), 4)
+    0.0425
+    """
+    chance = 1 / candidates
+    grown = math.exp(min(epsilon, 700.0)) * chance + delta
+    missed = 1 - math.exp(-epsilon) * max(0.0, 1 - chance - delta)
+    return min(1.0, grown, missed)
 
 
 def least_noise_for_risk(

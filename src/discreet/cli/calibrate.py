@@ -102,7 +102,7 @@ def _weigh_risk(out: Path) -> None:
     from discreet.calibration.store import read_trials
     from discreet.calibration.sweep import read_kept_study
     from discreet.experiment.risk import risk_of_study
-    from discreet.report.page import RISK
+    from discreet.report.findings import RISK
 
     if not (out / RISK).exists():
         found = risk_of_study(read_kept_study(out), read_trials(out).values())

@@ -34,10 +34,11 @@ def explore(
 
     Only this machine can reach it, with the key in the printed address; nothing typed is logged or written down.
     """
-    from discreet.explorer.server import Place, check_installed, serve
+    from discreet.explorer.server import Place, serve
+    from discreet.serving.server import check_installed
 
     positive("seconds", seconds, "It is the time for each attack.")
-    check_installed()
+    check_installed("explore")
     with Place.on(port) as place:
         note("Loading the model …")
         use_threads(threads)

@@ -105,19 +105,10 @@ def run_training(
                 return {"out": str(out), "finished": False, "steps": trained.steps}
             if trained.out_of_budget:
                 say(f"The budget allows no further step: training ended after step {trained.steps}.")
-            split = "validation" if "validation" in corpus.split_names else None if plan else "train"
-            utility, averaged = {}, {}
-            if split is not None:  # a protected run says nothing about its training rows
-                held_out = asked_as(plan, matched(corpus.split(split), model))
-                rows = ready(model, held_out, kept, request.train.precision)
-                utility = evaluate(model, rows)
-                averaged = averaged_utility(plan, model, rows)
             result: dict[str, Any] = {
                 "out": str(out),
                 "finished": True,
-                "utility": utility,
-                "evaluated_on": split,
-                **({"utility_averaged": averaged} if averaged else {}),
+                **utilities(plan, model, corpus, kept, request.train.precision),
                 **described(plan, trained),
                 "seconds": time.monotonic() - began,
                 "train_seconds": trained.seconds,
@@ -142,6 +133,19 @@ def hand_out(
     named: tuple[str, str] | None = getattr(asked, "hands_out", None)
     if named is not None:
         say(getattr(importlib.import_module(named[0]), named[1])(workspace, model, protect, asked))
+
+
+def utilities(
+    plan: Plan | None, model: Classifier, corpus: Corpus, kept: Path | None, precision: str
+) -> dict[str, Any]:
+    """Return how good a trained model is, and on which split; a protected run says nothing about its training rows."""
+    split = "validation" if "validation" in corpus.split_names else None if plan else "train"
+    if split is None:
+        return {"utility": {}, "evaluated_on": None}
+    rows = ready(model, asked_as(plan, matched(corpus.split(split), model)), kept, precision)
+    averaged = averaged_utility(plan, model, rows)
+    found = {"utility": evaluate(model, rows), "evaluated_on": split}
+    return {**found, "utility_averaged": averaged} if averaged else found
 
 
 def averaged_utility(plan: Plan | None, model: Classifier, rows: Tokens | Vectors) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting.risk import most_identified
+from discreet.accounting.risk import most_identified, most_named
 from discreet.core.checks import one_of, refuse
 from discreet.core.errors import DataError, UnsupportedError
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
 from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
@@ -237,7 +236,7 @@ def bound(protect: Any, found: AttackResult, scene: TypedScene) -> float | None:
     promise = found.guarantee
     if protect is None or promise is None or not promise.exists or not promise.certified:
         return None
-    bounds = [most_named(promise, CANDIDATES)]
+    bounds = [most_named(promise.epsilon, promise.delta, CANDIDATES)]
     event = _event(protect, scene)
     for adjacency in Adjacency if event is not None else ():
         # each adjacency has a record of its own to compare with, and whatever it proves is proven
@@ -259,22 +258,6 @@ def _event(protect: Any, scene: TypedScene) -> Any:
     if place_of(protect) == REPRESENTATION and protect.stored and getattr(protect, "mix", 1) == 1:
         return protect.once(np.zeros(1, dtype=np.int64), scene.model.width, scene.model.classes, Rng.secret()).event
     return None
-
-
-def most_named(promise: Guarantee, candidates: int) -> float:
-    """Return how often, at most, one of equally likely candidates is named, from epsilon and delta alone.
-
-    With a null record, or one fixed candidate, in the record's place, each is named with some probability, and these
-    add up to at most 1; epsilon and delta say how much larger, and how much less often missed, it can be.
-
-    >>> from discreet.core.guarantee import Adjacency
-    >>> round(most_named(Guarantee(1.0, 0.0, "sentence", Adjacency.REPLACE_ONE, "pld"), 64), 4)
-    0.0425
-    """
-    chance = 1 / candidates
-    grown = math.exp(min(promise.epsilon, 700.0)) * chance + promise.delta
-    missed = 1 - math.exp(-promise.epsilon) * max(0.0, 1 - chance - promise.delta)
-    return min(1.0, grown, missed)
 
 
 def _release(found: AttackResult, kind: str, scene: TypedScene) -> str:

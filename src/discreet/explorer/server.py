@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.errors import ExtraError
-from discreet.serving.server import listen
+from discreet.serving.server import QUIET, listen
 
 if TYPE_CHECKING:
     import uvicorn
@@ -19,16 +17,6 @@ if TYPE_CHECKING:
     from discreet.explorer.worker import Worker
 
 HOST = "127.0.0.1"  # never another: what the page shows is private
-_NEEDED = ("uvicorn", "starlette", "httptools", "orjson")
-
-
-def check_installed() -> None:
-    """Refuse to go on without the libraries of the extra `explore`."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ExtraError(
-            f"Expected {', '.join(missing)}, with which the page is served. Install: pip install 'discreet[explore]'"
-        )
 
 
 @dataclass(frozen=True)
@@ -78,14 +66,7 @@ def server_for(place: Place, offer: Mapping[str, Any], read: Read, worker: Worke
 
     config = uvicorn.Config(
         application(offer, read, worker, key=place.key, hosts=place.hosts),
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_level="critical",
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
+        **QUIET,
         limit_concurrency=64,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=2,

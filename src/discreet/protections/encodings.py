@@ -17,7 +17,7 @@ from discreet.accounting.instance_encoding import Load
 from discreet.core.guarantee import Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.protections.instance_encoding import ROUNDING, InstanceEncoding
-from discreet.protections.representation import Rows, clip, most_rows, soft_targets
+from discreet.protections.representation import Rows, clip, most_rows, soft_targets, steps_at_once
 from discreet.protections.texthide import capped, mixtures
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
 PUBLIC_LABELS = "labels are public and not protected"
-_AT_ONCE = 64  # steps whose mixtures and noise are drawn together, at most
-_NUMBERS = 1 << 24  # numbers drawn together, at most: large batches take fewer steps at once
 WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
 
 
@@ -166,7 +164,7 @@ class LiveEncodings:
 
     def at_once(self, count: int) -> int:
         """Return for how many steps is drawn at once; the same for every batch of so many rows, also after a crash."""
-        return max(1, min(_AT_ONCE, _NUMBERS // (count * (count + self.asked.width(self.width)))))
+        return steps_at_once(count * (count + self.asked.width(self.width)))
 
     def drawn_at(self, block: int, count: int) -> dict[str, Tensor]:
         """Return mixtures and noise of some steps in a row, for batches of so many rows: drawn at once, each used once.

@@ -26,6 +26,7 @@ Place = Literal["text", "representation", "gradient"]
 Rows = npt.NDArray[np.int64]
 C = TypeVar("C")
 
+_AT_ONCE, _NUMBERS = 64, 1 << 24  # steps, and numbers, that are drawn together at most
 TRAINED_ENCODER = "the encoder was trained on private text, and noise on its output does not pay for that"
 
 
@@ -211,6 +212,17 @@ def clip(vectors: Tensor, norm: float) -> Tensor:
     vectors = torch.where(finite, vectors, 0.0)
     lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors * torch.clamp(norm / lengths.clamp_min(1e-30), max=1.0)
+
+
+def steps_at_once(numbers: int) -> int:
+    """Return for how many steps randomness is drawn at once, if a step takes so many numbers: the same after a crash.
+
+    One by one the draws take longer than a short step on a GPU does; large batches take fewer steps at once.
+
+    >>> steps_at_once(1), steps_at_once(1 << 20), steps_at_once(1 << 30)
+    (64, 16, 1)
+    """
+    return max(1, min(_AT_ONCE, _NUMBERS // numbers))
 
 
 def soft_targets(targets: Tensor, classes: int) -> Tensor:

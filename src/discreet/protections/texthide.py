@@ -23,7 +23,7 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier
 from discreet.protections.masked_query import AllMasks, OneMask, fold
-from discreet.protections.representation import Once, Place, Rows, soft_targets
+from discreet.protections.representation import Once, Place, Rows, soft_targets, steps_at_once
 from discreet.protections.settings import Conditions, check_budget
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ REASONS = (
 )
 PUBLIC_LABELS = ("dropped", "even")
 _MOST = 1 << 16
-_AT_ONCE = 64  # steps whose mixtures are drawn together, at most
-_NUMBERS = 1 << 24  # weights drawn together, at most: large batches take fewer steps at once
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ class Hidden:
 
     def at_once(self, count: int) -> int:
         """Return for how many steps is drawn at once; the same for every batch of so many rows, also after a crash."""
-        return max(1, min(_AT_ONCE, _NUMBERS // (2 * count * count)))
+        return steps_at_once(2 * count * count)
 
     def mixtures_at(self, block: int, count: int) -> Tensor:
         """Return the mixtures of some steps in a row, for batches of so many rows: one draw, one way to the device."""

@@ -14,24 +14,17 @@ from typing import Any
 
 from markupsafe import Markup
 
-from discreet.calibration.frontier import Point, best, frontier, points_of
-from discreet.calibration.grid import label_of
-from discreet.calibration.grid import points as grid_points
-from discreet.calibration.store import read_trials
-from discreet.calibration.study import Goal
-from discreet.calibration.sweep import read_failures, read_kept_study
+from discreet.calibration.frontier import Point, frontier
 from discreet.calibration.well_behaved import WellBehaved, well_behaved
-from discreet.core.errors import DataError
 from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
-from discreet.metrics.utility import MAIN
 from discreet.report import plots
 from discreet.report.figures import SHAPES, shape
+from discreet.report.findings import Findings, findings
 from discreet.report.reading import pieces
-from discreet.report.words import GLOSSARY, at_most, interval, metric_words, percent, percent_at_most, verdict
+from discreet.report.words import GLOSSARY, at_most, interval, metric_words, percent, percent_at_most
 
-RISK = "risk.json"
 TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
 
 
@@ -43,61 +36,6 @@ class Written:
     markdown: Path
     card: Path
     verdict: tuple[str, str, str]
-
-
-@dataclass(frozen=True)
-class Findings:
-    """All that a report says, before it is put on a page."""
-
-    study: Mapping[str, Any]
-    trials: Mapping[str, Trial]
-    points: Sequence[Point]
-    goal: Goal | None
-    utility: str
-    chosen: Point | None
-    verdict: tuple[str, str, str]
-    failures: Mapping[str, str]
-    risk: Sequence[Mapping[str, Any]]
-
-    @property
-    def leakages(self) -> list[str]:
-        """The names of all leakages, the goal's first."""
-        names = list(dict.fromkeys(name for point in self.points for name in point.leakage))
-        if self.goal is not None and self.goal.leakage in names:
-            names.remove(self.goal.leakage)
-            names.insert(0, self.goal.leakage)
-        return names
-
-    @property
-    def title(self) -> str:
-        """The study's title."""
-        return str(self.study.get("title") or self.study["name"])
-
-
-def findings(folder: Path) -> Findings:
-    """Return what the trials of a folder say."""
-    study, trials = read_kept_study(folder), read_trials(folder)
-    if not trials:
-        raise DataError(f"Expected trials in {str(folder)!r}. None is done yet; run `discreet calibrate` again.")
-    points = in_order(study, points_of(trials.values()))
-    goal = None if study.get("goal") is None else Goal(**study["goal"])  # type: ignore[arg-type]
-    known = list(dict.fromkeys(name for point in points for name in point.utility))
-    asked = None if goal is None else goal.utility
-    utility = asked or next((name for name in MAIN.values() if name in known), known[0] if known else "")
-    if utility not in known:
-        raise DataError(f"Expected utility {utility!r} in the trials. They have {', '.join(known) or 'none'}.")
-    chosen = None if goal is None else best(points, goal, utility)
-    risk = json.loads((folder / RISK).read_text(encoding="utf-8")) if (folder / RISK).exists() else []
-    told = verdict(points, chosen, goal, utility)
-    return Findings(study, trials, points, goal, utility, chosen, told, read_failures(folder), risk)
-
-
-def in_order(study: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
-    """Return points in the order in which the study names them, whichever trial was done first."""
-    tables = study.get("protections")
-    named = [label_of(one) for table in tables for one in grid_points(table)] if isinstance(tables, list) else []
-    place = {label: number for number, label in enumerate(named)}
-    return sorted(points, key=lambda point: place.get(point.label, len(place)))
 
 
 def write_report(folder: Path) -> Written:

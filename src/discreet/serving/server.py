@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import ExtraError, SettingError
 from discreet.serving.limits import Limits
@@ -16,15 +16,26 @@ if TYPE_CHECKING:
     from discreet.serving.head import Head
 
 _SEND_BUFFER = 131_072
+# How a server of ours runs: it logs nothing of a request and says nothing of itself.
+QUIET: dict[str, Any] = {
+    "loop": "asyncio",  # uvloop is a tenth faster, but takes one new connection a round and lets others wait seconds
+    "ws": "none",
+    "lifespan": "off",
+    "access_log": False,
+    "log_level": "critical",
+    "server_header": False,
+    "date_header": False,
+    "proxy_headers": False,
+}
 _NEEDED = ("uvicorn", "starlette", "httptools", "orjson")
 
 
-def check_installed() -> None:
-    """Refuse to go on without the libraries of the extra `serving`."""
+def check_installed(extra: str = "serving") -> None:
+    """Refuse to go on without the libraries that answer over HTTP, and name the extra that brings them."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ExtraError(
-            f"Expected {', '.join(missing)}, with which the server is built. Install: pip install 'discreet[serving]'"
+            f"Expected {', '.join(missing)}, with which the server is built. Install: pip install 'discreet[{extra}]'"
         )
 
 
@@ -61,14 +72,7 @@ def server_for(head: Head, limits: Limits | None = None) -> uvicorn.Server:
     config = uvicorn.Config(
         application(head, limits),
         http=connection_with(limits),
-        loop="asyncio",  # uvloop is a tenth faster, but takes one new connection a round and lets others wait seconds
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_level="critical",
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
+        **QUIET,
         timeout_keep_alive=max(1, round(limits.patience)),
         timeout_graceful_shutdown=5,
     )

@@ -6,6 +6,7 @@ DLG, TAG and LAMP are settings of it. Many releases are attacked at once, each w
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -113,7 +114,7 @@ class Matching:
         return [_guess(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
 
 
-class MatchingAttack:
+class MatchingAttack(ABC):
     """What DLG, TAG and LAMP have in common: each is a setting of the engine under its own name."""
 
     paper: ClassVar[str]
@@ -132,9 +133,9 @@ class MatchingAttack:
         """Return the texts behind several releases of one batch size, attacked together."""
         return self.engine().run(seens, knows, rng, self.paper, progress)
 
+    @abstractmethod
     def engine(self) -> Matching:
         """Return the engine as this attack sets it."""
-        raise NotImplementedError
 
 
 def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
