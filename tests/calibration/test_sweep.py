@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.store import NAME, read_trials
-from discreet.calibration.study import Study
-from discreet.calibration.sweep import STUDY, Standing, read_failures, sweep
+from discreet.calibration.store import NAME, Store, read_trials
+from discreet.calibration.study import Goal, Study
+from discreet.calibration.sweep import STUDY, Standing, read_failures, read_kept_study, sweep
 from discreet.core.errors import OutputError, SettingError
+from discreet.core.settings import as_dict
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -51,6 +52,54 @@ def test_a_changed_study_is_refused_and_nothing_is_lost(study: Study, tmp_path: 
     with pytest.raises(SettingError, match='data.source was "notes" and is "reviews"'):
         sweep(changed, toy.quick, tmp_path / "s")
     assert (tmp_path / "s" / NAME).read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    "goal", [Goal("one-of-n/identified", ceiling=0.3, utility="accuracy"), Goal("one-of-n/identified", floor=0.8), None]
+)
+def test_a_changed_goal_takes_the_place_of_the_old_one_and_runs_nothing(
+    goal: Goal | None, study: Study, tmp_path: Path
+) -> None:
+    sweep(study, toy.quick, tmp_path / "s", workers=1)
+    kept = (tmp_path / "s" / NAME).read_bytes()
+    again = sweep(dataclasses.replace(study, goal=goal), toy.failing, tmp_path / "s", workers=1)
+    assert (again.done, again.before) == (0, 8)
+    assert (tmp_path / "s" / NAME).read_bytes() == kept
+    stored = read_kept_study(tmp_path / "s")
+    assert stored.get("goal") == (None if goal is None else as_dict(goal))
+    assert {**stored, "goal": as_dict(study.goal)} == json.loads(json.dumps(study.as_dict()))
+
+
+def test_a_changed_goal_does_not_carry_another_change_in_with_it(study: Study, tmp_path: Path) -> None:
+    sweep(study, toy.quick, tmp_path / "s", workers=1)
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    changed = dataclasses.replace(study, goal=Goal("one-of-n/identified", ceiling=0.3), seeds=(0, 1, 2))
+    with pytest.raises(SettingError, match=r"seeds was \[0, 1\] and is \[0, 1, 2\].* Only its goal may change"):
+        sweep(changed, toy.quick, tmp_path / "s")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == kept
+
+
+@pytest.mark.parametrize(
+    ("goal", "said"),
+    [
+        (Goal("one-of-n/identified", ceiling=0.3, utility="pearson"), "goal.utility='pearson' measured in the trials"),
+        (Goal("one-of-n/identfied", ceiling=0.3), "Did you mean 'one-of-n/identified'"),
+    ],
+)
+def test_a_finished_study_refuses_a_goal_that_nothing_measured(
+    goal: Goal, said: str, study: Study, tmp_path: Path
+) -> None:
+    sweep(study, toy.quick, tmp_path / "s", workers=1)
+    with pytest.raises(SettingError, match=said):
+        sweep(dataclasses.replace(study, goal=goal), toy.quick, tmp_path / "s")
+    assert read_kept_study(tmp_path / "s")["goal"] == as_dict(study.goal)
+
+
+def test_a_goal_does_not_change_under_a_sweep_at_work(study: Study, tmp_path: Path) -> None:
+    sweep(study, toy.quick, tmp_path / "s", workers=1)
+    with Store(tmp_path / "s"), pytest.raises(OutputError, match="One is running"):
+        sweep(dataclasses.replace(study, goal=None), toy.quick, tmp_path / "s")
+    assert read_kept_study(tmp_path / "s")["goal"] == as_dict(study.goal)
 
 
 def test_a_folder_of_something_else_is_left_alone(study: Study, tmp_path: Path) -> None:

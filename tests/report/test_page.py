@@ -57,6 +57,15 @@ def test_the_recommendation_keeps_the_ceiling_and_says_so(folder: Path) -> None:
     assert "estimate" in found.verdict[1]
 
 
+def test_noise_by_risk_is_shown_for_the_ceiling_it_was_weighed_for_alone(tmp_path: Path) -> None:
+    write_sample(tmp_path, seeds=1)
+    (tmp_path / "risk.json").write_text(json.dumps([{"ceiling": 0.1}, {"ceiling": 0.05}]))
+    assert findings(tmp_path).risk == [{"ceiling": 0.1}]
+    study = json.loads((tmp_path / "study.json").read_text())
+    (tmp_path / "study.json").write_text(json.dumps({**study, "goal": {"leakage": "dager/rouge_l", "ceiling": 0.1}}))
+    assert findings(tmp_path).risk == []
+
+
 def test_hostile_text_is_text_and_never_an_element(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     outline = Outline()

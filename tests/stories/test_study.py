@@ -66,7 +66,16 @@ def test_a_study_recommends_what_keeps_its_ceiling(tmp_path: Path, capsys: pytes
     assert main(command) == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["run"], again["kept"]) == (0, 2)
-    changed = (tmp_path / "study.toml").read_text().replace("epochs = 5", "epochs = 6")
+    assert [row["ceiling"] for row in json.loads((tmp_path / "s" / "risk.json").read_text())] == [0.4, 0.4]
+    (tmp_path / "study.toml").write_text(STUDY.replace("ceiling = 0.4", "ceiling = 0.1"))
+    assert main(command) == 0  # a goal changes no trial: what was measured is judged anew
+    judged = json.loads(capsys.readouterr().out)
+    assert (judged["run"], judged["kept"]) == (0, 2)
+    assert judged["verdict"][1] != again["verdict"][1]
+    assert [row["ceiling"] for row in json.loads((tmp_path / "s" / "risk.json").read_text())] == [0.1, 0.1]
+    page = Path(judged["report"]).read_text()
+    assert "ceiling 10%" in page and "ceiling 40%" not in page
+    changed = STUDY.replace("epochs = 5", "epochs = 6")
     (tmp_path / "study.toml").write_text(changed)
     assert main(command) == 2
     assert "training.epochs was 5 and is 6" in capsys.readouterr().err

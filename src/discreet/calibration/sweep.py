@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from discreet.calibration.grid import Planned, plan
 from discreet.calibration.processes import Event, Run, Stop, in_processes
-from discreet.calibration.store import Store
-from discreet.calibration.study import Study, changes
-from discreet.core.checks import one_of, whole
+from discreet.calibration.store import Store, read_trials
+from discreet.calibration.study import Goal, Study, changes
+from discreet.core.checks import did_you_mean, one_of, refuse, whole
 from discreet.core.errors import DataError, OutputError, SettingError
 
 STUDY = "study.json"
@@ -76,15 +76,20 @@ def sweep(
 
     `run` takes a planned trial to a trial; it must be importable by its name, and depend on the settings and the seed
     alone. A crash loses the trials that were running; a second start runs only what is missing, failed ones again.
+    A changed goal is kept in place of the old one, as no trial depends on it; any other change is refused.
 
     Guarantee: none beyond those of the trials; the folder holds texts that attacks read.
     """
     whole("workers", workers, 1, "Each runs one trial at a time.")
     one_of("on", on, PLACES)
     planned = plan(study)
-    _keep_study(study, out)
+    new_goal = _keep_study(study, out)
     with Store(out) as store:
         missing = [one for one in planned if one.key not in store.keys]
+        if new_goal:  # only now: a sweep at work in the folder would have been refused above
+            if not missing and study.goal is not None:
+                _refuse_unmeasured(study.goal, out)
+            _write_study(study, out)
         count = _Count(len(planned), len(planned) - len(missing), workers)
         standing = Standing(count.total, 0, count.before, (), {}, None)
         watch(standing)
@@ -107,26 +112,51 @@ def _execute(on: str, missing: Sequence[Planned], run: Run, workers: int, should
     return in_processes(missing, run, workers, should_stop)
 
 
-def _keep_study(study: Study, out: Path) -> None:
-    """Keep the study beside its trials, and refuse another one in its place."""
+def _keep_study(study: Study, out: Path) -> bool:
+    """Keep a new study beside its trials, refuse another one in its place, and return whether its goal alone is new."""
     path = out / STUDY
-    mine = json.loads(json.dumps(study.as_dict(), allow_nan=False))
     if path.exists():
-        kept = _read(path)
-        differ = changes(kept, mine)
+        kept, mine = _read(path), _plain(study)
+        differ = changes(_without_goal(kept), _without_goal(mine))
         if differ:
             more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
             raise SettingError(
                 f"Expected the study that {str(out)!r} was begun with: {'; '.join(differ[:3])}{more}. Its trials are "
-                "kept; give the changed study another --out, or change it back."
+                "kept; give the changed study another --out, or change it back. Only its goal may change."
             )
-        return
+        return bool(changes(kept, mine))
     if out.exists() and any(out.iterdir()):
         raise OutputError(
             f"Expected a new folder or a begun sweep at {str(out)!r}. It holds something else; choose another --out."
         )
     out.mkdir(parents=True, exist_ok=True)
-    _write(path, json.dumps(mine, indent=2, ensure_ascii=False))
+    _write_study(study, out)
+    return False
+
+
+def _refuse_unmeasured(goal: Goal, out: Path) -> None:
+    """Refuse a goal that no trial of a finished study was measured by."""
+    trials = read_trials(out).values()
+    leakages = sorted({found.metric for trial in trials for found in trial.leakages})
+    utilities = sorted({name for trial in trials for name, value in trial.utility.items() if value is not None})
+    for key, asked, known in (("leakage", goal.leakage, leakages), ("utility", goal.utility, utilities)):
+        if asked is not None and asked not in known:
+            rule = f"measured in the trials: {', '.join(known) or 'nothing was'}"
+            raise refuse(f"goal.{key}", asked, rule, did_you_mean(asked, known))
+
+
+def _plain(study: Study) -> dict[str, object]:
+    """Return a study as it is read back from its file."""
+    values: dict[str, object] = json.loads(json.dumps(study.as_dict(), allow_nan=False))
+    return values
+
+
+def _without_goal(study: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in study.items() if key != "goal"}
+
+
+def _write_study(study: Study, out: Path) -> None:
+    _write(out / STUDY, json.dumps(_plain(study), indent=2, ensure_ascii=False))
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from discreet.core.errors import SettingError
 
 if TYPE_CHECKING:
     from discreet.calibration.grid import Planned
+    from discreet.calibration.study import Goal
     from discreet.calibration.sweep import Standing
     from discreet.core.types import Trial
 
@@ -79,7 +80,7 @@ def calibrate(
     if left:
         note(f"Stopped with {left} of {done.total} trials left. The same command goes on.")
         raise typer.Exit(130)
-    _weigh_risk(out)
+    _weigh_risk(out, asked.goal)
     facts = {"out": str(out), "trials": done.total, "run": done.done, "kept": done.before, "report": None}
     if report:
         from discreet.report.page import write_report
@@ -95,16 +96,16 @@ def calibrate(
         print(f"{done.total} trials in {out}. Read them with: discreet report {out}")
 
 
-def _weigh_risk(out: Path) -> None:
-    """Write beside the trials which noise a ceiling on 1-of-n asks for, by theory and by measurement; once."""
+def _weigh_risk(out: Path, goal: Goal | None) -> None:
+    """Write beside the trials which noise a ceiling on 1-of-n asks for, by theory and by measurement; once for each."""
     import json
 
     from discreet.calibration.store import read_trials
     from discreet.calibration.sweep import read_kept_study
     from discreet.experiment.risk import risk_of_study
-    from discreet.report.findings import RISK
+    from discreet.report.findings import RISK, read_risk
 
-    if not (out / RISK).exists():
+    if not read_risk(out, goal):
         found = risk_of_study(read_kept_study(out), read_trials(out).values())
         partial = out / f"{RISK}.partial"
         partial.write_text(json.dumps([one.as_dict() for one in found], indent=1), encoding="utf-8")

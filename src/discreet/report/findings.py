@@ -20,6 +20,7 @@ from discreet.metrics.utility import MAIN
 from discreet.report.words import verdict
 
 RISK = "risk.json"
+RISKED = "one-of-n/identified"  # the leakage whose ceiling a noise can be proven to keep
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,17 @@ def findings(folder: Path) -> Findings:
     if utility not in known:
         raise DataError(f"Expected utility {utility!r} in the trials. They have {', '.join(known) or 'none'}.")
     chosen = None if goal is None else best(points, goal, utility)
-    risk = json.loads((folder / RISK).read_text(encoding="utf-8")) if (folder / RISK).exists() else []
+    risk = read_risk(folder, goal)
     told = verdict(points, chosen, goal, utility)
     return Findings(study, trials, points, goal, utility, chosen, told, read_failures(folder), risk)
+
+
+def read_risk(folder: Path, goal: Goal | None) -> list[Mapping[str, Any]]:
+    """Return the noise that a goal's ceiling on 1-of-n asks for, where it was weighed for this very ceiling."""
+    if goal is None or goal.leakage != RISKED or not (folder / RISK).exists():
+        return []
+    kept: list[Mapping[str, Any]] = json.loads((folder / RISK).read_text(encoding="utf-8"))
+    return [row for row in kept if row["ceiling"] == goal.ceiling]
 
 
 def in_order(study: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
