@@ -46,6 +46,7 @@ def run(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
         ("rows = 60", "row = 60", "Did you mean 'rows'"),
         ('train = "head"', 'tarin = "head"', "Did you mean 'train'"),
         ("epsilon = [8.0]", "epsilon = []", "An empty grid has no trial"),
+        ("epsilon = [8.0]", "", "Expected epsilon, noise_multiplier or true_positive_rate for dp-sgd"),
         ("epsilon = [8.0]", "epsilno = [8.0]", "Did you mean 'epsilon'"),
         ("epsilon = [8.0]", "epsilon = [-1.0]", "epsilon=-1.0"),
         ('name = "dp-sgd"', 'name = "dp-sdg"', "Did you mean 'dp-sgd'"),

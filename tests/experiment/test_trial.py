@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from discreet.calibration.grid import Planned
+from discreet.cli.catalog import attack_of
+from discreet.core.errors import SettingError
 from discreet.experiment.trial import run_trial
 
 
@@ -23,3 +25,20 @@ def test_an_estimate_is_not_drawn_as_a_bound(
     trial = run_trial(Planned("a", settings, 0), lambda *asked: pytest.fail("none was asked for"))
     assert trial.guarantee is not None and trial.guarantee.certified is proven
     assert (trial.details["roc"]["bound"] is not None) is proven
+
+
+def test_what_could_not_be_run_is_said_in_the_study_s_own_words(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    settings = {
+        "data": {"source": str(toy_csv)},
+        "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
+        "training": {"epochs": 1, "batch_size": 16},
+        "protection": {"name": "texthide", "mix": 4},
+        "attacks": [{"name": "rss", "examples": 4}],
+    }
+    why = run_trial(Planned("a", settings, 0), attack_of).details["not_attacked"]["rss"]
+    assert "take larger batches (batch_size), or mix fewer (mix)" in why
+    settings["training"] = {"epochs": 1, "batch_size": 2}
+    with pytest.raises(SettingError, match=r"take larger batches \(batch_size\)"):
+        run_trial(Planned("a", settings, 0), attack_of)

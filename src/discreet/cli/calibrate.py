@@ -47,13 +47,15 @@ def calibrate(
     from discreet.calibration.sweep import sweep
     from discreet.cli.catalog import attack_of
     from discreet.experiment.study import check
+    from discreet.experiment.study_keys import said_in_keys
 
     asked = read_study(study)
-    check(asked, attack_of)
-    if not str(asked.data["source"]).startswith("hub:"):
-        from discreet.experiment.shared import corpus_of
+    with said_in_keys():
+        check(asked, attack_of)
+        if not str(asked.data["source"]).startswith("hub:"):
+            from discreet.experiment.shared import corpus_of
 
-        corpus_of(asked.data)  # a column that is not there is said once, and not by every trial
+            corpus_of(asked.data)  # a column that is not there is said once, and not by every trial
     with stop_on_interrupt() as stop, _table(hidden=json) as watch:
         done = sweep(
             asked,

@@ -22,6 +22,7 @@ from discreet.training.precision import find_device
 from discreet.training.run_folder import Run, load_run
 
 _PARTNERS = 500  # public texts that are encoded to mix with, or to run a defence on
+_MORE_PUBLIC = "Attack fewer texts (--examples), or give more public text."
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,14 @@ class Scene:
             return None
         texts = self.public_without(batch.texts)[:_PARTNERS]
         if len(texts) < len(batch):
-            raise refuse("public", len(texts), f"at least {len(batch)} texts", "Give public text with --public.")
+            raise refuse("public", len(texts), f"at least {len(batch)} texts", _MORE_PUBLIC)
         return Corpus("public", texts)
 
     def own(self, public: Sequence[str], least: int) -> Corpus:
         """Return public text as rows on which an attacker can run a defence itself, all with the first label."""
         texts = tuple(public[:_PARTNERS])
         if len(texts) < least:
-            raise refuse("public", len(texts), f"at least {least} texts", "Give public text with --public.")
+            raise refuse("public", len(texts), f"at least {least} texts", _MORE_PUBLIC)
         names = self.rows.label_names
         return Corpus("own", texts, labels=(0,) * len(texts) if names else None, label_names=names)
 

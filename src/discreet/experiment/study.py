@@ -25,7 +25,7 @@ from discreet.training.settings import TrainSettings
 NONE = "none"
 AttackOf = Callable[[str, Mapping[str, Any]], Any]
 # What a study may say of an attack besides its own settings.
-_ASKED = ("examples", "batch_size", "max_words", "first_words", "seconds", "metrics", "candidates", "draws", "steps")
+ASKED = ("examples", "batch_size", "max_words", "first_words", "seconds", "metrics", "candidates", "draws", "steps")
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ def settings_for(protection: Mapping[str, Any]) -> Any:
 
 def attack_for(table: Mapping[str, Any], attack_of: AttackOf) -> Any:
     """Return an attack with its own settings from a study's table."""
-    own = {key: value for key, value in table.items() if key != "name" and key not in _ASKED}
+    own = {key: value for key, value in table.items() if key != "name" and key not in ASKED}
     try:
         return attack_of(str(table["name"]), own)
     except SettingError as error:
-        guesses = [did_you_mean(key, _ASKED) for key in own]
+        guesses = [did_you_mean(key, ASKED) for key in own]
         guess = next((text for text in guesses if text), "")
         if "found" in str(error) and guess and "Did you mean" not in str(error):
             raise SettingError(f"{error} {guess}") from None
@@ -153,7 +153,7 @@ def attack_for(table: Mapping[str, Any], attack_of: AttackOf) -> Any:
 
 def request_for(table: Mapping[str, Any], attack: Any, protect: Any, delta: float, seed: int) -> AttackRequest:
     """Return what a study asks of an attack, with noise that can be repeated."""
-    asked = {key: value for key, value in table.items() if key in _ASKED}
+    asked = {key: value for key, value in table.items() if key in ASKED}
     if "metrics" in asked:
         asked["metrics"] = tuple(asked["metrics"])
     return AttackRequest(

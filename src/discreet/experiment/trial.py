@@ -35,6 +35,7 @@ from discreet.experiment.study import (
     request_for,
     settings_for,
 )
+from discreet.experiment.study_keys import in_keys, said_in_keys
 from discreet.metrics.trade_off import true_positive_rates
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
@@ -65,6 +66,11 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
     Guarantee: that of the setting, in the trial; none for the trial itself, which holds texts that attacks read and
         drew its noise from a given seed.
     """
+    with said_in_keys():
+        return _run(planned, attack_of)
+
+
+def _run(planned: Planned, attack_of: AttackOf) -> Trial:
     began = time.monotonic()
     settings = planned.settings
     utility, guarantee, details, protect = _trained(settings, planned.seed)
@@ -88,7 +94,7 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
         except (UnsupportedError, SettingError) as error:
             if protect is None:
                 raise  # it does not fit the study's release at all
-            skipped[str(table["name"])] = str(error)
+            skipped[str(table["name"])] = in_keys(str(error))
             continue
         for leakage in found.leakages:
             name = f"{table['name']}/{leakage.metric}"

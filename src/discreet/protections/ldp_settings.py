@@ -94,7 +94,7 @@ class LDPSettings:
                 if value != usual:
                     raise refuse(name, value, f"{usual} unless gaussian", "Add --mechanism gaussian.")
         if self.position == "token" and self.sampling == "once":
-            raise refuse("sampling", self.sampling, "fixed or coins for tokens", "Add --sampling fixed --train all.")
+            raise refuse("sampling", self.sampling, "fixed or coins for tokens", "Add --sampling fixed, --train all.")
 
     @property
     def limits(self) -> bool:
