@@ -82,3 +82,14 @@ def test_a_secret_source_repeats_for_its_key_alone_and_says_so() -> None:
     assert Rng.secret().uniform(1) != Rng.secret().uniform(1)
     assert Rng.secret().fork("x").is_secret and Rng.secure().is_secret
     assert not Rng(0).fork("x").is_secret
+
+
+def test_seeding_torch_for_a_device_draws_as_manual_seed_does_and_notes_nothing_for_others() -> None:
+    rng = Rng(5).fork("dropout", 3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.seed())
+        wanted = torch.rand(4)
+        queued = len(torch.xpu._queued_calls), len(torch.cuda._queued_calls)
+        rng.seed_torch(torch.device("cpu"))
+        assert torch.equal(torch.rand(4), wanted)
+        assert (len(torch.xpu._queued_calls), len(torch.cuda._queued_calls)) == queued

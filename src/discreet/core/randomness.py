@@ -86,6 +86,21 @@ class Rng:
             self._numpy = np.random.Generator(np.random.Philox(key=self._philox_key(b"numpy")))
         return self._numpy
 
+    def seed_torch(self, device: torch.device) -> None:
+        """Seed the generator that torch itself keeps for a device, from which dropout draws.
+
+        `torch.manual_seed` seeds those of all devices, and for a kind of device that is not in use it notes the call
+        and where it came from: half of the time of a small step, and a list that grows with every step.
+        """
+        import torch
+
+        if device.type == "cpu":
+            torch.default_generator.manual_seed(self.seed())
+        elif device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(self.seed())
+        else:
+            torch.manual_seed(self.seed())
+
     def torch(self, device: torch.device | str = "cpu", user: str = "This") -> torch.Generator:
         """Return the torch generator of a seeded source for a device, on behalf of `user`."""
         if self._key is None:

@@ -146,7 +146,7 @@ class HiddenStep:
         self.account.ledger.spend(event, f"{self.run} {name}".strip())
         if not len(drawn):  # counted all the same: that a step may send nothing is part of its price
             return None, 0
-        torch.manual_seed(self.source.fork("dropout", step).seed())
+        self.source.fork("dropout", step).seed_torch(self.model.device)
         return self.take(self.batch(drawn, step)), len(drawn)
 
     def batch(self, drawn: Rows, step: int) -> Batch:

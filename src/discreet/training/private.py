@@ -199,7 +199,7 @@ class PrivateStep:
         """Return the protected sum over the drawn units before its release, the mean loss and the number of rows."""
         sums: dict[str, Tensor] = {}
         total, count = torch.zeros((), device=self.model.device), 0
-        torch.manual_seed(self.source.fork("dropout", step).seed())
+        self.source.fork("dropout", step).seed_torch(self.model.device)
         for number, (batch, owners) in enumerate(self.batches(drawn)):
             with self.tape, autocast(self.model.device, self.precision):
                 losses = self.model.losses(batch.inputs, batch.targets)

@@ -110,7 +110,7 @@ class OpenStep:
         drawn = self.sampler.draw(step, len(self.rows), self.rng.fork("sampler"))
         if not len(drawn):
             return None, 0
-        torch.manual_seed(self.rng.fork("dropout", step).seed())
+        self.rng.fork("dropout", step).seed_torch(self.model.device)
         return self.take(self.rows.batch(drawn)), len(drawn)
 
     def describe(self) -> object:
