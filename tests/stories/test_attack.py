@@ -6,15 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from discreet.attacks.gradient.dager import Dager
 from discreet.attacks.gradient.one_of_n import OneOfN
+from discreet.attacks.representation.blind import BlindReconstruction
+from discreet.attacks.representation.inversion import EmbeddingInversion
 from discreet.attacks.representation.similarity import Similarity
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Example, Scene, SceneRequest, load_scene, run_attack
+from discreet.experiment.attack import Attack
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
@@ -121,6 +125,18 @@ def test_vectors_are_attacked_as_they_leave(name: str, minilm: Scene) -> None:
     assert {example.truth for example in found.examples} == set(TEXTS[:4])
     assert found.leakages[0].metric == "exact_match" and found.leakages[0].value == 1.0
     assert found.guarantee is not None and found.guarantee.exists == (name != "texthide")
+
+
+@pytest.mark.parametrize("attack", [BlindReconstruction(turns=1), EmbeddingInversion(epochs=1, least=1)])
+def test_public_text_is_known_in_the_coordinates_of_the_release(attack: Attack, minilm: Scene) -> None:
+    from discreet.cli.catalog import protection_of
+
+    public = torch.randn(40, minilm.model.width, generator=torch.Generator().manual_seed(0))
+    asked = {"epsilon": 100.0, "dimension": 8, "public": "notes"}
+    protect = protection_of("dp-ie", minilm.model, asked, delta=1e-5, batch_size=4, public=lambda: (public, None))
+    scene = replace(minilm, public=tuple(f"{text} {number}" for text in TEXTS for number in range(10)))
+    found = run_attack(AttackRequest(attack, protect, examples=4, batch_size=4), scene)
+    assert found.release["width"] == 8 and found.n == 4
 
 
 def test_the_gradient_of_an_encoder_is_not_covered_by_noise_on_its_output(minilm: Scene) -> None:

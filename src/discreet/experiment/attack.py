@@ -28,6 +28,7 @@ from discreet.experiment.releases import (
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
 
+_OF_PUBLIC = ("public", "auxiliary")  # what attacks call vectors of public text
 _PUBLIC = 2000  # public texts for attacks on vectors, which must encode them
 
 
@@ -220,7 +221,12 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
         public = public[:_PUBLIC]
         candidates = scene.candidates(rows.texts, request.candidates, Rng(request.seed).fork("candidates"))
         extra["vectors"] = as_they_leave(request.protect, scene.vectors(candidates))
-        if "pairs" in getattr(request.attack, "needs", ()):
+        needs = getattr(request.attack, "needs", ())
+        if public:  # as vectors of the release are: a projection has other coordinates than the encoder
+            extra |= {
+                name: as_they_leave(request.protect, scene.vectors(public)) for name in _OF_PUBLIC if name in needs
+            }
+        if "pairs" in needs:
             own = scene.own(public, len(rows))
             extra["pairs"] = own_pairs(request, model, own, Rng(request.seed).fork("own"))
     return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)

@@ -47,6 +47,7 @@ class BlindReconstruction:
     count: int = 100
     masks: int = 16
     turns: int = 8
+    needs: ClassVar[tuple[str, ...]] = ("public",)
     aligned: ClassVar[bool] = False  # it rebuilds a set of vectors, not one for each encoding
 
     def __post_init__(self) -> None:

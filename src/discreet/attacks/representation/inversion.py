@@ -48,6 +48,7 @@ class EmbeddingInversion:
     epochs: int = 20
     batch_size: int = 128
     rate: float = 1e-3
+    needs: ClassVar[tuple[str, ...]] = ("auxiliary",)
     ordered: ClassVar[bool] = False  # it names words, not their order
 
     def __post_init__(self) -> None:
