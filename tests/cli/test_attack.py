@@ -155,6 +155,10 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
         (["--attack", "one-of-n", "--candidates", "5000"], "ask for fewer (--candidates), or another --split"),
         (["--attack", "one-of-n", "--delta", "0", "--noise-multiplier", "1"], "Expected delta=0.0 in (0, 1)"),
         (["no/such/run", "--attack", "dager"], "Expected a run folder at"),
+        (["--attack", "one-of-n", "--protect", "texthide"], "These fit: rss, reprecon, instance, blind, inversion"),
+        (["--attack", "dager", "--protect", "ldp", "--epsilon", "8", "--train", "head"], "Under ldp sentence vectors"),
+        (["--attack", "rss", "--protect", "dp-sgd", "--epsilon", "8"], "--protect dp-sgd … --attack one-of-n`"),
+        (["--attack", "dager", "--protect", "texthide"], "(--batch-size), or mix fewer (--protect-set mix=…)"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_a_sentence(say: Say, arguments: list[str], words: str) -> None:
@@ -192,3 +196,17 @@ def test_an_epsilon_of_one_release_is_solved_for(tiny_encoder: Callable[[str], P
     assert turned.kappa == kappa > 1
     with pytest.raises(SettingError, match="kappa"):
         protection_of("dir-dp-sgd", model, {}, delta=1e-5)
+
+
+def test_one_of_n_on_a_run_that_was_hidden_names_what_fits_and_how_to_call_it(
+    say: Say, tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["train", toy_csv, "--model", tiny_encoder("bert"), "--protect", "texthide", "--epochs", 1]
+    assert main([*map(str, train), "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    status, _, err = say(tmp_path / "run", "--attack", "one-of-n", model=False, data=False)
+    assert status == 2 and "mix" not in err
+    assert "Under texthide sentence vectors leave" in err and "`discreet attack RUN --attack rss`" in err
+    names = err.partition("These fit: ")[2].partition(";")[0].split(", ")
+    for name in names:
+        assert say(tmp_path / "run", "--attack", name, "--examples", 4, model=False, data=False)[0] == 0, name

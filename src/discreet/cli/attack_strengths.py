@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.output import note
 from discreet.core.checks import refuse
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.remedies import Say, saying
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from discreet.experiment import AttackRequest, Scene
+
+
+# Settings of a protection for which an attack has an option; `--public` is text that the attacker has.
+_OPTIONS = {"noise_multiplier", "kappa", "epsilon", "delta", "clip_norm"}
 
 
 def strengths_given(**given: list[str] | None) -> tuple[str, list[float]] | None:
@@ -62,6 +68,7 @@ def protections_asked(
                 option, given.get(option, strengths and strengths[1][0]), "together with --protect", "Name one."
             )
         return [("no protection", None)]
+    _refuse_misfit(request, scene, name)
     if name == "dp-sgd":
         base.setdefault("clip_norm", catalog.CLIP_NORM)
     values: list[float | None] = list(strengths[1]) if strengths else [None]
@@ -69,12 +76,53 @@ def protections_asked(
     for value in values:
         asked = base if strengths is None else {**base, strengths[0]: value}
         public = _public_vectors(scene, asked.get("public"))
-        built = catalog.protection_of(
-            name, scene.model, asked, delta=request.delta, batch_size=request.batch_size, public=public
-        )
+        with saying(_protect_set(name)):
+            built = catalog.protection_of(
+                name, scene.model, asked, delta=request.delta, batch_size=request.batch_size, public=public
+            )
+        _refuse_misfit(request, scene, name, built)
         words = name if strengths is None else f"{strengths[0].replace('_', ' ')} {value:g}"
         found.append((words, built))
     return found
+
+
+def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
+    """Refuse an attack on what a protection does not let go, and name those that fit; what is `built` says it all."""
+    from discreet.cli import catalog
+    from discreet.experiment.identification import NOISY
+    from discreet.experiment.releases import GRADIENT, READS, REPRESENTATION, fits, kind_of, misfit
+    from discreet.protections.settings import settings_of
+
+    place, identifies = settings_of(name).place, request.name == catalog.ONE_OF_N
+    kind = kind_of(request.attack)
+    if identifies:
+        suits = place == GRADIENT
+    elif built is None:  # whether gradients leave beside vectors is known when it is built
+        suits = place == kind or kind == GRADIENT
+    else:
+        suits = fits(kind, built)
+    if suits:
+        return
+    wanted = REPRESENTATION if place == REPRESENTATION else GRADIENT
+    named = [one for one in catalog.ATTACKS if kind_of(catalog.attack_class(one)) == wanted]
+    if place != GRADIENT:
+        named = [one for one in named if one != catalog.ONE_OF_N]
+    usual = next(one for one in ("rss", catalog.ONE_OF_N, "dager") if one in named)  # each asks for nothing more
+    again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {usual}"
+    error = misfit(request.label, NOISY if identifies else READS[kind], name, place)
+    raise UnsupportedError(f"{error} These fit: {', '.join(named)}; for example `{again}`.")
+
+
+def _protect_set(name: str) -> Say:
+    """Return how a setting of a protection is given to an attack, where that is not by an option of its own."""
+    from discreet.protections.settings import settings_of
+
+    known = {field.name for field in dataclasses.fields(settings_of(name))} - _OPTIONS
+
+    def say(setting: str, value: str | None) -> str | None:
+        return f"--protect-set {setting}={value or '…'}" if setting in known else None
+
+    return say
 
 
 def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tensor, Tensor | None]] | None:

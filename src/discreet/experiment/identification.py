@@ -21,12 +21,14 @@ from discreet.experiment.releases import by_adjacency, gradient_facts, misfit, p
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.representation import place_of
 
 if TYPE_CHECKING:
     from discreet.experiment.attack import AttackRequest, AttackResult
     from discreet.experiment.scene import Scene
 
 METRIC = "identified"
+NOISY = f"gradients under the noise of {DPSGD.name} or {DirDPSGD.name}"  # what it reads
 USUAL = 64  # candidates, where nothing else is said
 # The null record of the bound: absent from a sum, a uniform direction in place of a draw.
 _NULL = {DPSGD.name: Adjacency.ADD_REMOVE, DirDPSGD.name: Adjacency.ZERO_OUT}
@@ -92,11 +94,11 @@ def _event(request: AttackRequest) -> DpEvent:
 
 def _refuse(request: AttackRequest) -> None:
     protect = request.protect
+    if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
+        raise misfit(request.label, NOISY, protect.name, place_of(protect))
     if request.batch_size != 1:
         remedy = "The other members of the batch are known to this attacker and subtracted; they change nothing."
         raise refuse("batch_size", request.batch_size, "1 for 1-of-n", remedy)
-    if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
-        raise misfit(request.label, "gradient", protect)
     if isinstance(protect, DPSGD) and protect.clipping != "flat":
         raise refuse("clipping", protect.clipping, "flat for 1-of-n", "Inner products of whole gradients are used.")
     if isinstance(protect, DirDPSGD) and len(protect.blocks) != 1:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from discreet.experiment.attack import AttackRequest
 
 GRADIENT, REPRESENTATION, TEXT = "gradient", "representation", "text"
+READS = {GRADIENT: "gradients", REPRESENTATION: "sentence vectors"}  # by the kind of an attack
+LEAVES = {**READS, TEXT: "gradients of rewritten texts"}  # by the place of a protection
 _KINDS = {GradientRelease.__name__: GRADIENT, RepresentationRelease.__name__: REPRESENTATION}
 
 
@@ -75,18 +77,22 @@ def released(
     return Released(open_release(model, batch))
 
 
+def fits(kind: str, protect: Any) -> bool:
+    """Whether a protection lets go of what an attack is for.
+
+    Gradients are released under every protection that is passed through at every step; vectors that are released once
+    are all that leaves.
+    """
+    if protect is None or place_of(protect) == kind:
+        return True
+    return kind == GRADIENT and (place_of(protect) == TEXT or not getattr(protect, "stored", True))
+
+
 def refuse_misfit(request: AttackRequest) -> None:
     """Refuse an attack on what its protection does not let go, before any work is done for it."""
     kind, protect = kind_of(request.attack), request.protect
-    if protect is None:
-        return
-    place = place_of(protect)
-    if kind == REPRESENTATION:
-        fits = place == REPRESENTATION
-    else:
-        fits = place in {GRADIENT, TEXT} or (place == REPRESENTATION and not protect.stored)
-    if not fits:
-        raise misfit(request.label, kind, protect)
+    if not fits(kind, protect):
+        raise misfit(request.label, READS[kind], protect.name, place_of(protect))
 
 
 def _vectors(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None) -> Released:
@@ -133,12 +139,16 @@ def own_pairs(request: AttackRequest, model: Classifier, public: Corpus, rng: Rn
     return made.seen.vectors.cpu(), as_they_leave(request.protect, plain[list(made.rows)])
 
 
-def misfit(attack: str, kind: str, protect: object) -> UnsupportedError:
-    """Return the error for an attack on one thing and a protection of another."""
-    name = getattr(protect, "name", type(protect).__name__)
+def misfit(attack: str, reads: str, protect: str, place: str) -> UnsupportedError:
+    """Return the error for an attack on one thing and a protection that lets go of another.
+
+    >>> print(misfit("rss", READS[REPRESENTATION], "dp-sgd", GRADIENT))
+    Expected an attack that fits dp-sgd, found rss, which reads sentence vectors. Under dp-sgd gradients leave: choose \
+an attack on those, or another protection.
+    """
     return UnsupportedError(
-        f"Expected a protection of the {kind} for {attack}, found {name}, which alters the {place_of(protect)}. "
-        "What it lets go is another release: choose an attack on that, or another protection."
+        f"Expected an attack that fits {protect}, found {attack}, which reads {reads}. Under {protect} {LEAVES[place]} "
+        "leave: choose an attack on those, or another protection."
     )
 
 

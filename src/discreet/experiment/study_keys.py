@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 
-from discreet.core.errors import DiscreetError
+from discreet.core.remedies import reworded, saying
 from discreet.experiment.study import ASKED, DataTable, ReleaseTable, TrainingTable
 from discreet.models.classifier import ModelSettings
 from discreet.protections.settings import SETTINGS, settings_of
-
-# An option and, where they follow, a placeholder (FILE), a number, or a word that ends what is said of it.
-_OPTION = re.compile(
-    r"--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)"
-    r"(?: (?:(?P<place>[A-Z]+)\b|(?P<number>\d+(?:\.\d+)?)|(?P<word>[a-z]+)(?=[.,;)]|$)))?"
-)
 
 
 def in_keys(text: str) -> str:
@@ -28,30 +20,20 @@ def in_keys(text: str) -> str:
     >>> in_keys("Use --no-pooler. Add --mechanism gaussian. Expected --sensitive FILE; choose another --out.")
     'Use pooler = false. Add mechanism = "gaussian". Expected sensitive; choose another --out.'
     """
-    return _OPTION.sub(_key, text)
+    return reworded(text, _key)
 
 
-@contextmanager
-def said_in_keys() -> Iterator[None]:
+def said_in_keys() -> AbstractContextManager[None]:
     """Let what is refused inside name a study's keys."""
-    try:
-        yield
-    except DiscreetError as error:
-        told = in_keys(str(error))
-        if told == str(error):
-            raise
-        raise type(error)(told) from None
+    return saying(_key)
 
 
-def _key(found: re.Match[str]) -> str:
-    name = found["name"].replace("-", "_")
+def _key(name: str, value: str | None) -> str | None:
     if name not in _keys():
-        return found[0]
-    if found["no"]:
-        return f"{name} = false"
-    if found["number"]:
-        return f"{name} = {found['number']}"
-    return f'{name} = "{found["word"]}"' if found["word"] else name
+        return None
+    if value is None:
+        return name
+    return f"{name} = {value}" if value == "false" or value[0].isdigit() else f'{name} = "{value}"'
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ from discreet.core.types import Leakage, Trial
 from discreet.data.sources import Columns
 from discreet.experiment.attack import AttackResult, run_attack
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
-from discreet.experiment.releases import kind_of
+from discreet.experiment.releases import LEAVES, READS, fits, kind_of
 from discreet.experiment.shared import corpus_of, one_at_a_time, scene_of
 from discreet.experiment.study import (
     AttackOf,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 FALSE_ALARMS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _POINTS = 24
-_RELEASED = {"gradient": "gradients", "representation": "sentence vectors", "text": "texts"}
 _SETTING = (
     "this is the guarantee of the setting: a run for release draws its noise in secret; the trials of a study draw it "
     "from a given seed, so that they can be repeated, and are not for release"
@@ -83,8 +82,8 @@ def _run(planned: Planned, attack_of: AttackOf) -> Trial:
         attack = attack_for(table, attack_of)
         kind = kind_of(attack)
         if not fits(kind, protect):
-            leaves = _RELEASED[place_of(protect)]
-            skipped[str(table["name"])] = f"It reads {_RELEASED[kind]}; under this protection only {leaves} leave."
+            leaves = LEAVES[place_of(protect)]
+            skipped[str(table["name"])] = f"It reads {READS[kind]}; under this protection only {leaves} leave."
             continue
         scene = scene_of(_whole(settings), planned.seed, kind)
         asked = parse(ReleaseTable, settings.get("release", {}), "release")
@@ -113,17 +112,6 @@ def _run(planned: Planned, attack_of: AttackOf) -> Trial:
         bytes=_memory(),
         details={**details, "bounds": bounds, "attacks": attacks, "texts": texts, "not_attacked": skipped},
     )
-
-
-def fits(kind: str, protect: Any) -> bool:
-    """Whether a protection lets go of what an attack is for.
-
-    Gradients are released under every protection that is passed through at every step; vectors that are released once
-    are all that leaves.
-    """
-    if protect is None or place_of(protect) == kind:
-        return True
-    return kind == "gradient" and (place_of(protect) == "text" or not getattr(protect, "stored", True))
 
 
 def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from discreet.core.errors import DiscreetError
-from discreet.experiment.releases import GRADIENT, REPRESENTATION, kind_of
-from discreet.experiment.trial import fits
+from discreet.experiment.releases import GRADIENT, REPRESENTATION, fits, kind_of
 from discreet.explorer.dials import Dial, dials_of, started
 from discreet.explorer.stage import EXAMPLES, Public, Stage
 from discreet.models.classifier import Classifier
