@@ -121,6 +121,35 @@ def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
     assert "not run (1)" in text and "1. A batch of one &lt;b&gt;" in text
 
 
+def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
+    write_sample(tmp_path)
+    path = tmp_path / "trials.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["settings"]["protection"]["name"] == "dir-dp-sgd":
+            line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
+            line["details"] |= {"roc": {}, "epsilon_over_training": []}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(tmp_path).page.read_text()
+    figures = page.split('<svg class="figure"')[1:]
+    told = {}
+    for text in figures:
+        title = text.partition("<title")[2].partition(">")[2].partition("<")[0]
+        drawn = set(re.findall(r'class="mark (s\d)" role="listitem"', text))
+        shown = re.findall(r"<li>(.*?)</li>", text.partition('<ul class="legend">')[2].partition("</ul>")[0])
+        assert {found for one in shown for found in re.findall(r'class="mark (s\d)"', one)} == drawn, title
+        told[title.partition(";")[0]] = [re.sub("<.*?>", "", one) for one in shown]
+    assert told.pop("accuracy against one-of-n: right one named among the candidates") == [
+        "none", "dp-sgd", "dir-dp-sgd", "frontier", "ceiling",
+    ]  # fmt: skip
+    words = "dager: words read in the right order (ROUGE-L)"
+    assert told.pop(f"accuracy against {words}") == ["none", "dp-sgd", "frontier"]
+    assert told.pop(f"{words} against noise_multiplier of dp-sgd") == ["dp-sgd", "measured", "blind guessing"]
+    assert told.pop("epsilon spent over training") == ["dp-sgd"]
+    assert "dir-dp-sgd" not in told.pop("members found against false alarms")
+    assert len(told) == 2 and all("certified bound" in lines for lines in told.values())
+
+
 def test_of_several_guesses_at_a_text_under_one_setting_the_worst_is_shown(tmp_path: Path) -> None:
     write_sample(tmp_path, seeds=1)
     path = tmp_path / "trials.jsonl"

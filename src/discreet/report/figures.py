@@ -89,6 +89,16 @@ class Figure:
     lines: list[Line] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
+    @property
+    def series(self) -> set[int]:
+        """The series that have something in the frame, which a legend must name; it need name no other."""
+        return {mark.series for mark in self.marks} | {line.series for line in self.lines if line.series is not None}
+
+    @property
+    def styles(self) -> set[str]:
+        """The styles of the lines in the frame."""
+        return {line.style for line in self.lines if line.points}
+
     def svg(self, name: str) -> Markup:
         """Return the figure as SVG; `name` makes its ids unique on the page."""
         parts = [

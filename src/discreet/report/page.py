@@ -20,7 +20,7 @@ from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
 from discreet.report import plots
-from discreet.report.figures import SHAPES, shape
+from discreet.report.figures import SHAPES, Figure, shape
 from discreet.report.findings import Findings, findings
 from discreet.report.reading import pieces
 from discreet.report.words import GLOSSARY, at_most, interval, metric_words, percent, percent_at_most
@@ -141,11 +141,13 @@ def _values(found: Findings) -> dict[str, Any]:
                 "name": name,
                 "words": metric_words(name),
                 "plane": drawn.svg(f"plane{number}"),
+                "legend": legend(drawn, found.points),
                 "frontier": [p.label for p in frontier(found.points, name, found.utility)],
                 "curves": [
                     {
                         "name": which,
                         "svg": curve.svg(f"curve{number}-{i}"),
+                        "legend": legend(curve, found.points),
                         "behaved": _behaved(found.points, name, which),
                     }
                     for i, (which, curve) in enumerate(curves)
@@ -165,8 +167,8 @@ def _values(found: Findings) -> dict[str, Any]:
         "leakages": found.leakages,
         "series": plots.series_of(found.points),
         "panels": panels,
-        "roc": None if roc is None else roc.svg("roc"),
-        "spent": None if spent is None else spent.svg("spent"),
+        "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, found.points)},
+        "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, found.points)},
         "readings": readings(found),
         "trials": list(found.trials.values()),
         "failures": found.failures,
@@ -187,6 +189,12 @@ def _values(found: Findings) -> dict[str, Any]:
         "guarantee_groups": _grouped(guarantees(found.points)),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
     }
+
+
+def legend(figure: Figure, points: Sequence[Point]) -> dict[str, Any]:
+    """Return what a figure's legend is of: the protections that are drawn in it, by name, and the styles of lines."""
+    every = plots.series_of(points).items()
+    return {"series": {name: number for name, number in every if number in figure.series}, "styles": figure.styles}
 
 
 def _behaved(points: Sequence[Point], leakage: str, name: str) -> WellBehaved | None:
