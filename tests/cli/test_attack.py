@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from discreet.cli.attack_table import cut, marked, printable
+from discreet.cli.attack_table import cut, marked, printable, sweep
 from discreet.cli.catalog import ATTACKS, kappa_for, protection_of, settings_given
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
+from discreet.core.types import Leakage
 from discreet.data.corpus import Corpus
+from discreet.experiment import AttackResult
 from discreet.models.classifier import Classifier
 
 Say = Callable[..., tuple[int, str, str]]
@@ -165,6 +168,20 @@ def test_bad_input_is_refused_with_a_sentence(say: Say, arguments: list[str], wo
     status, out, err = say(*arguments)
     assert status == 2 and not out.strip()
     assert words in err and "Traceback" not in err and err.count("\n") <= 2
+
+
+def test_bounds_and_epsilons_are_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
+    promise = Guarantee(2.3421, 1e-5, "record", Adjacency.ADD_REMOVE, "pld")
+    columns = {"add/remove": 2.3421, "replace-one": 4.56721}
+    facts = {"kind": "gradient", "steps": 1, "batch_size": 1, "model": "a model", "parameters": "all", "known": []}
+    result = AttackResult(
+        "one-of-n", (Leakage("identified", 0.1, 0.09, 0.11, 100, 0.1),), (), {**facts, "protection": None},
+        guarantee=promise, epsilon_by_adjacency=columns, seconds=1.0, bound=0.12341,
+    )  # fmt: skip
+    sweep([result], ["1"], "noise multiplier", Console(width=200))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0.1235" in shown and "2.343" in shown and "4.568 under replace-one" in shown
+    assert "0.1234" not in shown and "2.342 " not in shown
 
 
 def test_help_names_every_attack(say: Say, capsys: pytest.CaptureFixture[str]) -> None:

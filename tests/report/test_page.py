@@ -66,6 +66,27 @@ def test_noise_by_risk_is_shown_for_the_ceiling_it_was_weighed_for_alone(tmp_pat
     assert findings(tmp_path).risk == []
 
 
+def test_what_is_proven_is_rounded_up_everywhere(tmp_path: Path) -> None:
+    write_sample(tmp_path, seeds=1)
+    path = tmp_path / "trials.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["guarantee"] is not None:
+            line["guarantee"]["epsilon"] = 2.3421
+            line["details"]["roc"]["bound"] = [0.12341] * 5
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    proven = {"event": "one release", "noise": 1.96541, "limit": 0.04941, "sentence": "certified words"}
+    measured = {**proven, "noise": 1.23451, "limit": 0.04931, "sentence": "measured words"}
+    row = {"ceiling": 0.1, "certified": proven, "measured": measured, "ratio": 1.6}
+    (tmp_path / "risk.json").write_text(json.dumps([row]))
+    written = write_report(tmp_path)
+    page, text = written.page.read_text(), written.markdown.read_text()
+    assert "ε 2.35<" in page and "ε 2.34<" not in page
+    assert "proven at most 12.4%" in page and "proven at most 12.3%" not in page
+    for figure in ("1.966", "5%", "1.235"):
+        assert f">{figure}<" in page and f"| {figure} |" in text
+
+
 def test_hostile_text_is_text_and_never_an_element(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     outline = Outline()

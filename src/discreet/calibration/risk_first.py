@@ -10,7 +10,7 @@ from discreet.accounting.calibrate import least, most
 from discreet.accounting.events import DpEvent
 from discreet.accounting.risk import most_identified
 from discreet.core.checks import open_probability, refuse, whole
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, in_digits
 from discreet.metrics.intervals import clopper_pearson
 
 _RAISE = 1.05
@@ -36,16 +36,21 @@ class Recommendation:
     raised: int = 0
 
     def sentence(self, ceiling: float, candidates: int) -> str:
-        """Return the recommendation in words."""
+        """Return the recommendation in words, both figures rounded up: less noise would not keep the limit.
+
+        >>> Recommendation(1.96543, 0.049871, True, "one release", "add/remove").sentence(0.05, 64)[:83]
+        'Certified: noise multiplier 1.966 for one release. No attack reaches more than 4.99'
+        """
+        noise, limit = in_digits(self.noise), in_digits(100 * self.limit, 3)
         what = f"naming the right one of {candidates}"
         if self.certified:
             return (
-                f"Certified: noise multiplier {self.noise:.4g} for {self.event}. No attack reaches more than "
-                f"{100 * self.limit:.2f}% at {what} (ceiling {100 * ceiling:g}%, {self.adjacency})."
+                f"Certified: noise multiplier {noise} for {self.event}. No attack reaches more than "
+                f"{limit}% at {what} (ceiling {100 * ceiling:g}%, {self.adjacency})."
             )
         return (
-            f"Estimate, not a bound: noise multiplier {self.noise:.4g} for {self.event}. The best attack run "
-            f"stays, with 95% confidence, within {100 * self.limit:.2f}% at {what} on {self.checked_on} held-out texts "
+            f"Estimate, not a bound: noise multiplier {noise} for {self.event}. The best attack run "
+            f"stays, with 95% confidence, within {limit}% at {what} on {self.checked_on} held-out texts "
             f"(ceiling {100 * ceiling:g}%). Other text and stronger knowledge may do better."
             + (f" It was raised by 5% {self.raised} times, as those texts asked for more." if self.raised else "")
         )

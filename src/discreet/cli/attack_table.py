@@ -161,6 +161,8 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from discreet.report.words import at_most
+
     bounded = any(result.bound is not None for result in results)
     main = results[0].leakages[0]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -169,7 +171,7 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
         table.add_column(head, justify="right")
     for strength, result in zip(strengths, results, strict=True):
         value, interval, chance = _cells(result.leakages[0])
-        bound = [] if not bounded else ["" if result.bound is None else f"{result.bound:.4f}"]
+        bound = [] if not bounded else ["" if result.bound is None else at_most(result.bound, 4)]
         table.add_row(strength, epsilon_words(result), value, interval, *bound, chance)
     console.print(table)
     facts = dict(results[0].release)
@@ -193,7 +195,7 @@ def guarantee_words(result: AttackResult) -> str:
     if result.guarantee is None:
         return "none, it was not protected."
     others = [
-        f"{value:.4g} under {name}"
+        f"{in_digits(value)} under {name}"
         for name, value in result.epsilon_by_adjacency.items()
         if value is not None and name != result.guarantee.adjacency.value
     ]

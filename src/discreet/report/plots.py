@@ -133,7 +133,7 @@ def trade_offs(points: Sequence[Point]) -> Figure | None:
                 spread = f"[{100 * low:.1f}, {100 * high:.1f}]"
                 words = f"{point.label}: at {100 * x:g}% false alarms {100 * value:.1f}% found {spread}"
                 if curve.get("bound"):
-                    words += f", proven at most {100 * curve['bound'][rates.index(x)]:.1f}%"
+                    words += f", proven at most {at_most(100 * curve['bound'][rates.index(x)], 1)}%"
                 figure.marks.append(Mark(x, value, words, number[point.name], y_low=low, y_high=high))
     return figure if figure.marks else None
 
