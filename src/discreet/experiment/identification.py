@@ -17,10 +17,11 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.data.corpus import Corpus
-from discreet.experiment.releases import by_adjacency, gradient_facts, misfit, protection_facts
+from discreet.experiment.releases import by_adjacency, gradient_facts, misfit
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.facts import public_facts
 from discreet.protections.representation import place_of
 
 if TYPE_CHECKING:
@@ -118,5 +119,5 @@ def _facts(request: AttackRequest, scene: Scene, count: int) -> dict[str, Any]:
         "known": ["candidates", "the other members of the batch"],
         "candidates": count,
         "simulated": True,
-        "protection": protection_facts(request.protect),
+        "protection": None if request.protect is None else public_facts(request.protect),
     }

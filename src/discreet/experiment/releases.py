@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.protections.facts import public_facts
 from discreet.protections.representation import place_of
 from discreet.training.private import as_drawn
 from discreet.training.release import hidden_release, open_release, protected_release, representation_release
@@ -163,16 +163,7 @@ def release_facts(seen: Release, model: Classifier, request: AttackRequest, orig
         count, width = seen.vectors.shape
         known = ["labels"] if seen.labels is not None else []
         facts = {"kind": REPRESENTATION, "vectors": int(count), "width": int(width), **facts, "known": known}
-    return {**facts, "protection": protection_facts(request.protect)}
-
-
-def protection_facts(protect: Any) -> dict[str, Any] | None:
-    """Return the public settings of a protection, by name; never its secrets."""
-    if protect is None:
-        return None
-    shown = {f.name: getattr(protect, f.name) for f in dataclasses.fields(protect) if f.repr}
-    plain = {name: value for name, value in shown.items() if isinstance(value, int | float | str)}
-    return {"name": getattr(protect, "name", type(protect).__name__), **plain}
+    return {**facts, "protection": None if request.protect is None else public_facts(request.protect)}
 
 
 def gradient_facts(sizes: Mapping[str, int], model: Classifier) -> dict[str, Any]:

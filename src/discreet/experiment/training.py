@@ -15,6 +15,7 @@ from discreet.core.randomness import Rng
 from discreet.data.sources import BUILT_IN, load
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.models.classifier import Classifier
+from discreet.protections.facts import public_facts
 from discreet.protections.representation import at_vectors, place_of
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import evaluate, matched
@@ -189,7 +190,7 @@ def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
     result: dict[str, Any] = {
         "guarantee": as_json(trained.guarantee),
         "epsilon_by_adjacency": columns,
-        "protection": public_fields(plan.protect),
+        "protection": public_facts(plan.protect),
         "sampler": None if plan.sampler is None else vars(plan.sampler),
         "units": plan.units,
         "out_of_budget": trained.out_of_budget,
@@ -199,12 +200,6 @@ def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
         result["pure_epsilon"] = plan.protect.pure_epsilon(trained.steps)
         result["dimension"] = plan.protect.dimension
     return result
-
-
-def public_fields(protect: Protection) -> dict[str, Any]:
-    """Return what a protection was set to, where that is a plain value."""
-    fields = {} if place_of(protect) == "gradient" else {"name": protect.name}
-    return fields | {k: v for k, v in vars(protect).items() if v is None or isinstance(v, str | int | float | bool)}
 
 
 def as_json(promise: Guarantee) -> dict[str, Any]:

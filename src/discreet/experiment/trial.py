@@ -39,6 +39,7 @@ from discreet.experiment.study_keys import in_keys, said_in_keys
 from discreet.metrics.trade_off import true_positive_rates
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.facts import public_facts
 from discreet.protections.representation import place_of
 from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder, ready
@@ -199,9 +200,7 @@ def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
     """Return the noise that was solved for, and epsilon over the steps of training where every step costs the same."""
     if plan is None:
         return {}
-    from discreet.experiment.releases import protection_facts
-
-    found: dict[str, Any] = {"protection": protection_facts(plan.protect), "units": plan.units}
+    found: dict[str, Any] = {"protection": public_facts(plan.protect), "units": plan.units}
     if plan.sampler is None or place_of(plan.protect) != "gradient":
         return found
     protect = cast("GradientProtection", plan.protect)

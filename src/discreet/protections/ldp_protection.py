@@ -65,6 +65,7 @@ class LocalLayer:
     pairs: bool = False
     typical: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
     dynamic: bool = False  # noise grows with the number of vectors that a step happens to send, as in the paper
+    epsilon: float | None = field(default=None, repr=False, compare=False)  # the budget of a sentence
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
     priced: ClassVar[bool] = True
@@ -81,6 +82,21 @@ class LocalLayer:
         if not self.stored and self.training.mechanism != "gaussian":
             remedy = "Directions are sent once; a gradient does not pass through their noise."
             raise refuse("mechanism", self.training.mechanism, "gaussian where steps draw again", remedy)
+
+    @property
+    def facts(self) -> dict[str, float | str | bool | None]:
+        """What may be said of it: the mechanism, the budget of each sentence, and what is sent how often."""
+        return {
+            "mechanism": self.training.mechanism,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "dimension": self.training.dimension,
+            "label_epsilon": self.label_epsilon,
+            "position": self.position,
+            "sampling": self.sending.sampling,
+            "retrain": self.retrain,
+            "pairs": self.pairs,
+        }
 
     @property
     def stored(self) -> bool:

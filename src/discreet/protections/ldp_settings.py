@@ -138,6 +138,7 @@ class LDPSettings:
             pairs=given.pairs,
             typical=(bounded.mean(0), torch.cov(bounded.T, correction=0)),
             dynamic=self.sampling == "coins" and self.calibration == "paper",
+            epsilon=self.epsilon,
         )
 
     def shape(self, model: Classifier) -> None:

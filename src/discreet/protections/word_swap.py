@@ -116,6 +116,20 @@ class WordSwap:
         return self.mechanism
 
     @property
+    def facts(self) -> dict[str, float | str | bool]:
+        """What may be said of it: what it was set to, and of a list of words only its fingerprint."""
+        found: dict[str, float | str | bool] = {
+            "mechanism": self.mechanism,
+            "epsilon_per_word": self.epsilon_per_word,
+            "keep_marks": self.keep_marks,
+            "unknown": self.unknown,
+            "rewrites_queries": self.rewrites_queries,
+        }
+        if self.sensitive is None:
+            return found
+        return {**found, "sample_others": self.sample_others, "list_fingerprint": self.list_fingerprint}
+
+    @property
     def adjacency(self) -> Adjacency:
         """A word, or a text, is exchanged for another."""
         return Adjacency.REPLACE_ONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Guarantee, in_digits
 from discreet.models.classifier import Classifier
 from discreet.training.checkpoint import trained
 
@@ -63,9 +63,15 @@ def protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
     if "protection" not in metrics or guarantee is None:
         return ""
     kind = "Epsilon" if guarantee.certified else "Estimates of epsilon"
-    chosen = ", ".join(f"{name} {value}" for name, value in metrics["protection"].items())
+    facts = {name: value for name, value in metrics["protection"].items() if name != "name" and value is not False}
+    settings = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in facts.items())
+    chosen = f"{metrics['protection']['name']} ({settings})"
     columns = ", ".join(
-        f"{name} {'not defined' if value is None else f'{value:.4g}'}"
+        f"{name} {'not defined' if value is None else in_digits(value)}"
         for name, value in metrics["epsilon_by_adjacency"].items()
     )
     return f"\nProtection: {chosen}; {metrics['steps']} steps. {kind} at the same delta: {columns}.\n"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
