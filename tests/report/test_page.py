@@ -19,6 +19,7 @@ from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
 from discreet.report.findings import findings
 from discreet.report.page import blanks, cell, readings, write_report
+from discreet.report.plots import noise_curves
 from discreet.report.reading import pieces
 from discreet.report.words import at_most, verdict
 
@@ -169,6 +170,27 @@ def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
     assert told.pop("epsilon spent over training") == ["dp-sgd"]
     assert "dir-dp-sgd" not in told.pop("members found against false alarms")
     assert len(told) == 2 and all("certified bound" in lines for lines in told.values())
+
+
+def test_two_kinds_of_one_protection_have_names_notes_and_curves_of_their_own(tmp_path: Path) -> None:
+    write_sample(tmp_path, seeds=1, protections=("dp-sgd",))
+    path = tmp_path / "trials.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    other = json.loads(json.dumps(lines[1:]))
+    for number, line in enumerate(other):
+        line["key"] = f"other{number}"
+        line["settings"]["protection"]["clipping"] = "per-layer"
+        line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
+        line["details"]["not_attacked"] = {"dager": "Not on layers."}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines + other))
+    found = findings(tmp_path)
+    assert len({point.label for point in found.points}) == len(found.points) == 1 + 2 * len(NOISES)
+    cells, _ = blanks(found)
+    assert {label for label, _ in cells} == {f"dp-sgd, noise multiplier {n:g}, clipping per-layer" for n in NOISES}
+    drawn = noise_curves(found.points, "one-of-n/identified")
+    assert [name for name, _ in drawn] == ["dp-sgd", "dp-sgd, clipping per-layer"]
+    assert all(len(figure.marks) == len(NOISES) for _, figure in drawn)
+    assert "dp-sgd, clipping per-layer</li>" in write_report(tmp_path).page.read_text()
 
 
 def test_of_several_guesses_at_a_text_under_one_setting_the_worst_is_shown(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from discreet.calibration.grid import label_of, strength_of
+from discreet.calibration.grid import Name, names_of, strength_of
 from discreet.calibration.study import Goal
 from discreet.core.checks import did_you_mean, refuse
 from discreet.core.guarantee import Guarantee
@@ -42,6 +42,7 @@ class Point:
     leakage: Mapping[str, Measured]
     guarantee: Guarantee | None
     trials: tuple[Trial, ...] = field(repr=False, default=())
+    variant: str = ""  # what it is a strength of, where the study has several of one protection
 
     @property
     def name(self) -> str:
@@ -85,26 +86,30 @@ def points_of(trials: Iterable[Trial]) -> list[Point]:
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(json.dumps(trial.settings["protection"], sort_keys=True), []).append(trial)
-    return [_point(sorted(group, key=lambda trial: trial.seed)) for group in groups.values()]
+    names = names_of([group[0].settings["protection"] for group in groups.values()])
+    return [
+        _point(sorted(group, key=lambda trial: trial.seed), name)
+        for group, name in zip(groups.values(), names, strict=True)
+    ]
 
 
-def _point(trials: Sequence[Trial]) -> Point:
+def _point(trials: Sequence[Trial], name: Name) -> Point:
     protection = trials[0].settings["protection"]
     utility: dict[str, Measured] = {}
-    for name in trials[0].utility:
-        values = [trial.utility[name] for trial in trials if trial.utility.get(name) is not None]
+    for metric in trials[0].utility:
+        values = [trial.utility[metric] for trial in trials if trial.utility.get(metric) is not None]
         if values:
-            own = [_own(name, trial) for trial in trials if trial.utility.get(name) is not None]
-            mean, low, high = over_seeds(values, own, (0.0, 1.0) if name in RATES else None)
-            utility[name] = Measured(mean, low, high, len(values))
+            own = [_own(metric, trial) for trial in trials if trial.utility.get(metric) is not None]
+            mean, low, high = over_seeds(values, own, (0.0, 1.0) if metric in RATES else None)
+            utility[metric] = Measured(mean, low, high, len(values))
     found: dict[str, list[tuple[Trial, Leakage]]] = {}
     for trial in trials:
         for one in trial.leakages:
             found.setdefault(one.metric, []).append((trial, one))
-    leakage = {name: _leakage(name, pairs) for name, pairs in found.items()}
+    leakage = {metric: _leakage(metric, pairs) for metric, pairs in found.items()}
     guarantees = [trial.guarantee for trial in trials if trial.guarantee is not None]
     worst = max(guarantees, key=lambda g: g.epsilon) if len(guarantees) == len(trials) else None
-    return Point(label_of(protection), protection, utility, leakage, worst, tuple(trials))
+    return Point(name.label, protection, utility, leakage, worst, tuple(trials), name.variant)
 
 
 def _own(name: str, trial: Trial) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,12 @@ class Planned:
     key: str
     settings: dict[str, Any]
     seed: int
+    words: str = ""
 
     @property
     def label(self) -> str:
-        """Return the protection and its strength in words."""
-        return label_of(self.settings["protection"])
+        """Return the protection and its strength in words, as no other setting of the study has them."""
+        return self.words or label_of(self.settings["protection"])
 
 
 def points(protection: Mapping[str, Any], where: str = "protections") -> list[dict[str, Any]]:
@@ -48,12 +49,13 @@ def plan(study: Study) -> list[Planned]:
         for number, protection in enumerate(study.protections)
         for point in points(protection, f"protections[{number}]")
     ]
+    names = names_of(chosen)
     found: dict[str, Planned] = {}
     for seed in study.seeds:
-        for point in chosen:
+        for point, name in zip(chosen, names, strict=True):
             settings = {**shared, "protection": point}
             key = key_of(settings, seed)
-            found.setdefault(key, Planned(key, settings, seed))
+            found.setdefault(key, Planned(key, settings, seed, name.label))
     return list(found.values())
 
 
@@ -72,12 +74,51 @@ def label_of(protection: Mapping[str, Any]) -> str:
     >>> label_of({"name": "dp-sgd", "epsilon": 8.0, "clip_norm": 0.1})
     'dp-sgd, epsilon 8'
     """
-    shown = [f"{k.replace('_', ' ')} {v:g}" for k, v in strength_of(protection).items()]
+    shown = [_told(key, f"{value:g}") for key, value in strength_of(protection).items()]
     return ", ".join([str(protection["name"]), *shown])
 
 
+@dataclass(frozen=True)
+class Name:
+    """What a setting is called among others, and what it is a strength of."""
+
+    label: str
+    variant: str
+
+
+def names_of(protections: Sequence[Mapping[str, Any]]) -> list[Name]:
+    """Return names that tell settings apart: beside its strengths, what differs between those of one protection.
+
+    >>> layers = [{"name": "ldp", "epsilon": 1.0}, {"name": "ldp", "epsilon": 1.0, "mechanism": "gaussian"}]
+    >>> names_of(layers)[1]
+    Name(label='ldp, epsilon 1, mechanism gaussian', variant='ldp, mechanism gaussian')
+    """
+    differ: dict[str, set[str]] = {}
+    for name in {str(one["name"]) for one in protections}:
+        alike = [one for one in protections if one["name"] == name]
+        keys = {key for one in alike for key in one}
+        differ[name] = {key for key in keys if len({json.dumps(one.get(key)) for one in alike}) > 1}
+    found = []
+    for one in protections:
+        name, strengths = str(one["name"]), strength_of(one)
+        told = [_told(key, _plain(one[key])) for key in one if key in differ[name] and key not in strengths]
+        shown = {key: _told(key, f"{value:g}") for key, value in strengths.items()}
+        fixed = [words for key, words in list(shown.items())[1:] if key not in _NOISES]
+        found.append(Name(", ".join([name, *shown.values(), *told]), ", ".join([name, *fixed, *told])))
+    return found
+
+
+def _told(key: str, value: str) -> str:
+    return f"{key.replace('_', ' ')} {value}"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 # What says how strong a protection is, rather than how it works; the first that is there is its axis.
-STRENGTHS = ("epsilon", "noise_multiplier", "kappa", "true_positive_rate", "sigma", "scale", "masks", "mix", "m", "k")
+_NOISES = ("epsilon", "epsilon_per_word", "noise_multiplier", "kappa", "true_positive_rate", "sigma", "scale")
+STRENGTHS = (*_NOISES, "masks", "mix", "m", "k")
 
 
 def strength_of(protection: Mapping[str, Any]) -> dict[str, float]:

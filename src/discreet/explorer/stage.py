@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from discreet.calibration.grid import label_of
+from discreet.calibration.frontier import points_of
 from discreet.calibration.store import read_trials
 from discreet.calibration.sweep import STUDY, read_kept_study
 from discreet.core.checks import one_of
@@ -125,10 +125,10 @@ def _of_study(folder: Path) -> Stage:
     asked = {"data": study["data"], "model": study.get("model") or {}, "release": study.get("release") or {}}
     seed = int((study.get("seeds") or [0])[0])
     found: dict[str, Setting] = {}
-    for trial in read_trials(folder).values():
-        point = dict(trial.settings["protection"])
-        name, values = str(point.pop("name")), solved(point, trial.details.get("protection") or {})
-        label = label_of(trial.settings["protection"])
+    for one in points_of(read_trials(folder).values()):
+        point = dict(one.protection)
+        name, values = str(point.pop("name")), solved(point, one.trials[0].details.get("protection") or {})
+        label = one.label
         if any(goal in point and goal not in values for goal in _GOALS):
             label += " (of the whole training)"
         found.setdefault(label, Setting(label, name, values))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from discreet.calibration.frontier import Point, best, points_of
-from discreet.calibration.grid import label_of
 from discreet.calibration.grid import points as grid_points
 from discreet.calibration.store import read_trials
 from discreet.calibration.study import Goal
@@ -81,6 +80,6 @@ def read_risk(folder: Path, goal: Goal | None) -> list[Mapping[str, Any]]:
 def in_order(study: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
     """Return points in the order in which the study names them, whichever trial was done first."""
     tables = study.get("protections")
-    named = [label_of(one) for table in tables for one in grid_points(table)] if isinstance(tables, list) else []
-    place = {label: number for number, label in enumerate(named)}
-    return sorted(points, key=lambda point: place.get(point.label, len(place)))
+    named = [one for table in tables for one in grid_points(table)] if isinstance(tables, list) else []
+    place = {json.dumps(one, sort_keys=True): number for number, one in enumerate(named)}
+    return sorted(points, key=lambda point: place.get(json.dumps(point.protection, sort_keys=True), len(place)))

@@ -147,7 +147,7 @@ def _values(found: Findings) -> dict[str, Any]:
                     {
                         "name": which,
                         "svg": curve.svg(f"curve{number}-{i}"),
-                        "legend": legend(curve, found.points),
+                        "legend": {**legend(curve, found.points), "series": dict.fromkeys([which], *curve.series)},
                         "behaved": _behaved(found.points, name, which),
                     }
                     for i, (which, curve) in enumerate(curves)
@@ -199,10 +199,11 @@ def legend(figure: Figure, points: Sequence[Point]) -> dict[str, Any]:
 
 def _behaved(points: Sequence[Point], leakage: str, name: str) -> WellBehaved | None:
     """Return how steadily an attack's success falls with a protection's noise, if there are enough strengths."""
-    rows = [(at, p) for p in points if p.name == name and leakage in p.leakage and (at := plots.noise_of(p))]
+    mine = plots.strengths(points, name)
+    rows = [(at, p) for p in mine if leakage in p.leakage and (at := plots.noise_of(p))]
     if len(rows) < 3:
         return None
-    turn = -1.0 if rows[0][0][0] in {"kappa", "epsilon"} else 1.0
+    turn = -1.0 if rows[0][0][0] in plots.LESS_IS_MORE else 1.0
     return well_behaved([turn * at[1] for at, _ in rows], [p.leakage[leakage] for _, p in rows], rng=Rng(0))
 
 

@@ -12,7 +12,7 @@ from discreet.report.figures import Axis, Figure, Line, Mark, around
 from discreet.report.words import at_most, interval, metric_words
 
 # Strengths that protect less the larger they are: their axis runs backwards, so that noise grows to the right.
-_LESS_IS_MORE = {"epsilon", "kappa", "true_positive_rate"}
+LESS_IS_MORE = {"epsilon", "epsilon_per_word", "kappa", "true_positive_rate"}
 
 
 def series_of(points: Sequence[Point]) -> dict[str, int]:
@@ -65,10 +65,13 @@ def plane(points: Sequence[Point], leakage: str, utility: str, chosen: Point | N
 
 
 def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figure]]:
-    """Return leakage against strength for every protection with at least two, bounds beside what was measured."""
-    number, found = series_of(points), []
+    """Return leakage against strength for every protection with at least two, bounds beside what was measured.
+
+    Where a study has several of one protection, such as two mechanisms, each has its own.
+    """
+    number, found = {p.variant or p.name: series_of(points)[p.name] for p in points}, []
     for name in number:
-        mine = [(at, p) for p in points if p.name == name and leakage in p.leakage and (at := noise_of(p)) is not None]
+        mine = [(at, p) for p in strengths(points, name) if leakage in p.leakage and (at := noise_of(p)) is not None]
         axes = {at[0] for at, _ in mine}
         if len(axes) != 1 or len({at[1] for at, _ in mine}) < 2:
             continue
@@ -78,7 +81,7 @@ def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figur
         low, high = around([x for x, _ in rows], log=positive)
         figure = Figure(
             f"{metric_words(leakage)} against {axis} of {name}",
-            Axis(f"{axis.replace('_', ' ')} (more noise to the right)", low, high, positive, axis in _LESS_IS_MORE),
+            Axis(f"{axis.replace('_', ' ')} (more noise to the right)", low, high, positive, axis in LESS_IS_MORE),
             Axis("leakage", 0.0, 1.0),
         )
         bounds = [(x, p.leakage[leakage].bound) for x, p in rows]
@@ -98,6 +101,11 @@ def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figur
             figure.marks.append(Mark(x, value.value, words, number[name], y_low=value.low, y_high=value.high))
         found.append((name, figure))
     return found
+
+
+def strengths(points: Sequence[Point], variant: str) -> list[Point]:
+    """Return the settings that differ in their strength alone."""
+    return [point for point in points if (point.variant or point.name) == variant]
 
 
 def noise_of(point: Point) -> tuple[str, float] | None:
