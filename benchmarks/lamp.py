@@ -25,6 +25,7 @@ import torch
 from discreet.attacks.gradient.dlg import Dlg
 from discreet.attacks.gradient.lamp import Lamp
 from discreet.attacks.gradient.tag import Tag
+from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
@@ -36,7 +37,7 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.release import open_release, protected_release
 
-ATTACKS: dict[str, Any] = {"lamp": Lamp, "tag": Tag, "dlg": Dlg}
+ATTACKS: dict[str, Any] = {"lamp": Lamp, "tag": Tag, "dlg": Dlg, "word-draws": WordDraws}
 METRICS = ("lcs_over_longer", "rouge_l", "rouge_1", "rouge_2", "exact_match")
 
 

@@ -1,7 +1,10 @@
-"""Utility against what LAMP and Decepticons read under two noises: the calibration paper's figures 4 and 5.
+"""Utility against what attacks read under two noises: the calibration paper's figures 4 and 5.
 
     python -m benchmarks.planes DATA... --out FOLDER --device cuda --prior PRIOR --balance --cut 60
     discreet report FOLDER/NAME                       # the plane of each corpus
+
+What a folder holds is not done again: readings are added to read.json, trainings to trained/, and the trials of the
+plane are made of both.
 
 Paper: Faustini, Fernandes, McIver and Dras, Empirical calibration and metric differential privacy in language models.
 As there, the attacked gradient is that of one text and all layers, and the model whose utility is shown was trained in
@@ -22,54 +25,36 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.lamp import varied
-from discreet.attacks.gradient.decepticons import Decepticons
+from benchmarks.plane_readings import DELTA, Readings, Setting, Victims, built, decepticons, name_of, searched
 from discreet.attacks.gradient.lamp import Lamp
+from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.calibration.grid import key_of
-from discreet.calibration.store import Store
-from discreet.clipping.record import Record
-from discreet.core.errors import DiscreetError
+from discreet.calibration.store import NAME as TRIALS
+from discreet.calibration.store import Store, read_trials
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Knowledge, Leakage, Trial
+from discreet.core.types import Leakage, Trial
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.experiment.releases import by_adjacency
 from discreet.experiment.trial import of_the_setting
-from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.text import match, text_leakage
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.ngram import NGram
-from discreet.protections.dir_dp_sgd import DirDPSGD
-from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
-from discreet.training.release import open_release, protected_release
 from discreet.training.settings import TrainSettings
 
 NOISES = (0.003, 0.014, 0.043, 0.14, 0.45, 1.2)  # the paper's multipliers, thinned out, and one below them
 KAPPAS = (1e7, 3e6, 1e6, 3e5, 1e5, 3e4)
+ATTACKS = ("lamp", "word-draws", "decepticons")
 METRICS = ("lcs_over_longer", "rouge_l", "rouge_1")  # the first is the paper's ROUGE-L
-DELTA = 1e-5
 SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Formed(DirDPSGD):
-    """Directional DP-SGD that forms the units' gradients whatever their number: a large device has room for them."""
-
-    def gather(self, record: Record, sums: dict[str, torch.Tensor], rng: Rng) -> None:
-        """Add the noisy directions of some units to the sums."""
-        if len(record):
-            self.gather_formed(record, sums, rng)
-        else:
-            super().gather(record, sums, rng)
 
 
 def arguments() -> argparse.Namespace:
@@ -89,21 +74,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--balance", action="store_true", help="as many training rows of every class, as in the paper")
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--rates", type=float, nargs=2, metavar=("OPEN", "NOISY"), help="learning rates")
-    parser.add_argument("--seconds", type=float, default=40.0, help="LAMP's time for each portion of noisy releases")
+    parser.add_argument("--seconds", type=float, default=40.0, help="a search's time for a portion of noisy releases")
     parser.add_argument("--at-once", type=int, default=24, help="noisy releases in a portion; making them ready counts")
-    parser.add_argument("--lamp", default="", help="LAMP's settings, if not its own: steps=400;polish=20")
-    parser.add_argument("--attacks", nargs="+", default=["lamp", "decepticons"])
+    parser.add_argument("--lamp", default="", help="LAMP's settings under noise, if not its own: steps=400;polish=20")
+    parser.add_argument("--draws", default="", help="those of word draws: rounds=100;texts=64")
+    parser.add_argument("--attacks", nargs="*", default=ATTACKS, choices=ATTACKS)
     parser.add_argument("--workers", type=int, default=0, help="trainings at a time, each in a process of its own")
     parser.add_argument("--limit", type=float, default=1e9, help="no training begins so many seconds after the first")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
-def settings_of(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def settings_of(asked: argparse.Namespace) -> list[Setting]:
     """Return the settings, the two noises in turn, so that an early end leaves some of each."""
     gaussian = [{"name": "dp-sgd", "noise_multiplier": noise, "clip_norm": 1.0} for noise in asked.noise]
     directional = [{"name": "dir-dp-sgd", "kappa": kappa} for kappa in asked.kappas]
-    rows: list[dict[str, Any]] = [{"name": "none"}]
+    rows: list[Setting] = [{"name": "none"}]
     for place in range(max(len(gaussian), len(directional))):
         rows += gaussian[place : place + 1] + directional[place : place + 1]
     return rows
@@ -126,16 +112,6 @@ def read_corpus(asked: argparse.Namespace, source: str) -> Corpus:
     return Corpus(corpus.name, texts, labels=labels, label_names=corpus.label_names, splits=splits)
 
 
-def built(protection: dict[str, Any], model: Classifier) -> Any:
-    """Return a protection for the parameters that a model trains."""
-    if protection["name"] == "none":
-        return None
-    if protection["name"] == "dir-dp-sgd":
-        kind = Formed if model.device.type == "cuda" else DirDPSGD
-        return kind.for_model(model, protection["kappa"])
-    return DPSGD(protection["noise_multiplier"], protection["clip_norm"])
-
-
 def training_of(asked: argparse.Namespace, protection: dict[str, Any]) -> dict[str, Any]:
     frozen = asked.train in {"head", "pooler+head"}
     rates = asked.rates or ((2e-3, 1e-3) if frozen else (2e-4, 5e-4))
@@ -143,7 +119,7 @@ def training_of(asked: argparse.Namespace, protection: dict[str, Any]) -> dict[s
     return {"epochs": asked.epochs, "batch_size": 128, "learning_rate": rate, "weight_decay": 0.0}
 
 
-def trained(asked: argparse.Namespace, source: str, protection: dict[str, Any]) -> tuple[Any, Any, float]:
+def trained(asked: argparse.Namespace, source: str, protection: Setting) -> tuple[Any, Any, float]:
     """Return utility and guarantee of a training under a protection, and its seconds."""
     torch.set_num_threads(1)
     rng = Rng(asked.seed)
@@ -166,97 +142,39 @@ def trained(asked: argparse.Namespace, source: str, protection: dict[str, Any]) 
     return evaluate(model, corpus.split("validation")), promise, time.monotonic() - began
 
 
-def release(model: Classifier, row: Corpus, protect: Any, rng: Rng) -> GradientRelease:
-    return open_release(model, row) if protect is None else protected_release(model, row, protect, rng, delta=DELTA)
-
-
-def seen_by_lamp(found: GradientRelease, protect: Any, unused: str) -> GradientRelease:
-    """Return a release as LAMP takes it: without the table of words, and as long as a clipped gradient with noise."""
-    longer = 1 / VonMisesFisher(protect.kappa, protect.dimension).mean_cosine if isinstance(protect, DirDPSGD) else 1.0
-    return replace(found, gradients={n: g * longer for n, g in found.gradients.items() if n != unused})
-
-
-def lamp(asked: argparse.Namespace, model: Classifier, rows: Corpus, public: Corpus, rng: Rng) -> dict[int, list[str]]:
-    """Return LAMP's guesses for every setting; the noisy releases are attacked in portions."""
-    prior = NGram.fit(public.texts, model.tokenizer, least=2) if asked.prior is None else NGram.load(asked.prior)
-    word_table = "encoder." + max(model.encoder.named_parameters(), key=lambda item: item[1].shape[0])[0]
-    groups: dict[bool, list[tuple[int, GradientRelease]]] = {False: [], True: []}
-    for number, protection in enumerate(settings_of(asked)):
-        protect = built(protection, model)
-        for i in range(len(rows)):
-            found = release(model, rows.take([i]), protect, rng.fork("release", number, i))
-            groups[protect is not None].append((number, seen_by_lamp(found, protect, word_table)))
-    result: dict[int, list[str]] = {}
-    for noisy, group in groups.items():
-        size = asked.at_once if noisy else len(group)
-        for start in range(0, len(group), size):
-            portion = group[start : start + size]
-            attack = varied(Lamp, asked.lamp if noisy else "", asked.seconds if noisy else asked.seconds / 2)
-            knows = Knowledge(model=model, defence=DPSGD(1.0, 1.0) if noisy else None, extra={"prior": prior})
-            guesses = attack.run_many([one for _, one in portion], knows, rng.fork("lamp", noisy, start))
-            told = {name: round(passed, 1) for name, passed in guesses[0].details["seconds"].items()}
-            print(f"  LAMP, {len(portion)} releases: {guesses[0].details['steps']} steps, {told}", flush=True)
-            for (number, _), guess in zip(portion, guesses, strict=True):
-                result.setdefault(number, []).append(guess.texts[0] if guess.texts else "")
-    return result
-
-
-def decepticons(
-    asked: argparse.Namespace, model: Classifier, rows: Corpus, public: Corpus, rng: Rng
-) -> dict[int, list[str]]:
-    """Return Decepticons' guesses for every setting: the server's own weights, one text a release."""
-    attack = Decepticons()
-    crafted = attack.craft(model, rng.fork("craft"))
-    result: dict[int, list[str]] = {}
-    for number, protection in enumerate(settings_of(asked)):
-        protect = built(protection, crafted)
-        for i in range(len(rows)):
-            try:
-                seen = release(crafted, rows.take([i]), protect, rng.fork("release", number, i))
-                guess = attack.run(seen, Knowledge(model=crafted), rng.fork("attack", number, i)).texts
-            except DiscreetError:  # nothing that it could read is left under the noise
-                guess = ()
-            result.setdefault(number, []).append(guess[0] if guess else "")
-    return result
-
-
-ATTACKS = {"lamp": lamp, "decepticons": decepticons}
-
-
 def spelled(model: Classifier, rows: Corpus) -> list[str]:
     ids = model.tokenizer(list(rows.texts), truncation=True, max_length=model.max_length)["input_ids"]
     return [model.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
 
 
-def submitted(asked: argparse.Namespace, source: str, pool: ProcessPoolExecutor | None) -> list[Future[Any]]:
-    return [pool.submit(trained, asked, source, protection) for protection in settings_of(asked)] if pool else []
-
-
-def in_turn(asked: argparse.Namespace, source: str, futures: Sequence[Future[Any]]) -> Iterator[tuple[int, Any]]:
+def in_turn(
+    asked: argparse.Namespace, source: str, wanted: Sequence[Setting], pool: ProcessPoolExecutor | None
+) -> Iterator[tuple[Setting, Any]]:
     """Yield what each setting's training gave; one that failed beside others is tried again by itself."""
-    wanted = settings_of(asked)
     began = time.monotonic()
-    again: list[int] = []
-    for number, protection in enumerate(wanted):
-        future = futures[number] if futures else None
-        late = time.monotonic() - began > asked.limit
+    futures: list[Future[Any] | None] = [None] * len(wanted)
+    if pool is not None:
+        futures = [pool.submit(trained, asked, source, setting) for setting in wanted]
+    again: list[Setting] = []
+    for setting, future in zip(wanted, futures, strict=True):
+        late = time.monotonic() - began >= asked.limit
         if late and (future is None or future.cancel()):
             continue
         try:
-            yield number, trained(asked, source, protection) if future is None else future.result()
+            yield setting, trained(asked, source, setting) if future is None else future.result()
         except (RuntimeError, OSError) as error:  # the device's memory, or a worker that died
-            print(f"  {protection}: {type(error).__name__} {str(error)[:200]}", flush=True)
-            again.append(number)
-    for number in again:
-        if time.monotonic() - began <= asked.limit:
+            print(f"  {name_of(setting)}: {type(error).__name__} {str(error)[:200]}", flush=True)
+            again.append(setting)
+    for setting in again:
+        if time.monotonic() - began < asked.limit:
             try:
-                yield number, trained(asked, source, wanted[number])
+                yield setting, trained(asked, source, setting)
             except (RuntimeError, OSError) as error:
-                print(f"  {wanted[number]}: left out, {type(error).__name__}", flush=True)
+                print(f"  {name_of(setting)}: left out, {type(error).__name__}", flush=True)
 
 
 def run(asked: argparse.Namespace, source: str, pool: ProcessPoolExecutor | None) -> list[str]:
-    """Write the trials of one corpus and return its table."""
+    """Read and train what is missing in a corpus's folder, write its trials, and return its table."""
     rng = Rng(asked.seed)
     name = Path(source).name
     corpus = read_corpus(asked, source)
@@ -266,82 +184,116 @@ def run(asked: argparse.Namespace, source: str, pool: ProcessPoolExecutor | None
     most = max(asked.words, asked.cut or 0)
     short = [i for i in order if 3 <= len(held_out.texts[i].split()) <= most][: asked.sentences]
     rows = held_out.take(short)
-    truths = spelled(model, rows)
     folder = asked.out / name
     folder.mkdir(parents=True, exist_ok=True)
-    read: dict[str, dict[int, list[str]]] = {}
-    futures: list[Future[Any]] | None = None
+    readings = Readings.of(folder / "read.json", spelled(model, rows))
+    victims = Victims(asked, model, rows, corpus.split("train"), rng)
+    ways = {"lamp": searched(Lamp, asked.lamp), "word-draws": searched(WordDraws, asked.draws)}
+    ways["decepticons"] = decepticons
     for attack in asked.attacks:
-        if attack != "lamp" and futures is None:  # LAMP's time is short enough without trainings beside it
-            futures = submitted(asked, source, pool)
         began = time.monotonic()
-        read[attack] = ATTACKS[attack](asked, model, rows, corpus.split("train"), rng.fork(attack))
-        (folder / "read.json").write_text(json.dumps({"truths": truths, "read": read}))
+        ways[attack](
+            victims,
+            readings.missing(attack, settings_of(asked)),
+            lambda setting, guesses, attack=attack: readings.keep(attack, setting, guesses),  # type: ignore[misc]
+        )
         print(f"{name}: {attack} {time.monotonic() - began:.1f} s", flush=True)
         torch.cuda.empty_cache()
-    results = in_turn(asked, source, submitted(asked, source, pool) if futures is None else futures)
     metric = "matthews" if name == "cola" else "accuracy"
-    study = study_of(asked, name, len(rows), metric)
-    (folder / "study.json").write_text(json.dumps(study, indent=2))
+    with Store(folder / "trained") as store:
+        done = {name_of(made.settings["protection"]) for made in read_trials(folder / "trained").values()}
+        wanted = [setting for setting in settings_of(asked) if name_of(setting) not in done]
+        for setting, (utility, promise, spent) in in_turn(asked, source, wanted, pool):
+            settings = described(asked, name, setting)
+            store.append(key_of(settings, asked.seed), Trial(settings, asked.seed, utility, (), promise, spent, 0, {}))
+            print(f"{name}: {name_of(setting)} {metric} {utility[metric]:.3f}, {spent:.0f} s", flush=True)
+    return plane(asked, folder, readings, model, metric, len(held_out), rng)
+
+
+def plane(
+    asked: argparse.Namespace,
+    folder: Path,
+    readings: Readings,
+    model: Classifier,
+    metric: str,
+    evaluated: int,
+    rng: Rng,
+) -> list[str]:
+    """Write the trials of a corpus from its readings and trainings, and return their table."""
     heads = ("add/remove", "zero-out", "replace", "training", "seconds")
-    lines = [f"{'data':6} {'setting':30} {metric:>9} {'LAMP':>7} {'Decept.':>7}" + "".join(f" {h:>11}" for h in heads)]
+    lines = [f"{'data':6} {'setting':30} {metric:>9}" + "".join(f" {attack[:10]:>10}" for attack in ATTACKS)]
+    lines[0] += "".join(f" {head:>11}" for head in heads)
+    (folder / TRIALS).unlink(missing_ok=True)
+    trainings = {name_of(made.settings["protection"]): made for made in read_trials(folder / "trained").values()}
+    study = study_of(asked, folder.name, len(readings.truths), metric, sorted(readings.read, key=ATTACKS.index))
+    (folder / "study.json").write_text(json.dumps(study, indent=2))
     with Store(folder) as store:
-        for number, (utility, promise, spent) in results:
-            protection = settings_of(asked)[number]
-            columns = by_adjacency(built(protection, model), DELTA)
-            leakages, texts, facts = measured(protection, number, read, truths, rng, columns)
-            settings = {k: study[k] for k in ("data", "model", "training", "release")} | {"protection": protection}
-            settings["training"] = training_of(asked, protection)
-            details = {"evaluated_rows": len(held_out), "texts": texts, "attacks": facts, "trained": asked.train}
-            made = Trial(settings, asked.seed, utility, leakages, promise, spent, 0, details)
-            store.append(key_of(settings, asked.seed), made)
+        for setting in settings_of(asked):
+            made = trainings.get(name_of(setting))
+            if made is None:
+                continue
+            columns = by_adjacency(built(setting, model), DELTA)
+            leakages, texts, facts = measured(setting, readings, rng, columns)
+            details = {"evaluated_rows": evaluated, "texts": texts, "attacks": facts, "trained": asked.train}
+            store.append(key_of(made.settings, asked.seed), replace(made, leakages=leakages, details=details))
             by_name = {leak.metric: leak.value for leak in leakages}
+            promise = made.guarantee
             figures = [columns.get(a) for a in ("add/remove", "zero-out", "replace-one")]
-            figures += [promise.epsilon if promise is not None and promise.exists else None, spent]
+            figures += [promise.epsilon if promise is not None and promise.exists else None, made.seconds]
             told = "".join(f" {'-' if value is None else format(value, '.4g'):>11}" for value in figures)
-            strength = " ".join(f"{k} {v:g}" for k, v in protection.items() if k in {"noise_multiplier", "kappa"})
             leaks = [by_name.get(f"{attack}/{METRICS[0]}", float("nan")) for attack in ATTACKS]
-            shown = " ".join(f"{leak:7.3f}" for leak in leaks)
-            lines.append(f"{name:6} {protection['name'] + ' ' + strength:30} {utility[metric]:9.3f} {shown}{told}")
-            print(lines[-1], flush=True)
+            shown = "".join(f" {leak:10.3f}" for leak in leaks)
+            lines.append(f"{folder.name:6} {name_of(setting):30} {made.utility[metric]:9.3f}{shown}{told}")
     return lines
 
 
-def study_of(asked: argparse.Namespace, name: str, examples: int, metric: str) -> dict[str, Any]:
+def described(asked: argparse.Namespace, name: str, setting: Setting) -> dict[str, Any]:
+    """Return what decides a training and the release beside it, by which its trial is known."""
     return {
-        "name": f"planes of {name}",
-        "title": f"{name}: utility against what LAMP and Decepticons read, Gaussian and von Mises–Fisher noise",
         "data": {"source": name, "rows": asked.rows},
         "model": {"encoder": "minilm", "train": asked.train, "embeddings": False},
-        "training": {"epochs": asked.epochs, "batch_size": 128},
+        "training": training_of(asked, setting),
         "release": {"train": "all", "batch_size": 1, "delta": DELTA},
+        "protection": setting,
+    }
+
+
+def study_of(
+    asked: argparse.Namespace, name: str, examples: int, metric: str, attacks: Sequence[str]
+) -> dict[str, Any]:
+    """Return the plane as the study that a report expects."""
+    shared = described(asked, name, {"name": "none"})
+    return {
+        "name": f"planes of {name}",
+        "title": f"{name}: utility against what is read of one text, Gaussian and von Mises–Fisher noise",
+        **{part: shared[part] for part in ("data", "model", "release")},
+        "training": {"epochs": asked.epochs, "batch_size": 128},
         "protections": settings_of(asked),
-        "attacks": [{"name": attack, "examples": examples} for attack in asked.attacks],
-        "goal": {"leakage": f"{asked.attacks[0]}/{METRICS[0]}", "ceiling": 0.3, "utility": metric},
+        "attacks": [{"name": attack, "examples": examples} for attack in attacks],
+        "goal": {"leakage": f"{(*attacks, *ATTACKS)[0]}/{METRICS[0]}", "ceiling": 0.3, "utility": metric},
         "seeds": [asked.seed],
     }
 
 
 def measured(
-    protection: dict[str, Any],
-    number: int,
-    read: dict[str, dict[int, list[str]]],
-    truths: Sequence[str],
-    rng: Rng,
-    columns: dict[str, float | None],
+    setting: Setting, readings: Readings, rng: Rng, columns: dict[str, float | None]
 ) -> tuple[tuple[Leakage, ...], list[dict[str, Any]], dict[str, Any]]:
     """Return leakages, texts and the facts of the release for every attack on one setting."""
     leakages: list[Leakage] = []
     texts: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
-    for attack, guesses in read.items():
-        said = [match([guess], [truth])[0] for guess, truth in zip(guesses[number], truths, strict=True)]
+    truths = readings.truths
+    for attack, by_setting in readings.read.items():
+        if name_of(setting) not in by_setting:
+            continue
+        guesses = by_setting[name_of(setting)]
+        said = [match([guess], [truth])[0] for guess, truth in zip(guesses, truths, strict=True)]
         for metric in METRICS:
             found = text_leakage(metric, said, truths, rng=rng.fork("interval", attack, metric))
             leakages.append(replace(found, metric=f"{attack}/{metric}"))
         pairs = list(zip(truths, said, strict=True))[:SHOWN]
         texts += [{"attack": attack, "truth": t, "guess": g} for t, g in pairs]
-        own = columns.get("add/remove") if protection["name"] == "dp-sgd" else columns.get("replace-one")
+        own = columns.get("add/remove") if setting["name"] == "dp-sgd" else columns.get("replace-one")
         promise = None if own is None else {"epsilon": own, "delta": DELTA, "certified": True}
         shared = {"kind": "gradient", "parameters": "all layers", "batch_size": 1, "model": "a fresh minilm"}
         facts[attack] = {"release": shared, "guarantee": promise, "epsilon_by_adjacency": columns}

@@ -67,6 +67,7 @@ _PUBLIC = {
     "UserSide": "discreet.training.local",
     "VonMisesFisher": "discreet.mechanisms.von_mises_fisher",
     "WordChoice": "discreet.mechanisms.word_metric",
+    "WordDraws": "discreet.attacks.gradient.word_draws",
     "WordNoise": "discreet.mechanisms.word_metric",
     "WordSwap": "discreet.protections.word_swap",
     "WordTable": "discreet.protections.word_table",

@@ -41,7 +41,7 @@ CORPUS = Corpus(
 GRADIENTS = [name for name in ATTACKS if kind_of(attack_class(name)()) == GRADIENT]
 READERS = [name for name in ATTACKS if name != ONE_OF_N]
 SECONDS = 0.5
-QUICK: dict[str, Any] = {"seconds": None, "steps": 5, "polish": 0}  # the clock would decide how far it gets
+QUICK: dict[str, Any] = {"seconds": None, "steps": 5, "rounds": 5, "polish": 0}  # the clock would decide how far it gets
 
 
 @pytest.fixture(scope="module")

@@ -73,3 +73,16 @@ def test_likely_tokens_are_those_that_surprise_least() -> None:
         tried[:, place] = pool
         order = model.surprise(tried, torch.ones_like(tried)).argsort()
         assert found[0, place].tolist() == pool[order[:2]].tolist()
+
+
+def test_choices_fit_as_the_whole_row_says() -> None:
+    source = torch.Generator().manual_seed(0)
+    model = NGram.from_ids(torch.randint(12, (60, 9), generator=source).tolist(), 12)
+    rows = torch.randint(12, (5, 8), generator=source)
+    choices = torch.randint(12, (5, 6), generator=source)
+    for place in range(8):
+        tried = rows[:, None].repeat(1, 6, 1)
+        tried[:, :, place] = choices
+        whole = model.logs(tried.flatten(0, 1)).sum(-1).view(5, 6)
+        near = model.fitting(rows, place, choices)
+        assert torch.allclose(near - near[:, :1], whole - whole[:, :1], atol=1e-4)

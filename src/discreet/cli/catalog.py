@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # The name of an attack -> the module it is in and the name of its class.
 ATTACKS: dict[str, tuple[str, str]] = {
     "lamp": ("discreet.attacks.gradient.lamp", "Lamp"),
+    "word-draws": ("discreet.attacks.gradient.word_draws", "WordDraws"),
     "tag": ("discreet.attacks.gradient.tag", "Tag"),
     "dlg": ("discreet.attacks.gradient.dlg", "Dlg"),
     "dager": ("discreet.attacks.gradient.dager", "Dager"),

@@ -157,12 +157,19 @@ class NGram:
         rows, time = tokens.shape
         found = []
         for place in range(time):
-            near = tokens[:, max(0, place - 2) : place + 3]  # nothing farther away counts for a trigram model
-            tried = near[:, None].repeat(1, len(pool), 1)
-            tried[:, :, min(place, 2)] = pool
-            logs = self.logs(tried.flatten(0, 1)).sum(-1).view(rows, len(pool))
+            logs = self.fitting(tokens, place, pool.expand(rows, -1))
             found.append(pool[logs.topk(min(count, len(pool))).indices])
         return torch.stack(found, 1)
+
+    def fitting(self, tokens: Tensor, place: int, choices: Tensor) -> Tensor:
+        """Return how well each row's choices, (rows, choices), fit at a place of (rows, time), as log-probabilities.
+
+        They are those of the stretch around the place, so that only their differences mean something.
+        """
+        near = tokens[:, max(0, place - 2) : place + 3]  # nothing farther away counts for a trigram model
+        tried = near[:, None].repeat(1, choices.shape[1], 1)
+        tried[:, :, min(place, 2)] = choices
+        return self.logs(tried.flatten(0, 1)).sum(-1).view(choices.shape)
 
     def to(self, device: torch.device | str) -> NGram:
         """Return the same model on a device."""

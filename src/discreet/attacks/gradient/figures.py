@@ -44,16 +44,22 @@ class Target:
 
     @classmethod
     def of(cls, value: Tensor, rank: int) -> Target:
-        """Return a tensor as factors, if so few hold it."""
-        if value.dim() != 3 or rank >= min(value.shape[1:]) // 2:
+        """Return a tensor as factors, if so few hold it; the first release tells of the others whether to try."""
+        if value.dim() != 3 or rank >= min(value.shape[1:]) // 2 or cls._factors(value[:1], rank) is None:
             return cls(value)
+        found = cls._factors(value, rank)
+        return cls(value) if found is None else cls(None, *found)
+
+    @staticmethod
+    def _factors(value: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
+        """Return the factors of a rank, or None where they miss too much, as they do under noise."""
         source = torch.Generator(device="cpu").manual_seed(0)
         probe = torch.randn(value.shape[2], rank, generator=source).to(value.device)
         left = torch.linalg.qr((value @ probe).double()).Q.float()
         right = value.mT @ left
         missed = (value - left @ right.mT).flatten(1).norm(dim=1)
         held = bool((missed <= _LOW_RANK * value.flatten(1).norm(dim=1)).all())
-        return cls(None, left, right) if held else cls(value)
+        return (left, right) if held else None
 
     def dense(self) -> Tensor:
         """Return the tensor itself."""

@@ -94,14 +94,12 @@ class Matching:
         progress: Progress | None = None,
     ) -> list[Guess]:
         """Return a guess for each release; all of one batch size, attacked together."""
-        model = model_of(knows, attack)
         budget = Budget(self.seconds)
-        problems = Problems.of(seens, model, attack)
-        imitation = Imitation(model, seens, attack, _signal_norm(seens, knows))
-        objective = Objective(imitation, problems, self.loss)
+        model, objective = set_up(seens, knows, self.loss, attack)
+        problems = objective.problems
         prior = prior_of(knows, model) if self.prior > 0 or self.polish is not None else None
         learn = self.learn_labels or problems.labels is None
-        search = Search(self, objective, Vocabulary.of(model, imitation.words), prior, learn, budget, rng)
+        search = Search(self, objective, Vocabulary.of(model, objective.imitation.words), prior, learn, budget, rng)
         seconds = {"ready": budget.passed}
         search.start()
         seconds["started"] = budget.passed
@@ -111,11 +109,11 @@ class Matching:
                 tokens, losses = search.cycle(number, tokens, rng, progress)
         seconds["ended"] = budget.passed
         details = {"steps": search.steps_done, "seconds": seconds}
-        return [_guess(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
+        return [guess_of(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
 
 
-class MatchingAttack(ABC):
-    """What DLG, TAG and LAMP have in common: each is a setting of the engine under its own name."""
+class SearchingAttack(ABC):
+    """What attacks have in common that search for texts: one release is a set of one."""
 
     paper: ClassVar[str]
 
@@ -127,6 +125,16 @@ class MatchingAttack(ABC):
         """
         return self.run_many([seen], knows, rng, progress)[0]
 
+    @abstractmethod
+    def run_many(
+        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
+    ) -> list[Guess]:
+        """Return the texts behind several releases of one batch size, attacked together."""
+
+
+class MatchingAttack(SearchingAttack):
+    """What DLG, TAG and LAMP have in common: each is a setting of the engine under its own name."""
+
     def run_many(
         self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
     ) -> list[Guess]:
@@ -136,6 +144,15 @@ class MatchingAttack(ABC):
     @abstractmethod
     def engine(self) -> Matching:
         """Return the engine as this attack sets it."""
+
+
+def set_up(
+    seens: Sequence[GradientRelease], knows: Knowledge, loss: MatchingLoss, attack: str
+) -> tuple[Classifier, Objective]:
+    """Return the public model and the loss of candidates against releases of one batch size, or refuse them."""
+    model = model_of(knows, attack)
+    problems = Problems.of(seens, model, attack)
+    return model, Objective(Imitation(model, seens, attack, _signal_norm(seens, knows)), problems, loss)
 
 
 def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
@@ -159,7 +176,7 @@ def _signal_norm(seens: Sequence[GradientRelease], knows: Knowledge) -> float:
     return 0.0 if clip is None else float(clip) * seens[0].batch_size / seens[0].divisor
 
 
-def _guess(
+def guess_of(
     model: Classifier, problems: Problems, s: int, tokens: Tensor, losses: Tensor, details: dict[str, Any]
 ) -> Guess:
     """Return the best candidate of a problem as texts."""

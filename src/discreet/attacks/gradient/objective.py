@@ -65,8 +65,7 @@ class Objective:
         budget: Budget | None = None,
     ) -> Tensor:
         """Return the losses of `count` candidates a problem, made in portions; infinite where the time was up."""
-        s, b, t = self.problems.mask.shape
-        step = max(1, _TOKENS.get(self.imitation.device.type, 1024) // (s * b * t))
+        s, step = len(self.problems.mask), portion(self)
         found = torch.full((s, count), torch.inf, device=self.imitation.device)
         for start in range(0, count, step):
             if start and budget is not None and budget.spent >= 1:
@@ -87,3 +86,8 @@ class Objective:
             return labels.expand(s, k, b, -1)
         assert self.problems.labels is not None
         return self.problems.labels[:, None].expand(s, k, b)
+
+
+def portion(objective: Objective) -> int:
+    """Return how many candidates a problem go through the model together."""
+    return max(1, _TOKENS.get(objective.imitation.device.type, 1024) // objective.problems.mask.numel())

@@ -24,8 +24,12 @@ _FOUND = 0.01  # a text with this loss and no better neighbour is taken to be th
 class Vectors(Protocol):
     """What is left of the descent: the best vectors, and the vocabulary they are read with."""
 
-    best: Tensor
     vocabulary: Vocabulary
+
+    @property
+    def best(self) -> Tensor:
+        """The best vectors so far, (problems, kept, sentences, tokens, width)."""
+        ...
 
     def labels(self) -> Tensor | None:
         """Return soft labels where they are learned."""

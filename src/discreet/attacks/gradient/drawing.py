@@ -1,0 +1,178 @@
+"""Texts drawn word by word, compared with releases, and drawn again around the best: a search that reads through noise.
+
+The slope of the loss at one text says little about another word in its place; the mean slope over many drawn texts says
+a lot, and the noise of the release is the same in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from discreet.attacks.gradient.matching_loss import evidence
+from discreet.attacks.gradient.moves import reorderings
+from discreet.attacks.gradient.objective import Budget, Objective, portion
+from discreet.attacks.gradient.vocabulary import Vocabulary
+from discreet.core.randomness import Rng
+from discreet.models.ngram import NGram, Prior
+
+if TYPE_CHECKING:
+    from discreet.attacks.gradient.search import Progress
+    from discreet.attacks.gradient.word_draws import WordDraws
+
+_GRAPH = 4  # times the memory of a loss is that of its slope
+
+
+class Drawing:
+    """The state of one search: the best texts so far, (problems, parents, sentences, tokens), and the mean slopes.
+
+    `labels` are as many probabilities of the classes where they are not known, and None where they are.
+    """
+
+    def __init__(
+        self, settings: WordDraws, objective: Objective, vocabulary: Vocabulary, prior: Prior | None, rng: Rng
+    ) -> None:
+        """Draw the first texts, every word by its frequency alone."""
+        self.settings, self.objective, self.vocabulary, self.prior = settings, objective, vocabulary, prior
+        self.problems = objective.problems
+        self.words = objective.imitation.words
+        self.source = rng.fork("draws").torch(self.words.device, "Drawing texts")
+        self.evidence = evidence(objective.imitation)
+        allowed = vocabulary.allowed
+        self.logs = torch.zeros(len(allowed), device=self.words.device)  # of every allowed word's frequency
+        if isinstance(prior, NGram):
+            self.logs = prior.unigrams[allowed].log()
+        s, b, t = self.problems.mask.shape
+        drawn = torch.multinomial(self.logs.softmax(0), s * settings.texts * b * t, True, generator=self.source)
+        self.tokens = self._pinned(allowed[drawn].view(s, settings.texts, b, t))
+        self.onehot: Tensor | None = None
+        if self.problems.labels is None:
+            self.onehot = self._any_labels(s, settings.texts, b)
+        self.scores, self.slopes = self._judged(self.tokens, self.onehot)
+        self._keep_best(self.tokens, self.onehot, self.scores)
+        self.rounds_done = 1
+
+    @property
+    def best(self) -> Tensor:
+        """The vectors of the best texts."""
+        return self.words[self.tokens]
+
+    def labels(self) -> Tensor | None:
+        """Return the labels of the best texts where they are not known."""
+        return self.onehot
+
+    def go_on(self, budget: Budget, share: float, progress: Progress | None = None) -> None:
+        """Draw around the best texts, ever closer to them, until a share of the time has passed."""
+        settings = self.settings
+        for number in range(1, settings.rounds):
+            done = max(number / settings.rounds, budget.spent / share)
+            if done >= 1:
+                break
+            tokens, onehot = self._children(done)
+            scores, slopes = self._judged(tokens, onehot)
+            learned = max(1 - settings.memory, 1 / (number + 1))
+            self.slopes = (1 - learned) * self.slopes + learned * slopes
+            self._keep_best(
+                torch.cat([self.tokens, tokens], 1),
+                None if onehot is None or self.onehot is None else torch.cat([self.onehot, onehot], 1),
+                torch.cat([self.scores, scores], 1),
+            )
+            self.rounds_done = number + 1
+            if progress is not None:
+                progress(number, float(self.scores[:, 0].mean()))
+
+    def _pinned(self, tokens: Tensor) -> Tensor:
+        return torch.where(self.problems.free[:, None], tokens, self.problems.ids[:, None])
+
+    def _any_labels(self, s: int, k: int, b: int) -> Tensor:
+        classes = len(self.objective.imitation.model.label_names)
+        drawn = torch.randint(classes, (s, k, b), generator=self.source, device=self.words.device)
+        return F.one_hot(drawn, classes).to(self.words.dtype)
+
+    def _judged(self, tokens: Tensor, onehot: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the scores of texts, (problems, texts), and the mean of their slopes, (problems, sentences, …)."""
+        count = tokens.shape[1]
+        step = max(1, portion(self.objective) // _GRAPH)
+        losses, total = [], torch.zeros((), device=tokens.device)
+        for start in range(0, count, step):
+            part = slice(start, start + step)
+            mine = None if onehot is None else onehot[:, part]
+            found, slopes = self.objective.slopes(self.words[tokens[:, part]], mine)
+            losses.append(found)
+            total = total + torch.nan_to_num(slopes).sum(1)
+        scores = torch.nan_to_num(torch.cat(losses, 1), nan=torch.inf)
+        if self.prior is not None:
+            mask = self.problems.mask[:, None].expand_as(tokens)
+            surprise = self.prior.surprise(tokens.flatten(0, 2), mask.flatten(0, 2)).view(tokens.shape[:3])
+            surprise = (surprise * self.problems.mask.sum(-1)[:, None]).sum(-1)
+            scores = scores + surprise / self.evidence[:, None]
+        return scores, total / count
+
+    def _keep_best(self, tokens: Tensor, onehot: Tensor | None, scores: Tensor) -> None:
+        """Keep the texts with the least scores, best first, none of them twice."""
+        order = scores.argsort(1)
+        tokens = tokens.gather(1, order[..., None, None].expand_as(tokens))
+        scores = scores.gather(1, order)
+        flat = tokens.flatten(2)
+        twice = (flat[:, :, None] == flat[:, None]).all(-1).tril(-1).any(-1)
+        kept = torch.where(twice, torch.inf, scores).argsort(stable=True, dim=1)[:, : self.settings.parents]
+        self.tokens = tokens.gather(1, kept[..., None, None].expand(-1, -1, *tokens.shape[2:]))
+        self.scores = scores.gather(1, kept)
+        if onehot is not None:
+            index = order.gather(1, kept)[..., None, None]
+            self.onehot = onehot.gather(1, index.expand(-1, -1, *onehot.shape[2:]))
+
+    def _children(self, done: float) -> tuple[Tensor, Tensor | None]:
+        """Return texts like the best ones: some in another order, a share of the words of each drawn again."""
+        settings, device = self.settings, self.tokens.device
+        s, parents, b, t = self.tokens.shape
+        k = settings.texts
+        share = 1 - (1 - settings.last_share) * done
+        chosen = torch.randint(parents, (s, k), generator=self.source, device=device)[..., None, None]
+        tokens = self.tokens.gather(1, chosen.expand(s, k, b, t))
+        moved = torch.rand(s, k, generator=self.source, device=device) < settings.moved
+        for sentence in range(b):
+            counts = self.problems.counts[:, None, sentence].expand(s, k).reshape(-1)
+            orders = reorderings(counts, t, self.problems.first, 2, self.source)[:, 1].view(s, k, t)
+            other = tokens[:, :, sentence].gather(-1, orders)
+            tokens[:, :, sentence] = torch.where(moved[..., None], other, tokens[:, :, sentence])
+        drawn = torch.rand(s, k, b, t, generator=self.source, device=device)
+        # A text in which nothing was moved has at least one word drawn again.
+        least = torch.where(self.problems.free[:, None], drawn, torch.inf).flatten(2).min(-1).values
+        again = (drawn < share) | ((drawn == least[..., None, None]) & ~moved[..., None, None])
+        tokens = torch.where(again & self.problems.free[:, None], self._drawn(tokens, done, share), tokens)
+        onehot = None
+        if self.onehot is not None:
+            onehot = self.onehot.gather(1, chosen.expand(s, k, b, self.onehot.shape[-1]))
+            other = torch.rand(s, k, b, 1, generator=self.source, device=device) < share
+            onehot = torch.where(other, self._any_labels(s, k, b), onehot)
+        return tokens, onehot
+
+    def _drawn(self, tokens: Tensor, done: float, share: float) -> Tensor:
+        """Return a word for every place, drawn by the mean slopes, by frequency, and by how it fits its neighbours."""
+        settings = self.settings
+        s, k, b, t = tokens.shape
+        sharp = settings.first_sharpness * (settings.last_sharpness / settings.first_sharpness) ** done
+        # What the release can tell is a bound: under much noise no word is drawn more surely than that.
+        scale = torch.full_like(self.evidence, sharp).minimum(2 * self.evidence).view(s, 1, 1, 1)
+        rows = self.vocabulary.table[self.vocabulary.allowed]
+        result = tokens.clone()
+        for sentence in range(b):
+            pulls = -scale[:, 0] * (self.slopes[:, sentence] @ rows.mT)  # (problems, tokens, words)
+            best = (pulls + self.logs).topk(min(settings.choices, len(rows)), -1).indices
+            pulls, logs, choices = pulls.gather(-1, best), self.logs[best], self.vocabulary.allowed[best]
+            flat = tokens[:, :, sentence].reshape(s * k, t)
+            for place in range(self.problems.first, t):
+                here = choices[:, None, place].expand(s, k, -1)
+                said = logs[:, None, place]
+                if isinstance(self.prior, NGram):
+                    near = self.prior.fitting(flat, place, here.reshape(s * k, -1)).view(s, k, -1)
+                    # Neighbours that are drawn again themselves say less.
+                    said = (1 - share) * near + share * said
+                odds = (pulls[:, None, place] + said).expand(s, k, -1).softmax(-1)
+                drawn = torch.multinomial(odds.reshape(s * k, -1), 1, generator=self.source).view(s, k, 1)
+                result[:, :, sentence, place] = here.gather(-1, drawn)[..., 0]
+        return result
