@@ -79,9 +79,13 @@ def _lines(hidden: bool) -> Callable[[Report], None]:
 
 
 def facts(report: Report) -> str:
-    """Return loss, speed and, for private training, the budget spent so far."""
-    spent = "" if report.epsilon is None else f"  epsilon ≤ {in_digits(report.epsilon)}"
-    if report.epsilon == float("inf"):
-        spent = "  no guarantee"
-    loss = "" if report.loss is None else f"loss {report.loss:.3f}  "
-    return f"{loss}{report.rows_per_second:,.0f} rows/s{spent}"
+    """Return loss and speed, where steps are taken, and, for private training, the budget spent so far."""
+    told = []
+    if report.loss is not None:
+        told.append(f"loss {report.loss:.3f}")
+    if report.rows_per_second is not None:
+        told.append(f"{report.rows_per_second:,.0f} rows/s")
+    if report.epsilon is not None:
+        unbounded = report.epsilon == float("inf")
+        told.append("no guarantee" if unbounded else f"epsilon ≤ {in_digits(report.epsilon)}")
+    return "  ".join(told)

@@ -13,12 +13,15 @@ _REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Report:
-    """Where a training stands; `epsilon` bounds what private training has spent so far."""
+    """Where a training stands; `epsilon` bounds what private training has spent so far.
+
+    There is no rate where the steps have read nothing, as those of a head that was solved at once.
+    """
 
     step: int
     steps: int
     loss: float | None
-    rows_per_second: float
+    rows_per_second: float | None
     seconds_left: float
     epsilon: float | None = None
 
@@ -51,7 +54,8 @@ class Meter:
             spent = max(now - self.begun, 1e-9)
             left = spent / max(1, step - self.first) * (self.steps - step)
             recent = torch.stack(self.losses[-20:]).mean().item() if self.losses else None
-            self.watch(Report(step, self.steps, recent, self.rows / spent, left, self.epsilon()))
+            rate = self.rows / spent if self.rows else None
+            self.watch(Report(step, self.steps, recent, rate, left, self.epsilon()))
 
     def mean(self) -> float | None:
         """Return the mean loss since the last call, or None if every batch was empty."""

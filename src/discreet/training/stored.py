@@ -120,8 +120,8 @@ class StoredStep(OpenStep):
         return 1 if self.solved else super().per_epoch
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
-        """Take an ordinary step, or none where the head is solved."""
-        return (None, len(self.rows)) if self.solved else super().__call__(step)
+        """Take an ordinary step, or none where the head is solved: it then reads no row."""
+        return (None, 0) if self.solved else super().__call__(step)
 
     @property
     def protection(self) -> str | None:  # type: ignore[override]
