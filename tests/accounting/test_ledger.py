@@ -6,14 +6,17 @@ import math
 import os
 import pickle
 import time
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from discreet.accounting import ledger_budget, ledger_lines
+from discreet.accounting.curve import interval_for
 from discreet.accounting.event_json import event_to_json
 from discreet.accounting.events import (
     ComposedDpEvent,
+    DpEvent,
     EpsilonDeltaDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
@@ -27,7 +30,12 @@ from discreet.accounting.events import (
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Budget, Ledger, Receipt
 from discreet.accounting.ledger_statement import most
+from discreet.accounting.losses import use_curve
+from discreet.accounting.parts import take_apart
+from discreet.accounting.powers import Powers
+from discreet.accounting.pure import pure_epsilon
 from discreet.core.errors import BudgetError, LedgerError, OutputError, SettingError, UnsupportedError
+from discreet.core.guarantee import Adjacency
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
 OTHER = GaussianDpEvent(20.0)
@@ -399,6 +407,48 @@ def test_costs_that_simply_add_up_are_found_in_three_calls() -> None:
     for power in (0.5, 0.8):
         assert most(lambda n, p=power: 2.0 + n**p, 102.0, 100_000, each=1.0) == int(100 ** (1 / power) + 1e-9)
     assert most(lambda n: 9.0 + n, 8.0, 100, each=1.0) == 0
+
+
+def test_what_grows_ever_more_slowly_is_found_in_few_calls() -> None:
+    for power in (0.5, 0.8, 0.95):
+        calls: list[int] = []
+        found = most(lambda n, p=power, c=calls: c.append(n) or n**p, 1000.0, 10_000_000, each=1.0)  # type: ignore[misc]
+        assert found == int(1000 ** (1 / power) + 1e-6)
+        assert len(calls) <= 13
+
+
+@pytest.mark.parametrize("budget", [5.0, 20.0])
+def test_what_remains_beside_drawn_queries_is_what_one_fine_grid_says(budget: float) -> None:
+    """The slow twin: every loss on the finest grid of all, in extended precision, one spend more at a time."""
+    drawn, query = SelfComposedDpEvent(VisibleVectorsDpEvent(LocalDpEvent(1.1), 1, 10), 30), LocalDpEvent(1.0)
+    with Ledger.open(None, unit="person", adjacency="replace-one", budget=Budget(budget, 1e-6)) as ledger:
+        ledger.spend(drawn, "a query among decoys")
+        found = ledger.remaining(query)
+        slow = 0
+        while slow_epsilon(ComposedDpEvent([drawn, SelfComposedDpEvent(query, slow + 1)]), 1e-6) <= budget:
+            slow += 1
+        assert slow - 1 <= found <= slow
+        for number in range(found):
+            ledger.spend(query, f"query {number}")
+        with pytest.raises(BudgetError):
+            ledger.spend(query, "one more")
+
+
+def slow_epsilon(event: DpEvent, delta: float) -> float:
+    parts = take_apart(event, Adjacency.REPLACE_ONE)
+    found = [(use_curve(use, Adjacency.REPLACE_ONE), count) for use, count in parts.uses]
+    step = min(interval_for(one) for one, _ in found) / 2
+    each = [Powers.of(one.losses(step)).power(count) for one, count in found]
+    return min(pure_epsilon(parts, Adjacency.REPLACE_ONE), reduce(Powers.compose, each).epsilon(1, delta))
+
+
+def test_what_remains_of_a_thousand_queries_beside_one_among_99_decoys_is_found_in_seconds() -> None:
+    drawn = SelfComposedDpEvent(VisibleVectorsDpEvent(LocalDpEvent(1.0747), 1, 100), 300)
+    with Ledger.open(None, unit="person", adjacency="replace-one", budget=Budget(1000.0, 1e-6)) as ledger:
+        ledger.spend(drawn, "a query among decoys")
+        began = time.process_time()
+        assert ledger.remaining(LocalDpEvent(1.0)) == 1788
+        assert time.process_time() - began < 6  # about two; on one grid for both it took over a minute
 
 
 def test_room_found_for_one_new_event_is_not_given_to_another() -> None:

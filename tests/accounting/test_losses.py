@@ -1,24 +1,30 @@
 import math
+from functools import reduce
 
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
+from scipy.stats import binom
 
 from discreet.accounting import curve as curves
 from discreet.accounting.events import (
     ComposedDpEvent,
     DiscreteGaussianDpEvent,
     DiscreteLaplaceDpEvent,
+    DpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
+    LocalDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
+    VisibleVectorsDpEvent,
     ZCDpEvent,
 )
 from discreet.accounting.gdp import gaussian_deltas
 from discreet.accounting.interpret import epsilon
-from discreet.accounting.losses import curve_of
+from discreet.accounting.losses import curve_of, powers_of, use_curve
+from discreet.accounting.parts import take_apart
 from discreet.accounting.powers import Powers
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -78,3 +84,64 @@ def test_two_distributions_without_a_common_outcome_have_an_infinite_loss() -> N
     apart = curves.discrete(np.array([1.0, 0.0]), np.array([0.0, 1.0]))
     assert apart.delta(0.0) == apart.delta(500.0) == 1.0
     assert Powers.of(apart.losses()).epsilon(3, 0.5) == math.inf
+
+
+def slow_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+    """Return epsilon with every use on the finest of their grids, in the precision that no delta feels."""
+    parts = take_apart(event, adjacency)
+    found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
+    if parts.mu_squared:
+        found.append((curves.gaussian(parts.mu), 1))
+    step = min(curves.interval_for(one) for one, _ in found)
+    each = [Powers.of(one.losses(step)).power(count) for one, count in found]
+    return reduce(Powers.compose, each).epsilon(1, delta)
+
+
+DRAWN = VisibleVectorsDpEvent(LocalDpEvent(1.0), 1, 10)
+RARE = PoissonSampledDpEvent(0.001, GaussianDpEvent(3.0))
+MIXED = [
+    ([(DRAWN, 30), (LocalDpEvent(1.0), 20)], Adjacency.REPLACE_ONE),
+    ([(DRAWN, 1), (LocalDpEvent(1.0), 3)], Adjacency.REPLACE_ONE),
+    ([(DRAWN, 300), (GaussianDpEvent(1.0), 5), (LocalDpEvent(0.3), 2)], Adjacency.REPLACE_ONE),
+    ([(PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0)), 500), (LaplaceDpEvent(1.0), 4)], ADD),
+    (
+        [
+            (PoissonSampledDpEvent(0.001, GaussianDpEvent(3.0)), 50),
+            (PoissonSampledDpEvent(0.3, GaussianDpEvent(1.0)), 4),
+        ],
+        ADD,
+    ),
+    ([(PoissonSampledDpEvent(0.001, GaussianDpEvent(3.0)), 1), (LaplaceDpEvent(0.1), 2)], ADD),
+]
+
+
+@pytest.mark.parametrize(("uses", "adjacency"), MIXED)
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+def test_uses_on_grids_of_their_own_cost_what_they_cost_on_the_finest(
+    uses: list[tuple[DpEvent, int]], adjacency: Adjacency, delta: float
+) -> None:
+    event = ComposedDpEvent([SelfComposedDpEvent(use, count) for use, count in uses])
+    step, count = powers_of(take_apart(event, adjacency), adjacency, delta)
+    slow, quick = slow_epsilon(event, delta, adjacency), step.epsilon(count, delta)
+    # a grid of its own may be the better one: a loss of exactly 1 lies on dots 1e-3 apart
+    assert slow * (1 - 1e-5) <= quick <= slow * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("counts", [(3, 5), (12, 40), (1, 1)])
+@pytest.mark.parametrize("small", [0.0131, 0.00071])
+def test_uses_on_grids_of_their_own_never_cost_less_than_every_outcome_added_up(
+    counts: tuple[int, int], small: float
+) -> None:
+    each = (1.0, small)
+    event = ComposedDpEvent([SelfComposedDpEvent(LocalDpEvent(e), n) for e, n in zip(each, counts, strict=True)])
+    ups = [np.arange(n + 1) for n in counts]  # how many of the losses are +e, the others being -e
+    chances = [binom.pmf(up, n, 1 / (1 + math.exp(-e))) for up, n, e in zip(ups, counts, each, strict=True)]
+    losses = np.add.outer(each[0] * (2 * ups[0] - counts[0]), each[1] * (2 * ups[1] - counts[1]))
+    masses = np.multiply.outer(*chances)
+    for delta in (1e-2, 1e-4, 1e-6):
+        step, count = powers_of(take_apart(event, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE, delta)
+        found = step.epsilon(count, delta)
+        exact = float((masses * np.maximum(-np.expm1(found - losses), 0.0)).sum())
+        assert exact <= delta, "what is named must hold"
+        nearer = float((masses * np.maximum(-np.expm1(found * 0.999 - losses), 0.0)).sum())
+        assert nearer > 0.98 * delta or found == 0

@@ -2,6 +2,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from discreet.accounting import curve as curves
 from discreet.accounting.gdp import gaussian_epsilon
@@ -83,3 +85,31 @@ def test_many_deltas_at_once_are_the_same_as_one_by_one() -> None:
     losses = Powers.of(curves.poisson(curves.gaussian(1.0), 0.3).losses()).present.power(5)
     eps = np.array([-9.0, -0.4567, 0.0, 0.0004, 1.0, 3.3333, 80.0])
     np.testing.assert_allclose(losses.deltas(eps), [losses.delta(float(e)) for e in eps], atol=1e-9)
+
+
+def test_a_coarser_grid_never_costs_less_and_hardly_more() -> None:
+    eps = np.linspace(-4.0, 6.0, 401)
+    for made, count in MADE:
+        fine = Powers.of(made.losses(1e-4)).present.power(count)
+        for interval in (1.7e-4, 1e-3, 3e-3):
+            coarse = fine.on(interval)
+            above = coarse.deltas(eps) - fine.deltas(eps)
+            assert above.min() > -1e-12  # what adding up a hundred thousand masses may hide
+            assert above.max() < interval / 10
+            assert coarse.masses.sum() == pytest.approx(fine.masses.sum(), abs=1e-14)
+            assert coarse.masses.min() >= 0 and coarse.infinite > fine.infinite
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=30),
+    st.integers(-40, 40),
+    st.floats(1e-3, 0.5),
+    st.floats(1.0, 20.0),
+)
+def test_any_losses_may_be_put_on_any_coarser_grid(masses: list[float], first: int, fine: float, ratio: float) -> None:
+    total = sum(masses) or 1.0
+    losses = Losses(np.array(masses) / total, first, fine, 0.0)
+    coarse = losses.on(fine * ratio)
+    for epsilon in np.linspace(-3.0, 3.0, 25).tolist():
+        assert coarse.delta(epsilon) >= losses.delta(epsilon) - 1e-15

@@ -30,6 +30,7 @@ Deltas = Callable[[Array], Array]
 
 INTERVAL = 1e-3
 _TAIL = 10.4  # a normal variable exceeds it with probability 1.3e-25
+_ENOUGH_POINTS = 500
 _MOST_POINTS = 400_000
 
 
@@ -69,10 +70,12 @@ class Curve:
         return self.high + (self.high if self.high_absent is None else self.high_absent)
 
 
-def interval_for(*made: Curve) -> float:
-    """Return the grid for these curves: 1e-3, finer where all losses are tiny, coarser where they are very large."""
-    widest, narrowest = max(c.reach for c in made), min(c.reach for c in made)
-    return max(min(INTERVAL, max(narrowest / 500, 1e-9)), widest / _MOST_POINTS)
+def interval_for(made: Curve, spread: float = math.inf) -> float:
+    """Return the grid for a curve: 1e-3, finer where all losses are tiny, coarser where they are very large.
+
+    With `spread` it is fine enough, too, for losses beside it that spread no further.
+    """
+    return max(min(INTERVAL, max(min(made.reach, spread) / _ENOUGH_POINTS, 1e-9)), made.reach / _MOST_POINTS)
 
 
 def _dots(deltas: Deltas, low: float, high: float, interval: float) -> pld_pmf.PLDPmf:

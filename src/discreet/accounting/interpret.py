@@ -81,7 +81,7 @@ def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) 
     if direction is not None and adjacency is Adjacency.ZERO_OUT:
         return vmf.zeroed_epsilon(direction.kappa, direction.dimension, delta)
     try:
-        step, count = powers_of(parts, adjacency)
+        step, count = powers_of(parts, adjacency, delta)
     except OverflowError:
         return math.inf
     return step.epsilon(count, delta)

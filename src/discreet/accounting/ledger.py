@@ -152,7 +152,12 @@ class Ledger:
         return id in self._tally.ids
 
     def remaining(self, event: Any) -> int:
-        """Return how many more spends of an event the budget allows, looking no further than ten million."""
+        """Return how many more spends of an event the budget allows, looking no further than ten million.
+
+        Exactly as many as `spend` will allow: the number that is returned was priced, with all that was spent before,
+        by the same accountant. That is an upper bound of epsilon, so what is truly left may be a few more and is never
+        less.
+        """
         budget = self._tally.budget
         if budget is None:
             return self.statement.remaining(event)  # refuses
@@ -162,8 +167,8 @@ class Ledger:
     def at_least(self, event: Any) -> int:
         """Return a number of further spends of an event that the budget allows, by costs simply added up.
 
-        It is at most `remaining`, and takes milliseconds where that takes a minute: what was sampled and what was not,
-        thousands of each, are long to price together.
+        It is at most `remaining`, and takes milliseconds where that takes a second or two: what was sampled and what
+        was not, thousands of each, are long to price together.
         """
         budget = self._tally.budget
         if budget is None:

@@ -125,7 +125,8 @@ def most(cost: Callable[[int], float], limit: float, cap: int, each: float = mat
     that gains little: about ten calls for ten thousand steps, where halving alone takes near thirty.
 
     With `each`, what one alone costs, the first n tried is the one at which costs simply added up meet the limit, and
-    from there on the way up follows the last slope: where little is gained by composing, two or three calls.
+    from there on the way up follows the last slope: where little is gained by composing, two or three calls, and for
+    thousands of steps whose costs grow ever more slowly half a dozen.
 
     >>> most(lambda n: n**0.5, 10.0, 1_000)
     100
@@ -148,7 +149,7 @@ def most(cost: Callable[[int], float], limit: float, cap: int, each: float = mat
 
 def _bracket(cost: Callable[[int], float], limit: float, cap: int, each: float) -> tuple[int, float, int, float]:
     """Return an n within the limit and a larger one beyond it, with their costs; the second is cap + 1 if none is."""
-    low, low_cost, high, slope, stride = 0, 0.0, 1, 0.0, 0
+    low, low_cost, high, slope, least = 0, 0.0, 1, 0.0, 1
     if 0 < each < math.inf:
         low_cost, slope = cost(0), each
         if low_cost > limit:
@@ -162,9 +163,9 @@ def _bracket(cost: Callable[[int], float], limit: float, cap: int, each: float) 
             continue
         slope = (high_cost - low_cost) / (high - low)
         low, low_cost = high, high_cost
-        # one beyond where the last slope meets the limit, and with every further try at least twice as far
-        ahead = max(_meets(low, low_cost, slope, limit, cap) + 1 - low, 2 * stride, 1)
-        high, stride = min(low + ahead, cap), ahead
+        # One beyond where the last slope meets the limit: where costs grow ever more slowly it comes short of it, by
+        # less every time. A cost that is flat and then rises is reached by steps that double.
+        high, least = min(max(_meets(low, low_cost, slope, limit, cap) + 1, low + least), cap), 2 * least
     return low, low_cost, high, high_cost
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
 
 import numpy as np
 
@@ -70,22 +69,32 @@ def _top(losses: Losses) -> float:
     return max(float(losses.first + len(losses.masses)) * losses.interval, 0.0)
 
 
-def powers_of(parts: Parts, adjacency: Adjacency) -> tuple[Powers, int]:
+def powers_of(parts: Parts, adjacency: Adjacency, delta: float | None = None) -> tuple[Powers, int]:
     """Return the losses of one step and how often it is repeated: one use many times, or everything once.
+
+    Several uses are put together from the finest grid to the coarsest: many small losses spread so far in sum that they
+    need no finer grid than the large ones beside them. `delta` is what they will be asked at, if it is known.
 
     OverflowError is raised where losses are so large that no grid of doubles holds them; then only pure bounds hold.
     """
     found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
-    alone = len(found) == 1 and not parts.mu_squared
     if parts.mu_squared:
         found.append((curves.gaussian(parts.mu), 1))
-    step = curves.interval_for(*(one for one, _ in found))
-    if step > _WIDEST:
+    if max(curves.interval_for(one) for one, _ in found) > _WIDEST:
         raise OverflowError("The losses are too large for a grid.")
-    if alone:
-        return Powers.of(found[0][0].losses(step)), found[0][1]
-    each = [Powers.of(one.losses(step)).power(count) for one, count in found]
-    return reduce(Powers.compose, each), 1
+    if len(found) == 1 and not parts.mu_squared:
+        made, count = found[0]
+        return Powers.of(made.losses(curves.interval_for(made))), count
+    share = None if delta is None else delta / (2 * len(found))  # the margins add up
+    so_far: Powers | None = None
+    for made, count in sorted(found, key=lambda one: curves.interval_for(one[0])):
+        if so_far is None:
+            so_far = Powers.of(made.losses(curves.interval_for(made))).power(count, share)
+            continue
+        step = max(curves.interval_for(made, so_far.reach), so_far.interval)
+        so_far = so_far.on(step).compose(Powers.of(made.losses(step)).power(count, share), share)
+    assert so_far is not None
+    return so_far, 1
 
 
 @remembered

@@ -84,9 +84,7 @@ class Losses:
         if not self.masses.any():
             return Losses(self.masses, self.first * count, self.interval, 1.0)
         quick, slack = self._raised(count, np.float64)
-        if slack <= (_ROUNDING if delta is None else max(_FELT * delta, _ROUNDING)):
-            return quick
-        return self._raised(count, np.longdouble)[0]
+        return quick if slack <= _unfelt(delta) else self._raised(count, np.longdouble)[0]
 
     def _raised(self, count: int, kind: type[Any]) -> tuple[Losses, float]:
         low, high = self._reach(count)
@@ -103,22 +101,50 @@ class Losses:
         infinite = _CUT + _ROUNDING + slack + count * _PER_USE - math.expm1(count * math.log1p(-self.infinite))
         return Losses(masses, self.first * count + low, self.interval, min(infinite, 1.0)), slack
 
-    def compose(self, other: Losses) -> Losses:
-        """Return the losses of this and another release together."""
+    def compose(self, other: Losses, delta: float | None = None) -> Losses:
+        """Return the losses of this and another release together; the precision is chosen as for a power."""
+        quick, slack = self._joined(other, np.float64)
+        return quick if slack <= _unfelt(delta) else self._joined(other, np.longdouble)[0]
+
+    def _joined(self, other: Losses, kind: type[Any]) -> tuple[Losses, float]:
         length = len(self.masses) + len(other.masses) - 1
         size = fft.next_fast_len(length, real=True)
-        waves = [fft.rfft(each.masses.astype(np.longdouble), size) for each in (self, other)]
+        waves = [fft.rfft(each.masses.astype(kind), size) for each in (self, other)]
         back = fft.irfft(waves[0] * waves[1], size).astype(np.float64)
         masses = np.maximum(back[:length], 0.0)
         # two different transforms: no worse than the square of the larger one
-        slack = _slack(np.maximum(*(np.abs(wave).astype(np.float64) for wave in waves)), 2, size, np.longdouble)
+        slack = _slack(np.maximum(*(np.abs(wave).astype(np.float64) for wave in waves)), 2, size, kind)
         # what lies far above is counted as infinite, what lies far below as its nearest neighbour
         top = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _CUT))
         bottom = min(int(np.searchsorted(np.cumsum(masses), _CUT)), max(top - 1, 0))
         kept = masses[bottom : max(top, bottom + 1)].copy()
         kept[0] += masses[:bottom].sum()
         infinite = self.infinite + other.infinite + _CUT + _ROUNDING + slack
-        return Losses(kept, self.first + other.first + bottom, self.interval, min(infinite, 1.0))
+        return Losses(kept, self.first + other.first + bottom, self.interval, min(infinite, 1.0)), slack
+
+    def on(self, interval: float) -> Losses:
+        """Return losses on a coarser grid that cost at least as much at every epsilon.
+
+        The mass of a loss goes to the dots on either side, shared so that the mean of e^-loss is kept. The hockey stick
+        is the mean of max(0, 1 - e^epsilon e^-loss), which is convex in e^-loss, so it does not fall (Jensen). This is
+        what connect-the-dots does to a curve, without the differences of nearly equal numbers.
+        """
+        at = (self.first + np.arange(len(self.masses))) * (self.interval / interval)
+        below = np.floor(at)
+        share = np.expm1((below - at) * interval) / math.expm1(-interval)  # of the dot above
+        first = int(below[0])
+        place = (below - first).astype(np.intp)
+        size = int(place[-1]) + 2
+        kept, moved = self.masses * (1 - share), self.masses * share
+        masses = np.asarray(np.bincount(place, kept, size) + np.bincount(place + 1, moved, size), dtype=np.float64)
+        # a loss is off by a few roundings of its size, and a sum by one for every mass in it
+        rounding = (8 + 4 * float(np.abs(at[[0, -1]]).max()) * interval + interval / self.interval) * _PER_USE
+        return Losses(masses, first, interval, min(self.infinite + rounding, 1.0))
+
+    @property
+    def reach(self) -> float:
+        """How far the losses spread."""
+        return len(self.masses) * self.interval
 
     def _reach(self, count: int) -> tuple[int, int]:
         """Return between which sums of indices all but a share of 1e-15 lies, by Chernoff's bound."""
@@ -150,6 +176,11 @@ def _slack(height: Array, count: int, size: int, kind: type[Any]) -> float:
     length = math.sqrt(2 * float(np.sum(height ** (2.0 * (count - 1)))))
     forgotten = _FORGOTTEN * size
     return (count + 1) * 8 * roundoff * (math.log2(size) + 2) * length + forgotten
+
+
+def _unfelt(delta: float | None) -> float:
+    """Return how large a margin in delta may be that is not felt at this delta, or at any."""
+    return _ROUNDING if delta is None else max(_FELT * delta, _ROUNDING)
 
 
 def _log_mean_exp(index: Array, order: float, log_masses: Array) -> float:
@@ -184,17 +215,33 @@ class Powers:
             found = max(found, self.absent.power(count).delta(epsilon))
         return min(found, 1.0)
 
-    def power(self, count: int) -> Powers:
+    def power(self, count: int, delta: float | None = None) -> Powers:
         """Return the losses of `count` uses."""
-        return Powers(self.present.power(count), None if self.absent is None else self.absent.power(count))
+        absent = None if self.absent is None else self.absent.power(count, delta)
+        return Powers(self.present.power(count, delta), absent)
 
-    def compose(self, other: Powers) -> Powers:
+    def compose(self, other: Powers, delta: float | None = None) -> Powers:
         """Return the losses of this and another release together."""
+        present = self.present.compose(other.present, delta)
         if self.absent is None and other.absent is None:
-            return Powers(self.present.compose(other.present))
-        return Powers(
-            self.present.compose(other.present), (self.absent or self.present).compose(other.absent or other.present)
-        )
+            return Powers(present)
+        return Powers(present, (self.absent or self.present).compose(other.absent or other.present, delta))
+
+    def on(self, interval: float) -> Powers:
+        """Return losses on a coarser grid that cost at least as much; on a grid as fine, these."""
+        if interval <= self.present.interval:
+            return self
+        return Powers(self.present.on(interval), None if self.absent is None else self.absent.on(interval))
+
+    @property
+    def interval(self) -> float:
+        """The grid of the losses."""
+        return self.present.interval
+
+    @property
+    def reach(self) -> float:
+        """How far the losses spread, in the direction in which they spread less."""
+        return min(self.present.reach, math.inf if self.absent is None else self.absent.reach)
 
 
 def _dense(pmf: Any) -> Losses:
