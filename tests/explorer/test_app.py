@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from discreet.explorer.app import KEY, MOST_BYTES
 from discreet.explorer.reading import Question
 
 PATH = "/v1/readings"
+PAGE = Path(__file__).parents[2] / "src" / "discreet" / "explorer" / "page"
 Note = Callable[[str], None]
 
 
@@ -64,7 +67,8 @@ def test_a_reading_comes_line_by_line(served: Any) -> None:
 
 
 def test_the_page_keeps_itself_to_itself(served: Any) -> None:
-    for path in ("/", "/explorer.js", "/explorer.css", "/report.css", "/v1/offer", "/nowhere"):
+    scripts = [f"/{path.name}" for path in PAGE.glob("*.js")]
+    for path in ("/", *scripts, "/explorer.css", "/report.css", "/v1/offer", "/nowhere"):
         status, headers, lines = served.ask("GET", path)
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "http" not in policy
@@ -75,6 +79,17 @@ def test_the_page_keeps_itself_to_itself(served: Any) -> None:
         if path == "/":
             assert "http://" not in lines[0]["text"] and "https://" not in lines[0]["text"]
             assert "style=" not in lines[0]["text"] and "onclick" not in lines[0]["text"]
+
+
+def test_every_script_is_small_and_imports_only_its_neighbours(served: Any) -> None:
+    names = {path.name for path in PAGE.glob("*.js")}
+    for name in names:
+        status, headers, _ = served.ask("GET", f"/{name}")
+        assert status == 200 and headers["content-type"].startswith("text/javascript")
+        text = (PAGE / name).read_text(encoding="utf-8")
+        imported = set(re.findall(r'from "([^"]+)"', text))
+        assert imported <= {f"./{other}" for other in names - {name}} and "import(" not in text
+        assert text.count("\n") <= 300
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", "0.0.0.0:{port}", ""])

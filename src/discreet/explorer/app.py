@@ -51,7 +51,10 @@ _SAFE = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
 _FILES = {
     "/": ("discreet.explorer", "page/explorer.html", "text/html"),
     "/explorer.css": ("discreet.explorer", "page/explorer.css", "text/css"),
-    "/explorer.js": ("discreet.explorer", "page/explorer.js", "text/javascript"),
+    **{
+        f"/{name}.js": ("discreet.explorer", f"page/{name}.js", "text/javascript")
+        for name in ("explorer", "curve", "dials", "words")
+    },
     "/report.css": ("discreet.report", "templates/report.css", "text/css"),  # colours, cards and marks are the report's
 }
 
