@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from discreet.core.errors import DataError, SettingError
+from discreet.experiment.scene import Scene
 from discreet.explorer.menu import Menu
 from discreet.explorer.reading import OPEN, Question, read
 from discreet.explorer.stage import Stage
@@ -46,6 +48,14 @@ def test_noise_is_certified_and_bounded_and_hides(stage: Stage, menu: Menu) -> N
         found = read(Question(TYPED, name, "rss", {"epsilon": 1.0}), stage, menu, seconds=5)
         assert found["guarantee"]["certified"] and found["guarantee"]["adjacency"] == "replace-one"
         assert 1 / 64 < found["bound"] <= math.e / 64 + 1e-4
+
+
+def test_where_texts_are_few_one_of_n_names_one_of_those(scenes: dict[str, Scene], menu: Menu) -> None:
+    few = {kind: replace(scene, rows=scene.rows.take(range(5)), kept={}) for kind, scene in scenes.items()}
+    found = read(
+        Question(TYPED, "dp-sgd", "one-of-n", {"epsilon": 1.0}), Stage("few", few.__getitem__), menu, seconds=5
+    )
+    assert found["candidates"] == 5 and found["leakage"]["chance"] == 1 / 5 and 1 / 5 < found["bound"] < math.e / 5
 
 
 def test_texthide_promises_nothing_and_says_why(stage: Stage, menu: Menu) -> None:

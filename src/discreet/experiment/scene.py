@@ -68,6 +68,10 @@ class Scene:
         order = rng.permutation(len(short))[:count]
         return self.rows.take([short[i] for i in order.tolist()])
 
+    def different(self) -> int:
+        """Return how many different texts may be drawn."""
+        return len(self._distinct(None))
+
     def _distinct(self, max_words: int | None) -> list[int]:
         seen: set[str] = set()
         found: list[int] = []

@@ -94,9 +94,17 @@ def read(
         size = 1  # nothing is mixed
     scene = stage.typed(question.sentence.strip(), question.label, kind)
     identifies = question.attack == menu.identifies
-    say(f"Comparing {CANDIDATES} sentences; the first time takes longest" if identifies else "Releasing and attacking")
+    count = min(CANDIDATES, max(2, scene.different())) if identifies else CANDIDATES  # a small corpus has fewer
+    say(f"Comparing {count} sentences; the first time takes longest" if identifies else "Releasing and attacking")
     request = AttackRequest(
-        attack, protect, question.attack, examples=size, batch_size=size, seconds=seconds, delta=DELTA
+        attack,
+        protect,
+        question.attack,
+        examples=size,
+        batch_size=size,
+        seconds=seconds,
+        delta=DELTA,
+        candidates=count if identifies else None,
     )
     found = run_attack(request, scene)
     example = None if identifies else shown(found, attack, scene, kind)
@@ -108,7 +116,7 @@ def read(
         **_texts(example, attack, kind, size, _remarks(found, protect, attack, seconds)),
         "guarantee": _guarantee(found, protect),
         "bound": bound(protect, found, scene),
-        "candidates": CANDIDATES,
+        "candidates": count,
         "alike": alike(found),
         "release": _release(found, kind, scene),
         "seconds": time.monotonic() - began,
