@@ -81,7 +81,7 @@ _PUBLIC = {
     "open_release": "discreet.training.release",
     "predict": "discreet.training.evaluate",
     "protected_release": "discreet.training.release",
-    "representation_release": "discreet.training.release",
+    "representation_release": "discreet.training.released_vectors",
     "run_attack": "discreet.experiment.attack",
     "text_leakage": "discreet.metrics.text",
     "train": "discreet.training.loop",

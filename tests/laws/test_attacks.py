@@ -41,7 +41,8 @@ CORPUS = Corpus(
 GRADIENTS = [name for name in ATTACKS if kind_of(attack_class(name)()) == GRADIENT]
 READERS = [name for name in ATTACKS if name != ONE_OF_N]
 SECONDS = 0.5
-QUICK: dict[str, Any] = {"seconds": None, "steps": 5, "rounds": 5, "polish": 0}  # the clock would decide how far it gets
+# by the clock, how busy the machine is would decide how far it gets
+QUICK: dict[str, Any] = {"seconds": None, "steps": 5, "rounds": 5, "polish": 0}
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +183,9 @@ def test_a_protection_of_something_else_is_refused(name: str, scene: Scene) -> N
         name = "other"
         place = "update"
 
-    with pytest.raises(DiscreetError, match=f"protection of the gradient for {name}, found other"):
+    with pytest.raises(
+        DiscreetError, match=f"fits other, found {name}, which reads gradients.* Under other updates leave"
+    ):
         run_attack(request_for(name, protect=Other()), scene)
 
 
@@ -191,7 +194,7 @@ def test_a_protection_of_gradients_is_refused_for_vectors_before_any_text_is_enc
     name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("discreet.experiment.attack.knowledge", lambda *given: pytest.fail("it took its time"))
-    with pytest.raises(UnsupportedError, match=f"protection of the representation for {name}, found dp-sgd"):
+    with pytest.raises(UnsupportedError, match=f"fits dp-sgd, found {name}, which reads sentence vectors"):
         run_attack(request_for(name, protect=DPSGD(1.0, 1.0)), scene)
 
 

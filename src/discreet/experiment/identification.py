@@ -17,7 +17,7 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.data.corpus import Corpus
-from discreet.experiment.releases import by_adjacency, gradient_facts, misfit
+from discreet.experiment.releases import by_adjacency, gradient_facts, misfit, name_of
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
@@ -96,7 +96,7 @@ def _event(request: AttackRequest) -> DpEvent:
 def _refuse(request: AttackRequest) -> None:
     protect = request.protect
     if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
-        raise misfit(request.label, NOISY, protect.name, place_of(protect))
+        raise misfit(request.label, NOISY, name_of(protect), place_of(protect))
     if request.batch_size != 1:
         remedy = "The other members of the batch are known to this attacker and subtracted; they change nothing."
         raise refuse("batch_size", request.batch_size, "1 for 1-of-n", remedy)

@@ -15,7 +15,8 @@ from discreet.models.classifier import Classifier
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import place_of
 from discreet.training.private import as_drawn
-from discreet.training.release import hidden_release, open_release, protected_release, representation_release
+from discreet.training.release import hidden_release, open_release, protected_release
+from discreet.training.released_vectors import representation_release
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +93,7 @@ def refuse_misfit(request: AttackRequest) -> None:
     """Refuse an attack on what its protection does not let go, before any work is done for it."""
     kind, protect = kind_of(request.attack), request.protect
     if not fits(kind, protect):
-        raise misfit(request.label, READS[kind], protect.name, place_of(protect))
+        raise misfit(request.label, READS[kind], name_of(protect), place_of(protect))
 
 
 def _vectors(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None) -> Released:
@@ -139,6 +140,11 @@ def own_pairs(request: AttackRequest, model: Classifier, public: Corpus, rng: Rn
     return made.seen.vectors.cpu(), as_they_leave(request.protect, plain[list(made.rows)])
 
 
+def name_of(protect: object) -> str:
+    """Return a protection's name, or that of its class."""
+    return str(getattr(protect, "name", type(protect).__name__))
+
+
 def misfit(attack: str, reads: str, protect: str, place: str) -> UnsupportedError:
     """Return the error for an attack on one thing and a protection that lets go of another.
 
@@ -147,8 +153,8 @@ def misfit(attack: str, reads: str, protect: str, place: str) -> UnsupportedErro
 an attack on those, or another protection.
     """
     return UnsupportedError(
-        f"Expected an attack that fits {protect}, found {attack}, which reads {reads}. Under {protect} {LEAVES[place]} "
-        "leave: choose an attack on those, or another protection."
+        f"Expected an attack that fits {protect}, found {attack}, which reads {reads}. Under {protect} "
+        f"{LEAVES.get(place, f'{place}s')} leave: choose an attack on those, or another protection."
     )
 
 
