@@ -1,10 +1,38 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
 from discreet.experiment.plan import RunRequest
-from discreet.experiment.training import warn_of_size
-from discreet.models.classifier import ModelSettings
+from discreet.experiment.training import averaged_utility, warn_of_size
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.instance_encoding import InstanceEncoding
+from discreet.training.encode import encode
 from discreet.training.settings import TrainSettings
+
+
+def test_any_protection_may_have_several_views_of_a_query(tiny_encoder: Callable[[str], Path]) -> None:
+    class Doubled(InstanceEncoding):
+        def views(self, width: int, secret: Rng) -> Any:
+            return lambda vectors: torch.stack([vectors, -vectors])
+
+    rows = Corpus("toy", ("the heart was dull", "a knee"), labels=(0, 1), label_names=("a", "b"))
+    model = Classifier.build(rows, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    vectors = encode(model, rows, None, "float32")
+
+    def found(protect: Any) -> dict[str, float]:
+        return averaged_utility(SimpleNamespace(protect=protect, secret=Rng(0)), model, vectors)  # type: ignore[arg-type]
+
+    assert "accuracy" in found(Doubled(8.0, 1e-5))
+    assert found(InstanceEncoding(8.0, 1e-5)) == found(DPSGD(1.0)) == averaged_utility(None, model, vectors) == {}
 
 
 def test_rows_of_what_is_built_in_count_held_out_ones_too() -> None:

@@ -144,6 +144,8 @@ def test_what_does_not_go_is_refused() -> None:
         TextHide(mix=4).check(32, 3)
     with pytest.raises(SettingError, match="masks=0 at least 1 and not fresh"):
         TextHide(masks=0).averaged(8, Rng(0))
+    assert TextHide(masks=0).views(8, Rng(0)) is None and TextHide(masks=4, fresh=True).views(8, Rng(0)) is None
+    assert len(TextHide(masks=4).views(8, Rng(0))(torch.ones(2, 8))) == 4  # type: ignore[misc]
     with pytest.raises(SettingError, match="masks=100000 <= 65536"):
         TextHide(masks=100_000)
     with pytest.raises(UnsupportedError, match="Expected texthide live"):

@@ -150,12 +150,11 @@ def utilities(
 
 
 def averaged_utility(plan: Plan | None, model: Classifier, rows: Tokens | Vectors) -> dict[str, float]:
-    """Return the utility of predictions averaged over a pool of masks, where there is one."""
-    from discreet.protections.texthide import TextHide
-
-    if plan is None or not isinstance(plan.protect, TextHide) or not plan.protect.masks:
+    """Return the utility of predictions averaged over a protection's views of a query, where it has several."""
+    if plan is None or not at_vectors(plan.protect):
         return {}
-    return evaluate(model, rows, query=plan.protect.averaged(model.width, plan.secret))
+    views = plan.protect.views(model.width, plan.secret)
+    return {} if views is None else evaluate(model, rows, query=views)
 
 
 def warn_of_size(request: RunRequest, corpus: Corpus, say: Callable[[str], None]) -> None:

@@ -153,6 +153,9 @@ class InstanceEncoding:
         mean, matrix = (t.to(vectors) for t in (self.projection.mean, self.projection.matrix))
         return (vectors - mean) @ matrix.T
 
+    def views(self, width: int, secret: Rng) -> None:
+        """A query is seen in one way."""
+
     def check(self, batch_size: int, rows: int) -> None:
         """Refuse mixtures of more vectors than there are."""
         size = rows if self.stored else min(batch_size, rows)

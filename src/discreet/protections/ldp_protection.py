@@ -133,6 +133,9 @@ class LocalLayer:
         assert isinstance(model.query, LocalQuery)
         model.query.source = Rng.secret()
 
+    def views(self, width: int, secret: Rng) -> None:
+        """A query is seen in one way."""
+
     def check(self, batch_size: int, rows: int) -> None:
         """Refuse a training whose draws are not the ones that are counted."""
         if not self.stored and (batch_size, rows) != (self.sending.drawn, self.sending.population):

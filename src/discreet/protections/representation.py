@@ -161,6 +161,10 @@ class RepresentationProtection(Protocol):
         """Fold what is secret into the weights before the model is written; afterwards `model.query` may be None."""
         ...
 
+    def views(self, width: int, secret: Rng) -> nn.Module | None:
+        """Return what gives several views of a query, to average predictions over, or None where there is only one."""
+        ...
+
     def check(self, batch_size: int, rows: int) -> None:
         """Refuse settings that do not go with this training."""
         ...

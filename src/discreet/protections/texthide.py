@@ -122,6 +122,10 @@ class TextHide:
             raise refuse("masks", self.masks, "at least 1 and not fresh", "There is no pool to average over.")
         return AllMasks(self.pool(width, secret))
 
+    def views(self, width: int, secret: Rng) -> AllMasks | None:
+        """Return every mask of the pool, where there is one."""
+        return self.averaged(width, secret) if self.masks and not self.fresh else None
+
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
         """Refuse: TextHide hides every batch anew."""
         raise UnsupportedError("Expected texthide live. It hides the vectors of every batch anew; see TextHide.live.")
