@@ -65,6 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--prior", type=Path, help="LAMP's language model; without it, one of the training rows")
     parser.add_argument("--train", default="all", help="what is trained: pooler+head, top-N or all")
+    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="also without protection")
     parser.add_argument("--noise", type=float, nargs="*", default=NOISES)
     parser.add_argument("--kappas", type=float, nargs="*", default=KAPPAS)
     parser.add_argument("--sentences", type=int, default=16)
@@ -89,7 +90,7 @@ def settings_of(asked: argparse.Namespace) -> list[Setting]:
     """Return the settings, the two noises in turn, so that an early end leaves some of each."""
     gaussian = [{"name": "dp-sgd", "noise_multiplier": noise, "clip_norm": 1.0} for noise in asked.noise]
     directional = [{"name": "dir-dp-sgd", "kappa": kappa} for kappa in asked.kappas]
-    rows: list[Setting] = [{"name": "none"}]
+    rows: list[Setting] = [{"name": "none"}] if asked.plain else []
     for place in range(max(len(gaussian), len(directional))):
         rows += gaussian[place : place + 1] + directional[place : place + 1]
     return rows

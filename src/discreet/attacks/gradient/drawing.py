@@ -131,7 +131,7 @@ class Drawing:
         s, parents, b, t = self.tokens.shape
         k = settings.texts
         share = 1 - (1 - settings.last_share) * done
-        chosen = torch.randint(parents, (s, k), generator=self.source, device=device)[..., None, None]
+        chosen = torch.randint(parents, (s, k, 1, 1), generator=self.source, device=device)
         tokens = self.tokens.gather(1, chosen.expand(s, k, b, t))
         moved = torch.rand(s, k, generator=self.source, device=device) < settings.moved
         for sentence in range(b):

@@ -38,10 +38,10 @@ class WordDraws(SearchingAttack):
     them; the word-embedding gradient is not used.
     """
 
-    rounds: int = 60
-    texts: int = 32
-    parents: int = 8
-    moved: float = 0.5
+    rounds: int = 120
+    texts: int = 16
+    parents: int = 4
+    moved: float = 0.3
     last_share: float = 0.15
     first_sharpness: float = 150.0
     last_sharpness: float = 1000.0
