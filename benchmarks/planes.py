@@ -264,6 +264,7 @@ def study_of(
 ) -> dict[str, Any]:
     """Return the plane as the study that a report expects."""
     shared = described(asked, name, {"name": "none"})
+    strongest = "word-draws" if "word-draws" in attacks else "lamp"
     return {
         "name": f"planes of {name}",
         "title": f"{name}: utility against what is read of one text, Gaussian and von Mises–Fisher noise",
@@ -271,7 +272,7 @@ def study_of(
         "training": {"epochs": asked.epochs, "batch_size": 128},
         "protections": settings_of(asked),
         "attacks": [{"name": attack, "examples": examples} for attack in attacks],
-        "goal": {"leakage": f"{(*attacks, *ATTACKS)[0]}/{METRICS[0]}", "ceiling": 0.3, "utility": metric},
+        "goal": {"leakage": f"{strongest}/{METRICS[0]}", "ceiling": 0.3, "utility": metric},
         "seeds": [asked.seed],
     }
 

@@ -219,6 +219,22 @@ def test_a_verdict_says_how_little_it_rests_on() -> None:
     assert "of 1 text in order" in verdict([point("none", 1)], None, goal, "accuracy")[0]
 
 
+def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen() -> None:
+    def leak(value: float) -> Measured:
+        return Measured(value, value - 0.05, value + 0.05, seeds=1, n=40)
+
+    useful = {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}
+    goal = Goal("lamp/rouge_l", ceiling=0.3)
+    for other, value, warned in (
+        ("draws/rouge_l", 0.6, True),
+        ("draws/rouge_l", 0.28, False),
+        ("draws/rouge_1", 0.6, False),
+    ):
+        point = Point("a", {"name": "a"}, useful, {"lamp/rouge_l": leak(0.2), other: leak(value)}, None)
+        told = verdict([point], point, goal, "accuracy")[1]
+        assert ("but draws comes to 60% there by the same measure: let the goal name draws." in told) is warned
+
+
 def test_a_proven_share_is_never_rounded_down() -> None:
     for bound in (0.0421, 0.1201, 0.000441, 0.9501):
         leak = {"one-of-n/identified": Measured(0.0, 0.0, 0.01, seeds=1, n=20_000, bound=bound)}

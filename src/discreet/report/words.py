@@ -172,8 +172,21 @@ def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, ut
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
     return (
         f"Recommended: {chosen.label}, with {utility} {chosen.utility[utility].value:.3f}; "
-        f"{what} {often} {percent(found.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})."
+        f"{what} {often} {percent(found.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})"
+        f"{_stronger(chosen, goal, limit)}."
     )
+
+
+def _stronger(chosen: Point, goal: Goal, limit: float) -> str:
+    """Return which other attack reads more than the rule allows under the setting chosen, by the same measure."""
+    most = limit if goal.ceiling is None else max(limit, goal.ceiling)
+    metric = goal.leakage.partition("/")[2]
+    others = [(m.value, name) for name, m in chosen.leakage.items() if name.partition("/")[2] == metric]
+    value, name = max(others)
+    if value <= most:
+        return ""
+    attack = name.partition("/")[0]
+    return f"; but {attack} comes to {percent(value)} there by the same measure: let the goal name {attack}"
 
 
 def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, utility: str) -> str:
