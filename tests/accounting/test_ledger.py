@@ -310,8 +310,10 @@ def test_a_budget_stops_the_step_that_would_exceed_it(tmp_path: Path, monkeypatc
         assert ledger.remaining(STEP) == 0
         assert len(calls) < 20  # and not one for each of a few hundred steps
         before = path.read_bytes()
-        with pytest.raises(BudgetError, match=r"Expected epsilon=1\.\d+ after 'one more' <= 1, the budget"):
+        with pytest.raises(BudgetError, match=r"Expected epsilon=1\.\d+ after 'one more' <= 1, the budget") as error:
             ledger.spend(STEP, "one more")
+        told = str(error.value).partition("with epsilon ")[2].partition(" ")[0]
+        assert ledger.guarantee().epsilon <= float(told) <= 1.0
         assert path.read_bytes() == before
         assert ledger.spend(STEP, "step 0").repeated  # what is already spent costs nothing
         with pytest.raises(BudgetError):

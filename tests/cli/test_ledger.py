@@ -39,6 +39,13 @@ def test_it_says_what_was_spent_for_whom_and_what_is_left(path: Path, capsys: py
     assert "cut short" not in words and "again" not in words
 
 
+def test_a_budget_is_not_rounded_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Ledger.open(tmp_path / "l", unit="author", adjacency="add/remove", budget=Budget(3.0004, 1.00004e-5)):
+        pass
+    assert main(["ledger", str(tmp_path / "l")]) == 0
+    assert "Budget: epsilon 3.001 at delta 1.001e-05, of which 0 is spent." in said(capsys)
+
+
 def test_long_events_fit_eighty_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

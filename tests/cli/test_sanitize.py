@@ -46,6 +46,13 @@ def test_columns_are_kept_and_the_account_is_short(
     assert sorted(path.name for path in notes.parent.iterdir()) == ["clean.csv", "notes.csv"]
 
 
+def test_prices_are_rounded_up(capsys: pytest.CaptureFixture[str], notes: Path, encoder: str) -> None:
+    out = notes.with_name("clean.csv")
+    said = say(capsys, notes, "--epsilon-per-word", 8.0000041, "--out", out, "--model", encoder)[1]
+    assert "each word has epsilon = 8.00001 and" in said  # and not 8
+    assert "40.0001 for the longest" in said
+
+
 def test_json_has_the_guarantees(capsys: pytest.CaptureFixture[str], notes: Path, encoder: str) -> None:
     out = notes.with_name("clean.jsonl")
     options = ("--epsilon-per-word", 0.5, "--out", out, "--model", encoder, "--json", "--seed", 3)

@@ -12,7 +12,7 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.protections.facts import public_facts
+from discreet.protections.facts import in_words, public_facts
 from discreet.protections.settings import SETTINGS
 from discreet.training.card import protection
 
@@ -53,3 +53,28 @@ def test_every_protection_names_its_mechanism_and_its_price(
             assert f"{key.replace('_', ' ')} {shown}" in text
         assert " )" not in text and "None" not in text
     assert "replace-one 2.343" in card
+
+
+@pytest.mark.parametrize("calibration", ["sound", "paper", "paper-vector"])
+def test_a_budget_that_is_met_by_the_paper_alone_says_so(calibration: str, tiny_encoder: Callable[[str], Path]) -> None:
+    """An epsilon of the paper's formula is no bound; beside the figure stands whose it is."""
+    corpus = Corpus("toy", ("a", "b"), labels=(0, 1), label_names=("a", "b"))
+    model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    asked = {"epsilon": 3.0, "mechanism": "gaussian", "sampling": "fixed", "calibration": calibration}
+    for name in ("ldp", "dp-ie"):
+        if name == "dp-ie":
+            asked = {"epsilon": 3.0, "calibration": "sound" if calibration == "sound" else "paper"}
+        facts = public_facts(protection_of(name, model, asked, delta=1e-5, batch_size=2))
+        assert f"calibration {asked['calibration']}" in in_words(facts)
+
+
+def test_prices_are_rounded_up_and_other_settings_to_the_nearest() -> None:
+    facts = {
+        "name": "ldp",
+        "epsilon": 7.000002,
+        "label_epsilon": 1.2345601,
+        "delta": 1.0000011e-6,
+        "clip_norm": 1.2345601,
+    }
+    assert in_words(facts) == "ldp (epsilon 7.00001, label epsilon 1.23457, delta 1.00001e-06, clip norm 1.23456)"
+    assert in_words({"name": "none"}) == "none"

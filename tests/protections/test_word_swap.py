@@ -174,6 +174,8 @@ def test_a_corpus_costs_its_wordiest_unit(table: WordTable) -> None:
     assert new.second is not None
     assert [len(text.split()) for text in new.second] == [1, 2, 1]
     assert any("alone has epsilon = 2" in each for each in swap.stated(swap.text_guarantee(9)).assumptions)
+    dearer = WordSwap(table, 2.000001)
+    assert any("epsilon = 2.00001 and" in each for each in dearer.stated(dearer.text_guarantee(9)).assumptions)
 
 
 def test_token_noise_releases_a_vector_for_each_word(table: WordTable) -> None:

@@ -12,7 +12,7 @@ from discreet.accounting.ledger_statement import MOST_STEPS, Budget, composed, m
 from discreet.accounting.parts import Parts, take_apart
 from discreet.accounting.pure import pure_epsilon
 from discreet.core.errors import BudgetError
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Guarantee, in_digits
 
 _REMEMBERED = 1024
 _MARGIN = 1e-4
@@ -119,9 +119,9 @@ class Allowance:
             return
         would, spent = self.price(now + step, budget.delta).epsilon, self.price(now, budget.delta).epsilon
         raise BudgetError(
-            f"Expected epsilon={would:.6g} after {name!r} <= {budget.epsilon:.6g}, the budget, at "
-            f"delta={budget.delta:.4g}. Nothing was written: stop here, with epsilon {spent:.6g} spent, or "
-            "give a larger budget, or spend less each time, with more noise."
+            f"Expected epsilon={in_digits(would, 6)} after {name!r} <= {in_digits(budget.epsilon, 6)}, the budget, at "
+            f"delta={in_digits(budget.delta)}. Nothing was written: stop here, with epsilon {in_digits(spent, 6)} "
+            "spent, or give a larger budget, or spend less each time, with more noise."
         )
 
     def _parts(self, counts: Counts) -> Parts:

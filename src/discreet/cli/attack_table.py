@@ -205,6 +205,8 @@ def guarantee_words(result: AttackResult) -> str:
 
 def release_words(facts: Any) -> str:
     """Return what the attacker saw, in a sentence's worth of words."""
+    from discreet.protections.facts import in_words
+
     times = "once" if facts["steps"] == 1 else f"{facts['steps']} times"
     texts = "1 text" if facts["batch_size"] == 1 else f"{facts['batch_size']} texts"
     if facts["kind"] == "gradient":
@@ -212,11 +214,7 @@ def release_words(facts: Any) -> str:
     else:
         what = f"{facts['vectors']} vectors of {facts['width']} numbers from {facts['model']}, {times}"
     protection = facts["protection"]
-    words = "no protection"
-    if protection is not None:
-        shown = {k: v for k, v in protection.items() if k != "name" and v is not False}
-        settings = ", ".join(f"{k.replace('_', ' ')} {_number(v)}" for k, v in shown.items())
-        words = f"{protection['name']} ({settings})" if settings else protection["name"]
+    words = "no protection" if protection is None else in_words(protection)
     known = f"; known besides: {', '.join(facts['known'])}" if facts["known"] else ""
     return f"{what}; {words}{known}"
 
@@ -231,7 +229,3 @@ def plain(text: str) -> Text:
 def _cells(leakage: Leakage) -> tuple[str, str, str]:
     chance = "" if leakage.chance is None else f"{leakage.chance:.4f}"
     return f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]", chance
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

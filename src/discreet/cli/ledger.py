@@ -53,7 +53,8 @@ def ledger(
     paragraph(promise.sentence())
     if budget is not None:
         paragraph(
-            f"Budget: epsilon {budget.epsilon:.4g} at delta {budget.delta:.4g}, of which {in_digits(spent)} is spent."
+            f"Budget: epsilon {in_digits(budget.epsilon)} at delta {in_digits(budget.delta)}, of which "
+            f"{in_digits(spent)} is spent."
         )
         for event, more in room:
             paragraph(f"Room for {more:,} more of {_words(event)}.")

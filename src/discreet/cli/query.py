@@ -160,7 +160,7 @@ def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guara
     if missed:
         note(f"Chance has never drawn {missed} of {len(answers)} texts. To ask again costs again.")
     kind = "" if each.certified else " (an estimate)"
-    note(f"Each text: epsilon = {in_digits(each.epsilon)}, delta = {each.delta:.3g}{kind}.")
+    note(f"Each text: epsilon = {in_digits(each.epsilon)}, delta = {in_digits(each.delta, 3)}{kind}.")
     total = in_digits(spent.epsilon) if math.isfinite(spent.epsilon) else "unbounded"
     more = "." if left is None else f"; at least {left:,} more are allowed."
     note(f"All queries from here so far: epsilon = {total}{more}")

@@ -169,13 +169,13 @@ def _account(
     say = note if out == "-" else print
     say(changes.sentence())
     kind = "Certified" if word.certified else f"An estimate, as {word.reason}"
-    price = f"{swap.epsilon_per_word:g}"
+    price = in_digits(swap.epsilon_per_word, 6)
     say(
         f"{kind}: each {word.unit} has epsilon = {price} and delta = 0 when it is exchanged for any other, and {price} "
         "r for another at a share r of the largest distance (metric privacy)."
     )
     if whole.exists:
-        say(f"By composition a text has {price} for each of its words: {whole.epsilon:g} for the longest.")
+        say(f"By composition a text has {price} for each of its words: {in_digits(whole.epsilon, 6)} for the longest.")
         if best.epsilon < 0.99 * whole.epsilon:
             say(f"At delta = {delta:g} the longest has epsilon = {in_digits(best.epsilon)}, by the pld accountant.")
         if columns > 1:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+from discreet.core.guarantee import in_digits
+
+_DIGITS = 6
+_PRICES = ("epsilon", "delta")
 
 
 def public_facts(protect: Any) -> dict[str, Any]:
@@ -20,3 +26,20 @@ def public_facts(protect: Any) -> dict[str, Any]:
         told = {field.name: getattr(protect, field.name) for field in dataclasses.fields(protect) if field.repr}
     plain = {name: value for name, value in told.items() if isinstance(value, int | float | str) and value != ""}
     return {"name": getattr(protect, "name", type(protect).__name__), **plain}
+
+
+def in_words(facts: Mapping[str, Any]) -> str:
+    """Return public facts in words; what is off is left out, and prices are rounded up.
+
+    >>> in_words({"name": "ldp", "mechanism": "gaussian", "epsilon": 7.000002, "pairs": False})
+    'ldp (mechanism gaussian, epsilon 7.00001)'
+    """
+    shown = {name: value for name, value in facts.items() if name != "name" and value is not False}
+    settings = ", ".join(f"{name.replace('_', ' ')} {_plain(name, value)}" for name, value in shown.items())
+    return f"{facts['name']} ({settings})" if settings else str(facts["name"])
+
+
+def _plain(name: str, value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return in_digits(value, _DIGITS) if any(price in name for price in _PRICES) else f"{value:g}"

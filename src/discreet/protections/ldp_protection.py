@@ -66,6 +66,7 @@ class LocalLayer:
     typical: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
     dynamic: bool = False  # noise grows with the number of vectors that a step happens to send, as in the paper
     epsilon: float | None = field(default=None, repr=False, compare=False)  # the budget of a sentence
+    calibration: str = field(default="sound", repr=False, compare=False)  # whether by a proof or as in the paper
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
     priced: ClassVar[bool] = True
@@ -85,11 +86,12 @@ class LocalLayer:
 
     @property
     def facts(self) -> dict[str, float | str | bool | None]:
-        """What may be said of it: the mechanism, the budget of each sentence, and what is sent how often."""
+        """What may be said of it: the mechanism, the budget of each sentence and its rule, and what is sent how often."""
         return {
             "mechanism": self.training.mechanism,
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "calibration": self.calibration,
             "dimension": self.training.dimension,
             "label_epsilon": self.label_epsilon,
             "position": self.position,

@@ -139,6 +139,7 @@ class LDPSettings:
             typical=(bounded.mean(0), torch.cov(bounded.T, correction=0)),
             dynamic=self.sampling == "coins" and self.calibration == "paper",
             epsilon=self.epsilon,
+            calibration=self.calibration,
         )
 
     def shape(self, model: Classifier) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.errors import DataError
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import TextRelease
 from discreet.protections.representation import Place
@@ -209,7 +209,7 @@ class WordSwap:
 
     def stated(self, found: Guarantee) -> Guarantee:
         """Return the guarantee of a rewritten corpus with what is visible, and the cost of one word beside it."""
-        word = f"each {self._word} alone has epsilon = {self.epsilon_per_word:g} and delta = 0"
+        word = f"each {self._word} alone has epsilon = {in_digits(self.epsilon_per_word, 6)} and delta = 0"
         if not found.exists:
             return dataclasses.replace(found, reason=f"{found.reason}; {word}")
         return dataclasses.replace(found, assumptions=(*found.assumptions, *self._of_texts, word))

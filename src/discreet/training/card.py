@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.core.guarantee import Guarantee, in_digits
 from discreet.models.classifier import Classifier
+from discreet.protections.facts import in_words
 from discreet.training.checkpoint import trained
 
 if TYPE_CHECKING:
@@ -63,15 +64,9 @@ def protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
     if "protection" not in metrics or guarantee is None:
         return ""
     kind = "Epsilon" if guarantee.certified else "Estimates of epsilon"
-    facts = {name: value for name, value in metrics["protection"].items() if name != "name" and value is not False}
-    settings = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in facts.items())
-    chosen = f"{metrics['protection']['name']} ({settings})"
+    chosen = in_words(metrics["protection"])
     columns = ", ".join(
         f"{name} {'not defined' if value is None else in_digits(value)}"
         for name, value in metrics["epsilon_by_adjacency"].items()
     )
     return f"\nProtection: {chosen}; {metrics['steps']} steps. {kind} at the same delta: {columns}.\n"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
