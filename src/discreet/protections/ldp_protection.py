@@ -86,7 +86,7 @@ class LocalLayer:
 
     @property
     def facts(self) -> dict[str, float | str | bool | None]:
-        """What may be said of it: the mechanism, the budget of each sentence and its rule, and what is sent how often."""
+        """What may be said of it: the mechanism, the budget of a sentence and its rule, and what is sent how often."""
         return {
             "mechanism": self.training.mechanism,
             "epsilon": self.epsilon,
