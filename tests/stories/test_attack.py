@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from discreet.attacks.gradient.dager import Dager
+from discreet.attacks.gradient.lamp import Lamp
 from discreet.attacks.gradient.one_of_n import OneOfN
+from discreet.attacks.gradient.positions import PositionRows
+from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.attacks.representation.blind import BlindReconstruction
 from discreet.attacks.representation.inversion import EmbeddingInversion
 from discreet.attacks.representation.similarity import Similarity
@@ -18,7 +21,7 @@ from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Example, Scene, SceneRequest, load_scene, run_attack
-from discreet.experiment.attack import Attack
+from discreet.experiment.attack import Attack, knowledge
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
@@ -160,3 +163,18 @@ def test_a_rewritten_text_costs_all_its_words_and_the_longest_text_counts(minilm
     most = max(len(swap.table.split(text)) for text in TEXTS[:4])  # one word each would be 10, and the first text less
     assert found.guarantee.epsilon == pytest.approx(10.0 * most)
     assert dict(found.epsilon_by_adjacency) == {"replace-one": pytest.approx(10.0 * most)}
+
+
+@pytest.mark.parametrize("attack", [Lamp(), WordDraws(), PositionRows()])
+def test_a_language_model_is_fitted_once_and_before_the_search(minilm: Scene, attack: Attack) -> None:
+    request = AttackRequest(attack, examples=1)
+    first, second = (knowledge(request, minilm, minilm.model, CORPUS.take([row])) for row in (0, 0))
+    assert first.extra["prior"] is second.extra["prior"]
+    assert "prior" not in knowledge(replace(request, attack=Dager()), minilm, minilm.model, CORPUS.take([0])).extra
+
+
+def test_too_short_a_limit_on_words_is_refused_with_the_length_that_there_is(minilm: Scene) -> None:
+    with pytest.raises(SettingError, match=r"shortest has 3; allow longer ones \(--max-words\), or another --split"):
+        minilm.draw(1, Rng(0), max_words=2)
+    with pytest.raises(SettingError, match=r"allow longer ones \(--max-words\), ask for fewer \(--examples\), or an"):
+        minilm.draw(3, Rng(0), max_words=3)

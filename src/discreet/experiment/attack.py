@@ -215,13 +215,13 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
     public = scene.public_without(rows.texts)
     extra: dict[str, Any] = {}
     candidates: tuple[str, ...] = ()
-    if hasattr(request.attack, "prior") and public:
+    needs = getattr(request.attack, "needs", ())
+    if "prior" in needs and public:
         extra["prior"] = scene.prior(public)
     if kind_of(request.attack) == REPRESENTATION:
         public = public[:_PUBLIC]
         candidates = scene.candidates(rows.texts, request.candidates, Rng(request.seed).fork("candidates"))
         extra["vectors"] = as_they_leave(request.protect, scene.vectors(candidates))
-        needs = getattr(request.attack, "needs", ())
         if public:  # as vectors of the release are: a projection has other coordinates than the encoder
             extra |= {
                 name: as_they_leave(request.protect, scene.vectors(public)) for name in _OF_PUBLIC if name in needs

@@ -61,10 +61,13 @@ class Scene:
         whole(what, count, 1, "It counts the rows to attack.")
         short = list(self._distinct(max_words))
         if len(short) < count:
-            limit = "" if max_words is None else f" of at most {max_words} words"
+            limit, longer, fewer = "", "", f"ask for fewer (--{what}), or " if short else ""
+            if max_words is not None:
+                least = min((len(text.split()) for text in self.rows.texts), default=0)
+                limit = f" of at most {max_words} words, and its shortest has {least}"
+                longer = "allow longer ones (--max-words), " if short else "allow longer ones (--max-words), or "
             found = f"{self.rows.name!r} has {len(short)} different texts{limit}"
-            remedy = f"{found}; ask for fewer (--{what}), or another --split."
-            raise refuse(what, count, f"at most {len(short)}", remedy)
+            raise refuse(what, count, f"at most {len(short)}", f"{found}; {longer}{fewer}another --split.")
         order = rng.permutation(len(short))[:count]
         return self.rows.take([short[i] for i in order.tolist()])
 

@@ -60,6 +60,7 @@ class Lamp(MatchingAttack):
     seconds: float | None = None
 
     paper: ClassVar[str] = "LAMP"
+    needs: ClassVar[tuple[str, ...]] = ("prior",)
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

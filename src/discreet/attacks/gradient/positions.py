@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class PositionRows:
     kept: int = 256
     beams: int = 64
     prior: float = 1.0
+
+    needs: ClassVar[tuple[str, ...]] = ("prior",)
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

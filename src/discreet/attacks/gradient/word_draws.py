@@ -25,12 +25,15 @@ class WordDraws(SearchingAttack):
 
     In each of `rounds`, `texts` texts are made from the `parents` best so far: a share `moved` of them in another
     order, and of the words of each a share drawn again that falls from all to `last_share`. A word is drawn in
-    proportion to its probability among its neighbours (`Knowledge(extra={"prior": …})`, or a 3-gram model of
-    `Knowledge(auxiliary=…)`; without either all words are alike) times exp(-sharpness * slope · vector), where the
-    slope of the loss at its place is the mean over the texts drawn, those of earlier rounds fading by `memory`, and the
-    sharpness grows from `first_sharpness` to `last_sharpness`, but never beyond twice what the release can tell. The
-    `choices` best words of a place are drawn from. `polish` rounds of exchanging single tokens end the search.
-    `seconds` ends it with the best so far.
+    proportion to its probability among its neighbours times exp(-sharpness * slope · vector), where the slope of the
+    loss at its place is the mean over the texts drawn, those of earlier rounds fading by `memory`, and the sharpness
+    grows from `first_sharpness` to `last_sharpness`, but never beyond twice what the release can tell. The `choices`
+    best words of a place are drawn from. `polish` rounds of exchanging single tokens end the search. `seconds` ends it
+    with the best so far.
+
+    The prior is `Knowledge(extra={"prior": …})`, or a 3-gram model of `Knowledge(auxiliary=…)`, or none. Words are
+    drawn by a 3-gram model alone: with another prior, which only judges the texts, and without any, all words are alike
+    until the slopes tell them apart.
 
     The loss is that of LAMP: one minus the cosine, averaged over tensors by what is left of their signal; under noise
     the likelihood of the release. Vectors between words, which fit the noise and not the text, are never tried; that is
@@ -51,6 +54,7 @@ class WordDraws(SearchingAttack):
     seconds: float | None = None
 
     paper: ClassVar[str] = "Word draws"
+    needs: ClassVar[tuple[str, ...]] = ("prior",)
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -64,7 +68,7 @@ class WordDraws(SearchingAttack):
         if self.memory == 1:
             raise refuse("memory", self.memory, "below 1", "Nothing would be learned from what is drawn.")
         if self.parents > self.texts:
-            raise refuse("parents", self.parents, f"<= texts={self.texts}", "The first parents are among the texts.")
+            raise refuse("parents", self.parents, f"<= texts={self.texts}", "Draw more texts, or keep fewer parents.")
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for the whole search.")
 
