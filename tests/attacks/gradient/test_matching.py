@@ -6,9 +6,15 @@ import torch
 
 from discreet.attacks.gradient.dlg import Dlg
 from discreet.attacks.gradient.lamp import Lamp
+from discreet.attacks.gradient.layers import dissect
+from discreet.attacks.gradient.matching import prior_of, set_up
+from discreet.attacks.gradient.matching_loss import MeanCosine
 from discreet.attacks.gradient.moves import reorderings
+from discreet.attacks.gradient.objective import Budget
+from discreet.attacks.gradient.polish import Polish
 from discreet.attacks.gradient.quasi_newton import minimise
 from discreet.attacks.gradient.tag import Tag
+from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
@@ -175,3 +181,43 @@ def test_a_prior_may_be_given(tiny_model: Build) -> None:
     prior = NGram.fit(PUBLIC, model.tokenizer)
     guess = QUICK.run(open_release(model, BATCH.take([1])), Knowledge(model=model, extra={"prior": prior}), Rng(0))
     assert guess.texts == ("a knee",)
+
+
+def test_a_prior_of_another_vocabulary_or_none_at_all_is_refused(tiny_model: Build) -> None:
+    model = tiny_model("bert")
+    seen = open_release(model, BATCH.take([1]))
+    for prior, said in ((NGram.from_ids([[1, 2, 3]], 9), "prior.vocabulary=9"), (list(PUBLIC), "prior='list'")):
+        with pytest.raises(SettingError, match=said):
+            QUICK.run(seen, Knowledge(model=model, extra={"prior": prior}), Rng(0))
+    wide = NGram.fit(PUBLIC, model.tokenizer, vocabulary=len(dissect(model).embeddings.words))
+    assert prior_of(Knowledge(model=model, extra={"prior": wide}), model) is not None
+
+
+def test_a_prior_counts_every_token_of_a_batch_alike(tiny_model: Build) -> None:
+    model = tiny_model("bert")
+    _, objective = set_up([open_release(model, BATCH)], Knowledge(model=model), MeanCosine(), "")
+    prior = NGram.fit(PUBLIC, model.tokenizer)
+    rows = model.tokenizer(list(BATCH.texts), padding=True, return_tensors="pt")
+    logs = (prior.logs(rows["input_ids"]) * rows["attention_mask"]).sum()
+    found = objective.surprise(rows["input_ids"][None, None], prior)
+    torch.testing.assert_close(found, -logs.view(1, 1) / objective.evidence[:, None])
+
+
+def test_the_polish_gives_each_text_its_own_labels(tiny_model: Build) -> None:
+    model = tiny_model("bert")
+    seen = replace(open_release(model, BATCH.take([0, 1])), labels=None)
+    _, objective = set_up([seen], Knowledge(model=model), MeanCosine(), "")
+    ids = model.tokenizer(list(BATCH.texts[:2]), padding=True, return_tensors="pt")["input_ids"]
+    wrong = ids.flip(-1).where(objective.problems.free[0], ids)
+    labels = torch.nn.functional.one_hot(torch.tensor([[[1, 1], [0, 1]]]), 2).float()  # right are 0 and 1
+    tokens = torch.stack([wrong, ids])[None]
+
+    class Texts:
+        vocabulary = Vocabulary.of(model, objective.imitation.words)
+        best = objective.imitation.words[tokens]
+
+        def labels(self) -> torch.Tensor:
+            return labels
+
+    found, scores = Polish(rounds=1).run(objective, tokens, Texts(), None, Budget(), Rng(0))
+    assert torch.equal(found[0, 0], ids) and float(scores) < 1e-3

@@ -7,7 +7,7 @@ import torch
 from discreet.attacks.gradient.drawing import Drawing
 from discreet.attacks.gradient.matching import set_up
 from discreet.attacks.gradient.matching_loss import MeanCosine
-from discreet.attacks.gradient.objective import Budget
+from discreet.attacks.gradient.objective import Budget, Objective
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.core.errors import SettingError
@@ -112,3 +112,46 @@ def test_time_ends_the_search_with_what_it_has(tiny_model: Build) -> None:
 def test_settings_outside_their_rules_are_refused(name: str, value: float) -> None:
     with pytest.raises(SettingError, match=name):
         replace(WordDraws(), **{name: value})
+
+
+def test_a_text_of_one_word_is_read(tiny_model: Build) -> None:
+    model = tiny_model("bert")
+    seen = open_release(model, Corpus("toy", ("knee",), labels=(0,), label_names=("a", "b")))
+    assert QUICK.run(seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0)).texts == ("knee",)
+
+
+class Judge:
+    """A prior that is no n-gram model: it only judges."""
+
+    def surprise(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (mask.sum(-1) > 0).float()
+
+
+def test_another_prior_judges_texts_and_draws_none(tiny_model: Build) -> None:
+    model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([1]))
+    judged = QUICK.run(seen, Knowledge(model=model, extra={"prior": Judge()}), Rng(0))
+    alone = QUICK.run(seen, Knowledge(model=model), Rng(0))
+    assert judged.texts == alone.texts  # a judge that finds all texts alike changes nothing
+    assert judged.details["loss"] > alone.details["loss"]
+
+
+def test_slopes_and_losses_that_are_no_numbers_end_nothing(tiny_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([1]))
+    right = Objective.slopes
+
+    def broken(self: Objective, x: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        losses, slopes = right(self, x, labels)
+        losses[:, 0], slopes[:, :, :, 1], slopes[:, :, :, 2] = torch.nan, torch.nan, torch.inf
+        return losses, slopes
+
+    monkeypatch.setattr(Objective, "slopes", broken)
+    guess = QUICK.run(seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
+    assert len(guess.details["tokens"][0]) == 4 and guess.details["loss"] < 1
+
+
+def test_more_is_asked_of_a_small_vocabulary_than_it_has(tiny_model: Build) -> None:
+    model = tiny_model("bert")
+    table = model.encoder.get_input_embeddings().weight.detach()
+    few = Vocabulary(table, torch.tensor([7, 8]), torch.nn.functional.normalize(table[[7, 8]], dim=-1))
+    assert few.nearest(table[[7]], 5).tolist() == [[7, 8]]
+    assert few.cheapest(torch.tensor([7]), table[[8]], 5).shape == (1, 2)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from discreet.attacks.gradient.matching_loss import evidence
 from discreet.attacks.gradient.moves import reorderings
 from discreet.attacks.gradient.objective import Budget, Objective, portion
 from discreet.attacks.gradient.vocabulary import Vocabulary
@@ -40,7 +39,6 @@ class Drawing:
         self.problems = objective.problems
         self.words = objective.imitation.words
         self.source = rng.fork("draws").torch(self.words.device, "Drawing texts")
-        self.evidence = evidence(objective.imitation)
         allowed = vocabulary.allowed
         self.logs = torch.zeros(len(allowed), device=self.words.device)  # of every allowed word's frequency
         if isinstance(prior, NGram):
@@ -102,14 +100,10 @@ class Drawing:
             mine = None if onehot is None else onehot[:, part]
             found, slopes = self.objective.slopes(self.words[tokens[:, part]], mine)
             losses.append(found)
-            total = total + torch.nan_to_num(slopes).sum(1)
+            # A slope that is no number, or endless, tells nothing.
+            total = total + torch.nan_to_num(slopes, nan=0.0, posinf=0.0, neginf=0.0).sum(1)
         scores = torch.nan_to_num(torch.cat(losses, 1), nan=torch.inf)
-        if self.prior is not None:
-            mask = self.problems.mask[:, None].expand_as(tokens)
-            surprise = self.prior.surprise(tokens.flatten(0, 2), mask.flatten(0, 2)).view(tokens.shape[:3])
-            surprise = (surprise * self.problems.mask.sum(-1)[:, None]).sum(-1)
-            scores = scores + surprise / self.evidence[:, None]
-        return scores, total / count
+        return scores + self.objective.surprise(tokens, self.prior), total / count
 
     def _keep_best(self, tokens: Tensor, onehot: Tensor | None, scores: Tensor) -> None:
         """Keep the texts with the least scores, best first, none of them twice."""
@@ -157,11 +151,11 @@ class Drawing:
         s, k, b, t = tokens.shape
         sharp = settings.first_sharpness * (settings.last_sharpness / settings.first_sharpness) ** done
         # What the release can tell is a bound: under much noise no word is drawn more surely than that.
-        scale = torch.full_like(self.evidence, sharp).minimum(2 * self.evidence).view(s, 1, 1, 1)
+        scale = (2 * self.objective.evidence).clamp_max(sharp).view(s, 1, 1)
         rows = self.vocabulary.table[self.vocabulary.allowed]
         result = tokens.clone()
         for sentence in range(b):
-            pulls = -scale[:, 0] * (self.slopes[:, sentence] @ rows.mT)  # (problems, tokens, words)
+            pulls = -scale * (self.slopes[:, sentence] @ rows.mT)  # (problems, tokens, words)
             best = (pulls + self.logs).topk(min(settings.choices, len(rows)), -1).indices
             pulls, logs, choices = pulls.gather(-1, best), self.logs[best], self.vocabulary.allowed[best]
             flat = tokens[:, :, sentence].reshape(s * k, t)

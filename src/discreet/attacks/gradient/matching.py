@@ -14,20 +14,21 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from discreet.attacks.gradient.imitation import Imitation
-from discreet.attacks.gradient.layers import model_of
+from discreet.attacks.gradient.layers import dissect, model_of
 from discreet.attacks.gradient.matching_loss import MatchingLoss
 from discreet.attacks.gradient.objective import Budget, Objective
 from discreet.attacks.gradient.polish import Polish
 from discreet.attacks.gradient.problems import Problems
 from discreet.attacks.gradient.search import Progress, Search
 from discreet.attacks.gradient.vocabulary import Vocabulary
-from discreet.core.checks import non_negative, one_of, positive, probability, whole
+from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.classifier import Classifier
 from discreet.models.ngram import NGram, Prior
 
 OPTIMISERS = ("adam", "l-bfgs")
+_PRIOR = "Public texts are Knowledge(auxiliary=…), or NGram.fit(texts, model.tokenizer) as the prior."
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,17 @@ def set_up(
 def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
     """Return the language model that an attacker has: given, or fitted to its auxiliary texts, or none."""
     given: Any = knows.extra.get("prior")
+    if isinstance(given, NGram):
+        size = len(model.tokenizer)
+        rows = len(dissect(model).embeddings.words)
+        if given.vocabulary != size and given.vocabulary != rows:
+            remedy = "It is of another tokenizer; make one with NGram.fit(texts, model.tokenizer)."
+            raise refuse("prior.vocabulary", given.vocabulary, f"equal to {size}, the model's tokens", remedy)
+        return given.to(model.device)
     if given is not None:
-        found: Prior = given.to(model.device) if isinstance(given, NGram) else given
+        if not callable(getattr(given, "surprise", None)):
+            raise refuse("prior", type(given).__name__, "an NGram or a CausalPrior", _PRIOR)
+        found: Prior = given
         return found
     if knows.auxiliary:
         return NGram.fit(list(knows.auxiliary), model.tokenizer).to(model.device)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from discreet.attacks.gradient.imitation import Imitation
-from discreet.attacks.gradient.matching_loss import MatchingLoss
+from discreet.attacks.gradient.matching_loss import MatchingLoss, evidence
 from discreet.attacks.gradient.problems import Problems
+from discreet.models.ngram import Prior
 
 # Tokens that go through the model together: a CPU's cache is soon full, a GPU's memory holds 300 kB a token.
 _TOKENS = {"cpu": 1024, "cuda": 60_000}
@@ -79,6 +81,22 @@ class Objective:
         """Return the losses of tokens, (problems, candidates, sentences, tokens)."""
         words = self.imitation.words
         return self.of_many(tokens.shape[1], lambda part: words[tokens[:, part]], labels, budget)
+
+    @cached_property
+    def evidence(self) -> Tensor:
+        """The log-likelihood that a unit of the loss is worth, if it is the mean cosine, (problems,)."""
+        return evidence(self.imitation)
+
+    def surprise(self, tokens: Tensor, prior: Prior | None) -> Tensor:
+        """Return what a prior adds to the losses of tokens, (problems, candidates): minus their log-probability.
+
+        It is in units of the loss: the less noise, the more the release tells, and the less the prior counts.
+        """
+        if prior is None:
+            return torch.zeros(tokens.shape[:2], device=tokens.device)
+        mask = self.problems.mask[:, None].expand_as(tokens)
+        each = prior.surprise(tokens.flatten(0, 2), mask.flatten(0, 2)).view(tokens.shape[:3])
+        return (each * mask.sum(-1)).sum(-1) / self.evidence[:, None]
 
     def _labels(self, x: Tensor, labels: Tensor | None) -> Tensor:
         s, k, b = x.shape[:3]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from discreet.attacks.gradient.matching_loss import evidence
 from discreet.attacks.gradient.moves import reorderings
 from discreet.attacks.gradient.objective import Budget, Objective
 from discreet.attacks.gradient.vocabulary import Vocabulary
@@ -76,10 +75,12 @@ class Polish:
     ) -> tuple[Tensor, Tensor]:
         """Return better tokens, (problems, 1, sentences, tokens), and their scores, starting from several."""
         labels = vectors.labels()
-        labels = None if labels is None else labels[:, :1]
-        score = _Score(objective, prior, labels, budget)
-        scores = score(tokens)
+        scores = _Score(objective, prior, labels, budget)(tokens)
         first = scores.argmin(1)
+        if labels is not None:
+            labels = labels.expand(-1, tokens.shape[1], -1, -1)
+            labels = labels.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *labels.shape[2:]))
+        score = _Score(objective, prior, labels, budget)
         now = tokens.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *tokens.shape[2:]))
         best = scores.gather(1, first[:, None])
         x = vectors.best.gather(1, first.view(-1, 1, 1, 1, 1).expand(-1, 1, *vectors.best.shape[2:]))
@@ -170,16 +171,10 @@ class Polish:
 class _Score:
     def __init__(self, objective: Objective, prior: Prior | None, labels: Tensor | None, budget: Budget) -> None:
         self.objective, self.prior, self.labels, self.budget = objective, prior, labels, budget
-        lengths = objective.problems.mask.sum((1, 2))
-        self.weight = lengths / evidence(objective.imitation)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         losses = self.objective.of_tokens(tokens, self.labels, self.budget)
-        if self.prior is None:
-            return losses
-        mask = self.objective.problems.mask[:, None].expand_as(tokens)
-        surprise = self.prior.surprise(tokens.reshape(-1, tokens.shape[-1]), mask.reshape(-1, mask.shape[-1]))
-        return losses + self.weight[:, None] * surprise.view(tokens.shape[:3]).mean(-1)
+        return losses + self.objective.surprise(tokens, self.prior)
 
 
 def _better(score: _Score, now: Tensor, best: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:

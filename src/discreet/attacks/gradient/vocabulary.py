@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from discreet.core.errors import UnsupportedError
 from discreet.models.classifier import Classifier
 
 _AT_ONCE = 4096  # vectors compared with the whole vocabulary together
@@ -27,6 +28,11 @@ class Vocabulary:
         special = set(model.tokenizer.all_special_ids)
         names = model.tokenizer.convert_ids_to_tokens(list(range(min(len(table), len(model.tokenizer)))))
         kept = [i for i, name in enumerate(names) if i not in special and not str(name).startswith("[unused")]
+        if not kept:
+            raise UnsupportedError(
+                f"Expected words in the tokenizer besides special ones, found none among {len(names)}. Nothing can be "
+                "guessed."
+            )
         allowed = torch.tensor(kept, device=table.device)
         return cls(table, allowed, F.normalize(table[allowed], dim=-1))
 
@@ -36,13 +42,15 @@ class Vocabulary:
         return float(self.table[self.allowed].norm(dim=-1).mean())
 
     def nearest(self, x: Tensor, count: int = 1) -> Tensor:
-        """Return the ids of the rows nearest to vectors by cosine, (…, count)."""
+        """Return the ids of the rows nearest to vectors by cosine, (…, count), or all where there are fewer."""
+        count = min(count, len(self.allowed))
         flat = x.reshape(-1, x.shape[-1])
         found = [self.allowed[(part @ self.unit.mT).topk(count).indices] for part in torch.split(flat, _AT_ONCE)]
         return torch.cat(found).view(*x.shape[:-1], count)
 
     def cheapest(self, tokens: Tensor, slopes: Tensor, count: int) -> Tensor:
         """Return the ids whose putting in lowers a loss most, to first order: least slope · (row - present row)."""
+        count = min(count, len(self.allowed))
         # The present row's term is the same for all, so it does not change their order.
         flat = slopes.reshape(-1, slopes.shape[-1])
         rows = self.table[self.allowed]
