@@ -86,3 +86,9 @@ def test_choices_fit_as_the_whole_row_says() -> None:
         whole = model.logs(tried.flatten(0, 1)).sum(-1).view(5, 6)
         near = model.fitting(rows, place, choices)
         assert torch.allclose(near - near[:, :1], whole - whole[:, :1], atol=1e-4)
+
+
+def test_the_token_that_is_out_of_range_is_named() -> None:
+    for rows, said in (([[1, 7]], "token=7"), ([[1, -2]], "token=-2")):
+        with pytest.raises(SettingError, match=said):
+            NGram.from_ids(rows, 5)

@@ -97,7 +97,8 @@ class Rng:
         if device.type == "cpu":
             torch.default_generator.manual_seed(self.seed())
         elif device.type == "cuda":
-            torch.cuda.default_generators[device.index or 0].manual_seed(self.seed())
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(self.seed())
         else:
             torch.manual_seed(self.seed())
 
@@ -119,7 +120,8 @@ class Rng:
         """Return the state of a CPU generator with all 624 words drawn from the key.
 
         torch seeds its CPU generator with 32 bits, so that among a hundred thousand streams two would be the same. Its
-        state is the seed and three counters, 24 bytes, then the words, eight bytes each.
+        state is the seed and three counters, 24 bytes, then the words, eight bytes each. Only a state of zeros would be
+        a bad one, and 19,937 random bits are never that.
         """
         import torch
 
@@ -128,7 +130,6 @@ class Rng:
             raise SettingError(f"Expected a torch generator of {_STATE_BYTES} bytes, found {state.numel()}.")
         source = np.random.Generator(np.random.Philox(key=self._philox_key(b"mersenne")))
         words = source.integers(0, 1 << 32, size=624, dtype=np.uint64)
-        words[0] |= np.uint64(1)  # a state of zeros would stay zero
         state[24 : 24 + 8 * 624] = torch.from_numpy(words.view(np.uint8).copy())
         return state
 

@@ -89,7 +89,8 @@ class NGram:
             raise DataError("Expected token sequences with tokens in them, found none.")
         flat = np.concatenate(kept)
         if int(flat.max()) >= v or int(flat.min()) < 0:
-            raise refuse("token", int(flat.max()), f"in 0 … {v - 1}", "The vocabulary is too small for these texts.")
+            worst = int(flat.min()) if int(flat.min()) < 0 else int(flat.max())
+            raise refuse("token", worst, f"in 0 … {v - 1}", "The vocabulary is too small for these texts.")
         place = np.concatenate([np.arange(len(row)) for row in kept])
         second, third = place[1:] >= 1, place[2:] >= 2
         bigrams = (flat[:-1] * v + flat[1:])[second]
