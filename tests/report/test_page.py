@@ -18,7 +18,7 @@ from discreet.calibration.frontier import Measured, Point
 from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
 from discreet.report.findings import findings
-from discreet.report.page import blanks, cell, readings, write_report
+from discreet.report.page import blanks, cell, readings, release_words, write_report
 from discreet.report.plots import noise_curves
 from discreet.report.reading import pieces
 from discreet.report.words import at_most, verdict
@@ -219,6 +219,24 @@ def test_a_verdict_says_how_little_it_rests_on() -> None:
     assert "of 1 text in order" in verdict([point("none", 1)], None, goal, "accuracy")[0]
 
 
+def test_a_verdict_says_when_a_ceiling_is_missed_for_want_of_texts_alone() -> None:
+    def point(value: float, high: float) -> Point:
+        leak = {"lamp/rouge_l": Measured(value, 0.0, high, seeds=1, n=1)}
+        return Point("noise 2", {"name": "dp-sgd"}, {"accuracy": Measured(0.8, 0.7, 0.9, seeds=1)}, leak, None)
+
+    goal = Goal("lamp/rouge_l", ceiling=0.3)
+    told = verdict([point(0.13, 0.991)], None, goal, "accuracy")[1]
+    assert "surely keeps the rule" in told and "noise 2 comes to 13%, but that may be up to 100%" in told
+    assert "one text alone, too few to rely on" in told
+    assert "surely" not in verdict([point(0.5, 0.991)], None, goal, "accuracy")[1]
+
+
+def test_one_vector_is_not_several() -> None:
+    facts = {"kind": "representation", "width": 32, "model": "a fresh minilm"}
+    assert "(1 vector of 32 numbers)" in release_words(facts | {"vectors": 1})
+    assert "(8 vectors of 32 numbers)" in release_words(facts | {"vectors": 8})
+
+
 def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen() -> None:
     def leak(value: float) -> Measured:
         return Measured(value, value - 0.05, value + 0.05, seeds=1, n=40)
@@ -251,8 +269,11 @@ def test_cells_are_plain() -> None:
 
 def test_words_are_marked_in_order() -> None:
     marked = [piece.text for piece in pieces("red the cat the end", "the cat end") if piece.right]
-    assert " ".join("".join(marked).split()) == "the cat end"
+    assert marked == ["the cat", "end"]
     assert pieces("", "a") == []
+    assert [piece.text for piece in pieces("sick: ROHAN fujita 12", "rohan fujita, aged") if piece.right] == [
+        "ROHAN fujita"
+    ]
     assert [piece.right for piece in pieces(NOTE, NOTE)] == [True]
 
 

@@ -249,7 +249,8 @@ def release_words(facts: Mapping[str, Any]) -> str:
     """Return what an attacker saw, in words."""
     if not facts:
         return "not recorded"
-    what = facts.get("parameters") or f"{facts.get('vectors', '?')} vectors of {facts.get('width', '?')} numbers"
+    vectors = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
+    what = facts.get("parameters") or f"{vectors} of {facts.get('width', '?')} numbers"
     size = facts.get("batch_size", 1)
     of = "one text" if size == 1 else f"a batch of {size} texts"
     kind = "gradient" if facts.get("kind") == "gradient" else "representation"

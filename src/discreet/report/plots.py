@@ -28,7 +28,7 @@ def plane(points: Sequence[Point], leakage: str, utility: str, chosen: Point | N
     low, high = around(ys or [0.0, 1.0], least=0.02)
     figure = Figure(
         f"{utility} against {metric_words(leakage)}; the upper left corner is best",
-        Axis(f"leakage — {metric_words(leakage)}", 0.0, 1.0),
+        Axis("leakage", 0.0, 1.0),  # of what stands above the figure, and does not fit under a narrow one
         Axis(utility, max(low, 0.0) if min(ys or [0.0]) >= 0 else low, min(high, 1.0)),
     )
     if ceiling is not None:

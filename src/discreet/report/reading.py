@@ -20,19 +20,35 @@ class Piece:
 def pieces(text: str, other: str) -> list[Piece]:
     """Return a text in pieces, marked where its words stand in the other text in the same order.
 
-    >>> [(p.text, p.right) for p in pieces("the red cat", "the cat sat")]
-    [('the', True), (' red', False), (' cat', True)]
+    Neither case nor the punctuation around a word counts, as in ROUGE: whoever reads a name without its comma has read
+    it.
+
+    >>> [(p.text, p.right) for p in pieces("the red cat", "The cat, sat")]
+    [('the', True), (' red ', False), ('cat', True)]
     """
     shown = text if len(text) <= LONGEST else text[:LONGEST] + " …"
     words = re.findall(r"\s*\S+", shown)
-    kept = _common([word.strip().lower() for word in words], other.lower().split())
+    kept = _common([_bare(word) for word in words], [_bare(word) for word in other.split()])
     found: list[Piece] = []
     for word, right in zip(words, kept, strict=True):
         if found and found[-1].right == right:
             found[-1] = Piece(found[-1].text + word, right)
-        else:
-            found.append(Piece(word, right))
+            continue
+        if found and right:  # the space before a word that was read is not marked
+            space = word[: len(word) - len(word.lstrip())]
+            found[-1] = Piece(found[-1].text + space, False)
+        found.append(Piece(word.lstrip() if right else word, right))
     return found
+
+
+def _bare(word: str) -> str:
+    """Return a word in small letters without the punctuation around it; what is nothing else stays.
+
+    >>> [_bare(word) for word in (" Fujita,", "(record", "-", "low-fodmap")]
+    ['fujita', 'record', '-', 'low-fodmap']
+    """
+    word = word.strip().lower()
+    return re.sub(r"^\W+|\W+$", "", word) or word
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> list[bool]:

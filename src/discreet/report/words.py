@@ -160,6 +160,9 @@ def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, ut
     what = metric_words(goal.leakage).replace(": ", " (", 1) + ")"
     if chosen is None:
         rule = f"{what} at most {percent(goal.ceiling)}" if goal.ceiling is not None else f"{utility} of {goal.floor:g}"
+        unsure = _unsure(points, goal)
+        if unsure:
+            return f"No setting that was tried surely keeps the rule [{rule}]: {unsure}."
         return f"No setting that was tried keeps the rule [{rule}]: release with none of them; try stronger ones."
     found = chosen.leakage[goal.leakage]
     proven = found.bound is not None and (goal.ceiling is None or found.bound <= goal.ceiling)
@@ -174,6 +177,21 @@ def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, ut
         f"Recommended: {chosen.label}, with {utility} {chosen.utility[utility].value:.3f}; "
         f"{what} {often} {percent(found.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})"
         f"{_stronger(chosen, goal, limit)}."
+    )
+
+
+def _unsure(points: Sequence[Point], goal: Goal) -> str:
+    """Return which setting would keep the ceiling but for how little it was measured on, and what to do."""
+    if goal.ceiling is None:
+        return ""
+    found = [(p.leakage[goal.leakage], p.label) for p in points if p.name != "none" and goal.leakage in p.leakage]
+    near = [(safe_limit(m), m.value, label, m) for m, label in found if m.value <= goal.ceiling < safe_limit(m)]
+    if not near:
+        return ""
+    limit, value, label, measured = min(near, key=lambda each: each[:3])
+    return (
+        f"{label} comes to {percent(value)}, but that may be up to {percent_at_most(limit)} "
+        f"({measured_on(goal.leakage, measured)}); attack more, or try stronger ones"
     )
 
 
