@@ -93,3 +93,18 @@ def test_seeding_torch_for_a_device_draws_as_manual_seed_does_and_notes_nothing_
         rng.seed_torch(torch.device("cpu"))
         assert torch.equal(torch.rand(4), wanted)
         assert (len(torch.xpu._queued_calls), len(torch.cuda._queued_calls)) == queued
+
+
+@pytest.mark.parametrize(("name", "seeded"), [("cuda:0", 0), ("cuda:1", 1), ("cuda", 1)])
+def test_seeding_torch_for_a_gpu_seeds_that_gpu_and_the_cpu(
+    name: str, seeded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = tuple(torch.Generator().manual_seed(number) for number in range(2))
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    rng = Rng(5).fork("dropout", 3)
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(torch.device(name))
+        assert torch.default_generator.initial_seed() == rng.seed()
+    assert gpus[seeded].initial_seed() == rng.seed()
+    assert gpus[1 - seeded].initial_seed() == 1 - seeded

@@ -87,20 +87,21 @@ class Rng:
         return self._numpy
 
     def seed_torch(self, device: torch.device) -> None:
-        """Seed the generator that torch itself keeps for a device, from which dropout draws.
+        """Seed the generator that torch itself keeps for a device, from which dropout draws, and that of the CPU.
 
-        `torch.manual_seed` seeds those of all devices, and for a kind of device that is not in use it notes the call
-        and where it came from: half of the time of a small step, and a list that grows with every step.
+        Some encoders draw on the CPU, wherever their weights are, which layers they drop. `torch.manual_seed` seeds those
+        of all devices, and for a kind of device that is not in use it notes the call and where it came from: half of
+        the time of a small step, and a list that grows with every step.
         """
         import torch
 
-        if device.type == "cpu":
-            torch.default_generator.manual_seed(self.seed())
-        elif device.type == "cuda":
+        if device.type not in {"cpu", "cuda"}:
+            torch.manual_seed(self.seed())
+            return
+        torch.default_generator.manual_seed(self.seed())
+        if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             torch.cuda.default_generators[index].manual_seed(self.seed())
-        else:
-            torch.manual_seed(self.seed())
 
     def torch(self, device: torch.device | str = "cpu", user: str = "This") -> torch.Generator:
         """Return the torch generator of a seeded source for a device, on behalf of `user`."""
