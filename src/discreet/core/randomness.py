@@ -89,9 +89,9 @@ class Rng:
     def seed_torch(self, device: torch.device) -> None:
         """Seed the generator that torch itself keeps for a device, from which dropout draws, and that of the CPU.
 
-        Some encoders draw on the CPU, wherever their weights are, which layers they drop. `torch.manual_seed` seeds those
-        of all devices, and for a kind of device that is not in use it notes the call and where it came from: half of
-        the time of a small step, and a list that grows with every step.
+        Some encoders draw on the CPU, wherever their weights are, which layers they drop. `torch.manual_seed` seeds
+        those of all devices, and for a kind of device that is not in use it notes the call and where it came from: half
+        of the time of a small step, and a list that grows with every step.
         """
         import torch
 
