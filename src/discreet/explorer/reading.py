@@ -26,7 +26,7 @@ from discreet.explorer.stage import Stage
 from discreet.explorer.typed import TypedScene
 from discreet.metrics.text import PAIRS
 from discreet.protections.representation import place_of
-from discreet.report.reading import Piece, pieces
+from discreet.report.reading import Piece, bare, pieces
 from discreet.report.words import METRICS
 
 CANDIDATES = 64
@@ -213,12 +213,12 @@ def _texts(example: Example | None, attack: object, kind: str, size: int, remark
 def unordered(text: str, other: str) -> list[Piece]:
     """Return a text word by word, marked where the word stands anywhere in the other.
 
-    >>> [(p.text, p.right) for p in unordered("red cat", "cat blue")]
+    >>> [(p.text, p.right) for p in unordered("red cat", "Cat, blue")]
     [('red', False), (' cat', True)]
     """
-    known = set(other.lower().split())
+    known = {bare(word) for word in other.split()}
     words: Sequence[str] = text.split()
-    return [Piece(f" {word}" if place else word, word.lower() in known) for place, word in enumerate(words)]
+    return [Piece(f" {word}" if place else word, bare(word) in known) for place, word in enumerate(words)]
 
 
 def _guarantee(found: AttackResult, protect: Any) -> dict[str, Any]:

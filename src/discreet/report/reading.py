@@ -28,7 +28,7 @@ def pieces(text: str, other: str) -> list[Piece]:
     """
     shown = text if len(text) <= LONGEST else text[:LONGEST] + " …"
     words = re.findall(r"\s*\S+", shown)
-    kept = _common([_bare(word) for word in words], [_bare(word) for word in other.split()])
+    kept = _common([bare(word) for word in words], [bare(word) for word in other.split()])
     found: list[Piece] = []
     for word, right in zip(words, kept, strict=True):
         if found and found[-1].right == right:
@@ -41,10 +41,10 @@ def pieces(text: str, other: str) -> list[Piece]:
     return found
 
 
-def _bare(word: str) -> str:
+def bare(word: str) -> str:
     """Return a word in small letters without the punctuation around it; what is nothing else stays.
 
-    >>> [_bare(word) for word in (" Fujita,", "(record", "-", "low-fodmap")]
+    >>> [bare(word) for word in (" Fujita,", "(record", "-", "low-fodmap")]
     ['fujita', 'record', '-', 'low-fodmap']
     """
     word = word.strip().lower()
