@@ -1,5 +1,6 @@
 """`discreet attack` as a user meets it: the table, the JSON, and what is refused."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from discreet.cli.attack_table import cut, marked, printable, sweep
+from discreet.cli.attack_table import cut, guarantee_words, marked, printable, sweep
 from discreet.cli.catalog import ATTACKS, kappa_for, protection_of, settings_given
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
@@ -182,6 +183,15 @@ def test_bounds_and_epsilons_are_rounded_up(capsys: pytest.CaptureFixture[str]) 
     shown = " ".join(capsys.readouterr().out.split())
     assert "0.1235" in shown and "2.343" in shown and "4.568 under replace-one" in shown
     assert "0.1234" not in shown and "2.342 " not in shown
+
+
+def test_an_estimate_is_one_under_every_adjacency() -> None:
+    promise = Guarantee(2.0, 1e-5, "record", Adjacency.ADD_REMOVE, "pld", certified=False, reason="its seed was given")
+    columns = {"add/remove": 2.0, "replace-one": 4.0}
+    found = AttackResult("lamp", (), (), {}, guarantee=promise, epsilon_by_adjacency=columns, seconds=1.0)
+    assert guarantee_words(found).endswith("Estimates of epsilon are 4 under replace-one.")
+    proven = dataclasses.replace(found, guarantee=dataclasses.replace(promise, certified=True, reason=None))
+    assert guarantee_words(proven).endswith("Epsilon is 4 under replace-one.")
 
 
 def test_help_names_every_attack(say: Say, capsys: pytest.CaptureFixture[str]) -> None:

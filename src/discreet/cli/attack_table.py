@@ -199,7 +199,8 @@ def guarantee_words(result: AttackResult) -> str:
         for name, value in result.epsilon_by_adjacency.items()
         if value is not None and name != result.guarantee.adjacency.value
     ]
-    more = f" Epsilon is {' and '.join(others)}." if others and result.guarantee.exists else ""
+    kind = "Epsilon is" if result.guarantee.certified else "Estimates of epsilon are"
+    more = f" {kind} {' and '.join(others)}." if others and result.guarantee.exists else ""
     return result.guarantee.sentence() + more
 
 
