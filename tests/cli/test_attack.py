@@ -55,6 +55,12 @@ def test_truth_and_guess_stand_side_by_side_in_eighty_columns(say: Say) -> None:
     assert "replace-one" in flat and max(map(len, out.splitlines())) <= 80
 
 
+def test_only_the_first_words_of_texts_may_be_released(say: Say) -> None:
+    status, out, _ = say("--attack", "embedding-rows", "--examples", 2, "--first-words", 2, "--json")
+    assert status == 0
+    assert all(len(example["truth"].split()) == 2 for example in json.loads(out)["examples"])
+
+
 def test_a_long_name_of_the_score_is_folded_and_not_cut(say: Say) -> None:
     status, out, _ = say("--attack", "embedding-rows", "--examples", 1)
     assert status == 0 and "words f" not in out.splitlines()[0]
@@ -146,6 +152,8 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
         (["--attack", "dager", "--device", "cuda"], "no usable GPU"),
         (["--attack", "dager", "--threads", "0"], "Expected threads=0"),
         (["--attack", "dager", "--max-words", "1"], "texts of at most 1 words"),
+        (["--attack", "dager", "--first-words", "0"], "Expected first_words=0 a whole number"),
+        (["--attack", "rss", "--first-words", "2"], "left out but for attacks on a gradient"),
         (["--attack", "dager", "--examples", "8", "--batch-size", "8"], "fewer than 16 tokens for DAGER"),
         (["--attack", "dager", "--train", "head"], "A head alone"),
         (["--attack", "dager", "--epsilon", "8"], "together with --protect"),

@@ -34,6 +34,9 @@ def attack(
         float | None, typer.Option(help="Time to search in each batch; loading and fitting a prior are not counted.")
     ] = None,
     max_words: Annotated[int | None, typer.Option(help="Attack only texts of at most this many words.")] = None,
+    first_words: Annotated[
+        int | None, typer.Option(help="Release only so many first words of each text; for gradients.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Split to attack; validation, else test, else all.")] = None,
     public: Annotated[
         str | None, typer.Option("--public", help="Text the attacker has; else the rows that are not attacked.")
@@ -125,6 +128,7 @@ def attack(
         examples=-(-_EXAMPLES // batch_size) * batch_size if examples is None else examples,
         batch_size=batch_size,
         max_words=max_words,
+        first_words=first_words,
         seconds=seconds,
         delta=delta,
         metrics=tuple(metric or METRICS),
