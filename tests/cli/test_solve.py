@@ -24,6 +24,24 @@ def test_the_least_noise_is_found_and_said(capsys: pytest.CaptureFixture[str]) -
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (["--sampling-rate", "0.01", "--steps", "10000"], "noise_multiplier"),  # 1.56704…, and not 1.567
+        (["--mechanism", "privunit", "--delta", "1e-9"], "local_epsilon"),  # 2.99988, and not 2.9999
+        (["--noise-multiplier", "1", "--steps", "1000", "--for", "rate"], "sampling_rate"),
+    ],
+)
+def test_what_is_printed_keeps_the_budget_too(capsys: pytest.CaptureFixture[str], options: list[str], key: str) -> None:
+    exact = answer(capsys, "solve", "--epsilon", "3", *options)[key]
+    assert main(["solve", "--epsilon", "3", *options]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    name = key.replace("_", " ")
+    told = float(next(line for line in lines if line.startswith(name)).removeprefix(name))
+    assert told == pytest.approx(exact, rel=1e-4)
+    assert told >= exact if key == "noise_multiplier" else told <= exact
+
+
 def test_steps_and_rates_are_found_too(capsys: pytest.CaptureFixture[str]) -> None:
     steps = answer(capsys, *TRAINING, "--noise-multiplier", "1", "--for", "steps")
     assert steps["steps"] == 2663

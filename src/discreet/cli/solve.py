@@ -32,10 +32,12 @@ from discreet.cli.spend import (
     show,
 )
 from discreet.core.checks import one_of, open_probability, positive, refuse
+from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from discreet.accounting.events import DpEvent
 
+_DIGITS = 5
 _SOUGHT = {
     "gaussian": "noise_multiplier",
     "laplace": "noise_multiplier",
@@ -109,10 +111,25 @@ def solve(
     if json:
         as_json({**found.as_dict(), **said})
         return
-    words = {
-        name.replace("_", " "): f"{value:.5g}" if isinstance(value, float) else value for name, value in said.items()
-    }
-    show(found, words, risk)
+    solved = {name: shown(name, value) for name, value in answer.items()}
+    given = {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in said.items()}
+    show(found, {name.replace("_", " "): value for name, value in {**given, **solved}.items()}, risk)
+
+
+def shown(name: str, value: float) -> str:
+    """Return what was solved for in few digits that keep the budget: noise is rounded up, all else down.
+
+    >>> shown("noise_multiplier", 1.000014), shown("kappa", 276.679), shown("kappa", 3.0), shown("steps", 1234567)
+    ('1.0001', '276.67', '3', '1234567')
+    """
+    if isinstance(value, int):
+        return str(value)
+    if name == "noise_multiplier":
+        return in_digits(value, _DIGITS)
+    text = f"{value:.{_DIGITS}g}"
+    if float(text) <= value * (1 + 1e-9):
+        return text
+    return f"{float(text) - 10.0 ** (math.floor(math.log10(value)) - _DIGITS + 1):.{_DIGITS}g}"
 
 
 def _noise(

@@ -176,7 +176,7 @@ def show(found: Guarantee, rows: dict[str, Any], risk: float | None) -> None:
             "epsilon": in_digits(found.epsilon) + ("" if found.certified else " (an estimate)")
             if found.exists
             else "none",
-            "delta": f"{found.delta:.4g}",
+            "delta": in_digits(found.delta),
             **({} if risk is None else {"any attack": f"at most {in_digits(100 * risk, 3)}% found at 1% false alarms"}),
         }
     )

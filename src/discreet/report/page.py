@@ -253,6 +253,8 @@ def release_words(facts: Mapping[str, Any]) -> str:
     what = facts.get("parameters") or f"{vectors} of {facts.get('width', '?')} numbers"
     size = facts.get("batch_size", 1)
     of = "one text" if size == 1 else f"a batch of {size} texts"
+    if "first_words" in facts:
+        of = f"at most {facts['first_words']} first words of {of}"
     kind = "gradient" if facts.get("kind") == "gradient" else "representation"
     return f"one {kind} of {of} ({what}) from {facts.get('model', 'the model')}"
 
@@ -263,7 +265,8 @@ def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any])
         return "no guarantee"
     kind = "certified" if promise.get("certified") else "estimated"
     told = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
-    return f"{kind} epsilon of this release {told or in_digits(promise['epsilon'])} (delta {promise['delta']:g})"
+    delta = in_digits(promise["delta"], 6)
+    return f"{kind} epsilon of this release {told or in_digits(promise['epsilon'])} (delta {delta})"
 
 
 def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:
