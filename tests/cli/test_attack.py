@@ -59,6 +59,8 @@ def test_only_the_first_words_of_texts_may_be_released(say: Say) -> None:
     status, out, _ = say("--attack", "embedding-rows", "--examples", 2, "--first-words", 2, "--json")
     assert status == 0
     assert all(len(example["truth"].split()) == 2 for example in json.loads(out)["examples"])
+    status, out, _ = say("--attack", "embedding-rows", "--examples", 2, "--first-words", 2)
+    assert "the gradient of at most 2 first words of 1 text at a fresh" in " ".join(out.split())
 
 
 def test_a_long_name_of_the_score_is_folded_and_not_cut(say: Say) -> None:

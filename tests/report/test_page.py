@@ -235,6 +235,7 @@ def test_one_vector_is_not_several() -> None:
     facts = {"kind": "representation", "width": 32, "model": "a fresh minilm"}
     assert "(1 vector of 32 numbers)" in release_words(facts | {"vectors": 1})
     assert "(8 vectors of 32 numbers)" in release_words(facts | {"vectors": 8})
+    assert "of at most 6 first words of one text (" in release_words(facts | {"vectors": 8, "first_words": 6})
 
 
 def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen() -> None:

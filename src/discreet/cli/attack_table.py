@@ -211,9 +211,12 @@ def release_words(facts: Any) -> str:
     times = "once" if facts["steps"] == 1 else f"{facts['steps']} times"
     texts = "1 text" if facts["batch_size"] == 1 else f"{facts['batch_size']} texts"
     if facts["kind"] == "gradient":
+        if "first_words" in facts:
+            texts = f"at most {facts['first_words']} first words of {texts}"
         what = f"the gradient of {texts} at {facts['model']}, {times}; {facts['parameters']}"
     else:
-        what = f"{facts['vectors']} vectors of {facts['width']} numbers from {facts['model']}, {times}"
+        count = "1 vector" if facts["vectors"] == 1 else f"{facts['vectors']} vectors"
+        what = f"{count} of {facts['width']} numbers from {facts['model']}, {times}"
     protection = facts["protection"]
     words = "no protection" if protection is None else in_words(protection)
     known = f"; known besides: {', '.join(facts['known'])}" if facts["known"] else ""

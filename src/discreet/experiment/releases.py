@@ -165,6 +165,8 @@ def release_facts(seen: Release, model: Classifier, request: AttackRequest, orig
         known = [name for name in ("lengths", "labels") if getattr(seen, name) is not None]
         sizes = {name: value.numel() for name, value in seen.gradients.items()}
         facts = {**gradient_facts(sizes, model), **facts, "known": known}
+        if request.first_words is not None:
+            facts["first_words"] = request.first_words
     elif isinstance(seen, RepresentationRelease):
         count, width = seen.vectors.shape
         known = ["labels"] if seen.labels is not None else []
