@@ -6,6 +6,7 @@ from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
     DpEvent,
+    EpsilonDeltaDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
     NoGuaranteeDpEvent,
@@ -34,6 +35,11 @@ def test_it_starts_at_nothing_and_only_rises() -> None:
     assert seen[0] == 0.0
     assert seen == sorted(seen)
     assert Meter(NoGuaranteeDpEvent("none"), 1e-5).epsilon(3) == float("inf")
+
+
+def test_steps_that_fail_more_often_than_not_cost_everything() -> None:
+    step = ComposedDpEvent([EpsilonDeltaDpEvent(1.0, 0.6), EpsilonDeltaDpEvent(2.0, 0.6)])
+    assert Meter(step, 1e-5).epsilon(1) == Meter(step, 1e-5).epsilon(2) == float("inf")
 
 
 def test_asking_again_is_cheap() -> None:

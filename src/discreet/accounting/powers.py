@@ -81,7 +81,7 @@ class Losses:
         """Return the losses of `count` uses; of the two precisions the faster whose margin this delta does not feel."""
         if count == 1:
             return self
-        if not self.masses.any():
+        if self.infinite >= 1 or not self.masses.any():
             return Losses(self.masses, self.first * count, self.interval, 1.0)
         quick, slack = self._raised(count, np.float64)
         return quick if slack <= _unfelt(delta) else self._raised(count, np.longdouble)[0]
