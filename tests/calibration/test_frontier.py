@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from discreet.calibration.frontier import Measured, best, frontier, over_seeds, points_of, safe_limit
@@ -73,3 +75,14 @@ def test_three_equal_seeds_keep_the_spread_within_one() -> None:
 def test_a_bound_limits_what_was_measured() -> None:
     assert safe_limit(Measured(0.1, 0.0, 0.3, 1, bound=0.2)) == 0.2
     assert safe_limit(Measured(0.1, 0.0, 0.3, 1)) == 0.3
+
+
+def test_a_goal_whose_attack_was_not_run_is_refused_with_the_reason() -> None:
+    why = "Expected examples=8 at most 7. Ask for fewer (examples)."
+    bare = replace(TRIALS[1], leakages=(), details={"evaluated_rows": 200, "not_attacked": {"a": why}})
+    with pytest.raises(
+        SettingError, match=r"measured in the trials: nothing was. a was not run: Expected examples=8 at"
+    ):
+        best(points_of([bare]), Goal("a/m", ceiling=0.1), "accuracy")
+    with pytest.raises(SettingError, match=r"measured in the trials: a/m"):
+        best(points_of(TRIALS), Goal("b/m", ceiling=0.1), "accuracy")

@@ -157,13 +157,22 @@ def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
     known = [p for p in points if metric in p.leakage and utility in p.utility]
     if points and not known:
         names = sorted({name for p in points for name in p.leakage})
-        raise refuse("goal.leakage", metric, "measured in " + ", ".join(names), did_you_mean(metric, names))
+        rule = f"measured in the trials: {', '.join(names) or 'nothing was'}"
+        raise refuse("goal.leakage", metric, rule, _why_not(points, metric) or did_you_mean(metric, names))
     if goal.ceiling is not None:
         allowed = [p for p in known if safe_limit(p.leakage[metric]) <= goal.ceiling]
         return max(allowed, key=lambda p: p.utility[utility].value, default=None)
     assert goal.floor is not None
     useful = [p for p in known if p.utility[utility].low >= goal.floor]
     return min(useful, key=lambda p: (safe_limit(p.leakage[metric]), -p.utility[utility].value), default=None)
+
+
+def _why_not(points: Sequence[Point], metric: str) -> str:
+    """Return why the attack of a metric was not run, where the trials say so."""
+    attack = metric.partition("/")[0]
+    told = (trial.details.get("not_attacked", {}).get(attack) for p in points for trial in p.trials)
+    why = next(filter(None, told), None)
+    return "" if why is None else f"{attack} was not run: {why}"
 
 
 def safe_limit(found: Measured) -> float:
