@@ -66,7 +66,9 @@ class Readings:
     def keep(self, attack: str, setting: Setting, guesses: list[str]) -> None:
         """Add what was read under a setting, and write all."""
         self.read.setdefault(attack, {})[name_of(setting)] = guesses
-        self.path.write_text(json.dumps({"truths": list(self.truths), "read": self.read}))
+        partial = self.path.with_suffix(".partial")  # what is cut off while writing leaves the file before it whole
+        partial.write_text(json.dumps({"truths": list(self.truths), "read": self.read}))
+        partial.replace(self.path)
 
 
 @dataclass(frozen=True)

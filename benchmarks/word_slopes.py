@@ -91,6 +91,8 @@ def main() -> None:
     texts = corpus.split("train")
     order = rng.fork("texts").permutation(len(texts)).tolist()
     chosen = [i for i in order if 6 <= len(texts.texts[i].split()) <= 10][: asked.sentences]
+    if not chosen:
+        raise SystemExit(f"Expected texts of 6 to 10 words in {asked.data!r}, found none.")
     prior = NGram.load(asked.prior)
     print(f"{'noise':>6} {'wrong words':>12} {'one text':>16} {f'mean of {DRAWS}':>16}")
     for noise in asked.noise:
