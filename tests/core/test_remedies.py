@@ -14,6 +14,7 @@ def known(name: str, value: str | None) -> str | None:
         ("larger batches (--batch-size), or fewer.", "larger batches (<batch_size None>), or fewer."),
         ("use --no-pooler.", "use <pooler false>."),
         ("--epsilon 3 is a start, --epsilon 0.5 less.", "<epsilon 3> is a start, <epsilon 0.5> less."),
+        ("--epsilon 1e-3, --epsilon 2.5e+4.", "<epsilon 1e-3>, <epsilon 2.5e+4>."),
         ("Add --mechanism gaussian, or --mechanism vmf", "Add <mechanism gaussian>, or <mechanism vmf>"),
         ("--sensitive FILE for it", "<sensitive None> for it"),
         ("--epsilon or --out", "<epsilon None> or --out"),

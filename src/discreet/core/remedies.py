@@ -14,7 +14,7 @@ Say = Callable[[str, str | None], str | None]
 # An option and, where they follow, a placeholder (FILE), a number, or a word that ends what is said of it.
 _OPTION = re.compile(
     r"--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)"
-    r"(?: (?:(?P<place>[A-Z]+)\b|(?P<number>\d+(?:\.\d+)?)|(?P<word>[a-z]+)(?=[.,;)]|$)))?"
+    r"(?: (?:(?P<place>[A-Z]+)\b|(?P<number>\d+(?:\.\d+)?(?:e[-+]?\d+)?)|(?P<word>[a-z]+)(?=[.,;)]|$)))?"
 )
 
 
