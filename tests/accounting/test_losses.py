@@ -145,3 +145,26 @@ def test_uses_on_grids_of_their_own_never_cost_less_than_every_outcome_added_up(
         assert exact <= delta, "what is named must hold"
         nearer = float((masses * np.maximum(-np.expm1(found * 0.999 - losses), 0.0)).sum())
         assert nearer > 0.98 * delta or found == 0
+
+
+@pytest.mark.parametrize(
+    "uses", [((0.5, 3, 9), (0.99, 4, 30)), ((0.1, 20, 2), (0.998, 2, 60)), ((0.9, 2, 7), (0.3, 50, 1))]
+)
+def test_both_orders_of_a_lopsided_pair_are_bounds_on_grids_of_their_own(
+    uses: tuple[tuple[float, int, int], ...],
+) -> None:
+    """Answers against uniform ones: every outcome added up, the record against none and none against the record."""
+    event = ComposedDpEvent([SelfComposedDpEvent(RandomizedResponseDpEvent(p, k), n) for p, k, n in uses])
+    here, there = [], []
+    for p, k, n in uses:
+        true = np.arange(n + 1)  # how many of the answers are the record's own
+        here.append(binom.logpmf(true, n, 1 - p + p / k))
+        there.append(binom.logpmf(true, n, 1 / k))
+    present, absent = np.exp(np.add.outer(*here)), np.exp(np.add.outer(*there))
+    step, count = powers_of(take_apart(event, Adjacency.ZERO_OUT), Adjacency.ZERO_OUT)
+    found = step.power(count)
+    assert found.absent is not None
+    for eps in np.linspace(-6.0, 6.0, 49).tolist():
+        for losses, p, q in ((found.present, present, absent), (found.absent, absent, present)):
+            exact = float(np.maximum(p - math.exp(eps) * q, 0.0).sum())
+            assert exact * (1 - 1e-9) <= losses.delta(eps) <= exact * 1.001 + 1e-5
