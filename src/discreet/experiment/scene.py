@@ -64,7 +64,7 @@ class Scene:
             limit, longer, fewer = "", "", f"ask for fewer (--{what}), or " if short else ""
             if max_words is not None:
                 least = min((len(text.split()) for text in self.rows.texts), default=0)
-                limit = f" of at most {max_words} words, and its shortest has {least}"
+                limit = f" of at most {max_words} words" + ("" if short else f", and its shortest has {least}")
                 longer = "allow longer ones (--max-words), " if short else "allow longer ones (--max-words), or "
             found = f"{self.rows.name!r} has {len(short)} different texts{limit}"
             raise refuse(what, count, f"at most {len(short)}", f"{found}; {longer}{fewer}another --split.")
