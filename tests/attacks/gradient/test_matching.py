@@ -7,7 +7,7 @@ import torch
 from discreet.attacks.gradient.dlg import Dlg
 from discreet.attacks.gradient.lamp import Lamp
 from discreet.attacks.gradient.layers import dissect
-from discreet.attacks.gradient.matching import prior_of, set_up
+from discreet.attacks.gradient.matching import SearchingAttack, prior_of, set_up
 from discreet.attacks.gradient.matching_loss import MeanCosine
 from discreet.attacks.gradient.moves import reorderings
 from discreet.attacks.gradient.objective import Budget
@@ -15,6 +15,7 @@ from discreet.attacks.gradient.polish import Polish
 from discreet.attacks.gradient.quasi_newton import minimise
 from discreet.attacks.gradient.tag import Tag
 from discreet.attacks.gradient.vocabulary import Vocabulary
+from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
@@ -221,3 +222,11 @@ def test_the_polish_gives_each_text_its_own_labels(tiny_model: Build) -> None:
 
     found, scores = Polish(rounds=1).run(objective, tokens, Texts(), None, Budget(), Rng(0))
     assert torch.equal(found[0, 0], ids) and float(scores) < 1e-3
+
+
+@pytest.mark.parametrize("attack", [QUICK, Tag(), Dlg(), WordDraws()])
+def test_pairs_of_texts_are_refused(tiny_model: Build, attack: SearchingAttack) -> None:
+    pairs = Corpus("pairs", ("the heart", "a knee"), second=("was dull", "pain"), labels=(0, 1))
+    model = tiny_model("bert")
+    with pytest.raises(UnsupportedError, match=rf"single texts for {attack.paper}, found pairs"):
+        attack.run(open_release(model, pairs), Knowledge(model=model), Rng(0))

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from discreet.attacks.gradient.layers import Anatomy, dissect, model_of
+from discreet.attacks.gradient.problems import refuse_pairs
 from discreet.attacks.gradient.sentences import Budget, Check, Choices, Sentence, grow, narrowed, search
 from discreet.attacks.gradient.span import Span, require_room, shares, span_of
 from discreet.attacks.gradient.token_sets import token_sets
 from discreet.core.checks import non_negative, positive, whole
-from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.classifier import Classifier
@@ -76,7 +76,7 @@ class Dager:
         deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
         model = model_of(knows, _NAME)
         anatomy = dissect(model)
-        _refuse_pairs(seen, anatomy)
+        refuse_pairs(seen, anatomy, _NAME)
         first = span_of(seen, anatomy.first, self.rounding, _NAME)
         second = span_of(seen, anatomy.second, self.rounding, _NAME)
         details: dict[str, Any] = {"ranks": (first.rank, second.rank), "tokens": (), "confirmed": (), "pairs": ()}
@@ -155,14 +155,6 @@ class Dager:
                     if known:
                         open_lengths.remove(length)
         return confirmed + [closest[length] for length in dict.fromkeys(open_lengths) if length in closest]
-
-
-def _refuse_pairs(seen: GradientRelease, anatomy: Anatomy) -> None:
-    types = seen.gradients.get(anatomy.embeddings.type_name or "")
-    if types is not None and seen.noise_std == 0 and seen.guarantee is None and bool((types[1:] != 0).any()):
-        raise UnsupportedError(
-            f"Expected gradients of single texts for {_NAME}, found pairs: a second type of token has a gradient."
-        )
 
 
 def _log_shares(anatomy: Anatomy, first: Span, sets: Sequence[Sequence[int]]) -> list[list[float]]:

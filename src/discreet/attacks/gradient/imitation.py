@@ -25,6 +25,7 @@ from discreet.attacks.gradient.figures import (
     without_padding,
 )
 from discreet.attacks.gradient.layers import Anatomy, dissect
+from discreet.attacks.gradient.problems import refuse_pairs
 from discreet.attacks.gradient.stacks import stacked_matrices, stacked_vectors
 from discreet.clipping.record import Record
 from discreet.clipping.slots import Lookup, Pair, Slot
@@ -79,6 +80,9 @@ class Imitation:
         self.sizes = torch.tensor([self._size(n) for n in self.names], device=self.device, dtype=torch.float32)
         self.divisors = torch.tensor([seen.divisor for seen in seens], device=self.device)
         self.noise_std = self._noise(seens)
+        for seen, noise in zip(seens, self.noise_std.tolist(), strict=True):
+            if noise == 0:  # also noise that the release does not name makes every row another than zero
+                refuse_pairs(seen, anatomy, attack)
         self.protected = torch.tensor([seen.guarantee is not None or seen.noise_std > 0 for seen in seens])
         self.protected = self.protected.to(self.device)
         self.signal_squares = self._signal(signal_norm)

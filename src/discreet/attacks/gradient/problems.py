@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from discreet.attacks.gradient.layers import dissect
+from discreet.attacks.gradient.layers import Anatomy, dissect
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
 from discreet.models.classifier import Classifier
@@ -63,6 +63,15 @@ class Problems:
             ids.to(model.device),
             torch.tensor(known, dtype=kind, device=model.device) if len(known) == len(labels) else None,
             len(opening),
+        )
+
+
+def refuse_pairs(seen: GradientRelease, anatomy: Anatomy, attack: str) -> None:
+    """Refuse the gradient of pairs of texts, where no noise hides that it is one."""
+    types = seen.gradients.get(anatomy.embeddings.type_name or "")
+    if types is not None and seen.noise_std == 0 and seen.guarantee is None and bool((types[1:] != 0).any()):
+        raise UnsupportedError(
+            f"Expected gradients of single texts for {attack}, found pairs: a second type of token has a gradient."
         )
 
 
