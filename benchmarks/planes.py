@@ -23,8 +23,8 @@ import argparse
 import json
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.plane_readings import DELTA, Readings, Setting, Victims, built, decepticons, name_of, searched
+from benchmarks.plane_trainings import in_turn, read_corpus, training_of
 from discreet.attacks.gradient.lamp import Lamp
 from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.calibration.grid import key_of
@@ -40,15 +41,9 @@ from discreet.calibration.store import Store, read_trials
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.data.corpus import Corpus
-from discreet.data.sources import load
 from discreet.experiment.releases import by_adjacency
-from discreet.experiment.trial import of_the_setting
 from discreet.metrics.text import match, text_leakage
-from discreet.models.classifier import Classifier, ModelSettings
-from discreet.training.encode import cache_folder
-from discreet.training.evaluate import evaluate
-from discreet.training.loop import train
-from discreet.training.settings import TrainSettings
+from discreet.models.classifier import Classifier
 
 NOISES = (0.003, 0.014, 0.043, 0.14, 0.45, 1.2)  # the paper's multipliers, thinned out, and one below them
 KAPPAS = (1e7, 3e6, 1e6, 3e5, 1e5, 3e4)
@@ -96,82 +91,9 @@ def settings_of(asked: argparse.Namespace) -> list[Setting]:
     return rows
 
 
-def read_corpus(asked: argparse.Namespace, source: str) -> Corpus:
-    """Return a corpus, its training rows balanced and fewer, its texts cut, where that was asked for."""
-    corpus = load(source)
-    rows, held_out = corpus.split("train"), corpus.split("validation")
-    chosen = Rng(asked.seed).fork("rows").permutation(len(rows)).tolist()
-    if asked.balance and rows.labels is not None:
-        each = min(rows.labels.count(label) for label in set(rows.labels))
-        by_label = [[i for i in chosen if rows.labels[i] == label][:each] for label in sorted(set(rows.labels))]
-        chosen = [i for some in zip(*by_label, strict=True) for i in some]
-    rows = rows.take(chosen[: asked.rows])
-    texts, splits = rows.texts + held_out.texts, ("train",) * len(rows) + ("validation",) * len(held_out)
-    if asked.cut:
-        texts = tuple(" ".join(text.split()[: asked.cut]) for text in texts)
-    labels = (rows.labels or ()) + (held_out.labels or ())
-    return Corpus(corpus.name, texts, labels=labels, label_names=corpus.label_names, splits=splits)
-
-
-def training_of(asked: argparse.Namespace, protection: dict[str, Any]) -> dict[str, Any]:
-    frozen = asked.train in {"head", "pooler+head"}
-    rates = asked.rates or ((2e-3, 1e-3) if frozen else (2e-4, 5e-4))
-    rate = rates[0] if protection["name"] == "none" else rates[1]
-    return {"epochs": asked.epochs, "batch_size": 128, "learning_rate": rate, "weight_decay": 0.0}
-
-
-def trained(asked: argparse.Namespace, source: str, protection: Setting) -> tuple[Any, Any, float]:
-    """Return utility and guarantee of a training under a protection, and its seconds."""
-    torch.set_num_threads(1)
-    rng = Rng(asked.seed)
-    corpus = read_corpus(asked, source)
-    began = time.monotonic()
-    chosen = ModelSettings(encoder=asked.model, train=asked.train, dropout=0.0, embeddings=False)
-    model = Classifier.build(corpus, chosen, rng=rng.fork("model")).to(asked.device)
-    protect = built(protection, model)
-    done = train(
-        model,
-        corpus,
-        TrainSettings(**training_of(asked, protection)),
-        rng=rng.fork("train"),
-        protect=protect,
-        delta=None if protect is None else 1 / corpus.split("train").unit_count,
-        secret=None if protect is None else rng.fork("noise"),
-        cache=cache_folder(),
-    )
-    promise = None if done.guarantee is None else of_the_setting(done.guarantee)
-    return evaluate(model, corpus.split("validation")), promise, time.monotonic() - began
-
-
 def spelled(model: Classifier, rows: Corpus) -> list[str]:
     ids = model.tokenizer(list(rows.texts), truncation=True, max_length=model.max_length)["input_ids"]
     return [model.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
-
-
-def in_turn(
-    asked: argparse.Namespace, source: str, wanted: Sequence[Setting], pool: ProcessPoolExecutor | None
-) -> Iterator[tuple[Setting, Any]]:
-    """Yield what each setting's training gave; one that failed beside others is tried again by itself."""
-    began = time.monotonic()
-    futures: list[Future[Any] | None] = [None] * len(wanted)
-    if pool is not None:
-        futures = [pool.submit(trained, asked, source, setting) for setting in wanted]
-    again: list[Setting] = []
-    for setting, future in zip(wanted, futures, strict=True):
-        late = time.monotonic() - began >= asked.limit
-        if late and (future is None or future.cancel()):
-            continue
-        try:
-            yield setting, trained(asked, source, setting) if future is None else future.result()
-        except (RuntimeError, OSError) as error:  # the device's memory, or a worker that died
-            print(f"  {name_of(setting)}: {type(error).__name__} {str(error)[:200]}", flush=True)
-            again.append(setting)
-    for setting in again:
-        if time.monotonic() - began < asked.limit:
-            try:
-                yield setting, trained(asked, source, setting)
-            except (RuntimeError, OSError) as error:
-                print(f"  {name_of(setting)}: left out, {type(error).__name__}", flush=True)
 
 
 def run(asked: argparse.Namespace, source: str, pool: ProcessPoolExecutor | None) -> list[str]:
