@@ -130,6 +130,7 @@ class Drawing:
         moved = torch.rand(s, k, generator=self.source, device=device) < settings.moved
         for sentence in range(b):
             counts = self.problems.counts[:, None, sentence].expand(s, k).reshape(-1)
+            # The second order moves one token, which was better than all kinds of moves in turn.
             orders = reorderings(counts, t, self.problems.first, 2, self.source)[:, 1].view(s, k, t)
             other = tokens[:, :, sentence].gather(-1, orders)
             tokens[:, :, sentence] = torch.where(moved[..., None], other, tokens[:, :, sentence])
