@@ -18,10 +18,10 @@ from discreet.calibration.frontier import Measured, Point
 from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
 from discreet.report.findings import findings
-from discreet.report.page import blanks, cell, readings, release_words, write_report
+from discreet.report.page import blanks, cell, readings, write_report
 from discreet.report.plots import noise_curves
 from discreet.report.reading import pieces
-from discreet.report.words import at_most, verdict
+from discreet.report.words import at_most, release_words, verdict
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -122,15 +122,20 @@ def test_markdown_says_the_same_and_cannot_be_broken_out_of(folder: Path) -> Non
     assert "Certified" in card
 
 
-def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
-    write_sample(tmp_path)
-    path = tmp_path / "trials.jsonl"
+def write_without_dager(folder: Path, details: dict[str, object]) -> None:
+    """Write the sample, but for what DAGER read under directional DP-SGD, with other details there."""
+    write_sample(folder)
+    path = folder / "trials.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         if line["settings"]["protection"]["name"] == "dir-dp-sgd":
             line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
-            line["details"]["not_attacked"] = {"dager": "A batch of one <b> cannot be mixed."}
+            line["details"] |= details
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
+    write_without_dager(tmp_path, {"not_attacked": {"dager": "A batch of one <b> cannot be mixed."}})
     found = findings(tmp_path)
     cells, notes = blanks(found)
     assert notes == ["A batch of one <b> cannot be mixed."]
@@ -144,14 +149,7 @@ def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
 
 
 def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
-    write_sample(tmp_path)
-    path = tmp_path / "trials.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        if line["settings"]["protection"]["name"] == "dir-dp-sgd":
-            line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
-            line["details"] |= {"roc": {}, "epsilon_over_training": []}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_without_dager(tmp_path, {"roc": {}, "epsilon_over_training": []})
     page = write_report(tmp_path).page.read_text()
     figures = page.split('<svg class="figure"')[1:]
     told = {}

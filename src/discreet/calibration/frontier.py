@@ -12,6 +12,7 @@ from typing import Any
 from discreet.calibration.grid import Name, names_of, strength_of
 from discreet.calibration.study import Goal
 from discreet.core.checks import did_you_mean, refuse
+from discreet.core.errors import SettingError
 from discreet.core.guarantee import Guarantee
 from discreet.core.types import Leakage, Trial
 from discreet.metrics.intervals import wilson
@@ -157,14 +158,19 @@ def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
     known = [p for p in points if metric in p.leakage and utility in p.utility]
     if points and not known:
         names = sorted({name for p in points for name in p.leakage})
-        rule = f"measured in the trials: {', '.join(names) or 'nothing was'}"
-        raise refuse("goal.leakage", metric, rule, _why_not(points, metric) or did_you_mean(metric, names))
+        raise unmeasured("goal.leakage", metric, names, _why_not(points, metric))
     if goal.ceiling is not None:
         allowed = [p for p in known if safe_limit(p.leakage[metric]) <= goal.ceiling]
         return max(allowed, key=lambda p: p.utility[utility].value, default=None)
     assert goal.floor is not None
     useful = [p for p in known if p.utility[utility].low >= goal.floor]
     return min(useful, key=lambda p: (safe_limit(p.leakage[metric]), -p.utility[utility].value), default=None)
+
+
+def unmeasured(key: str, asked: str, known: Sequence[str], why: str = "") -> SettingError:
+    """Return the error for a goal that no trial was measured by, with the reason or the nearest name."""
+    rule = f"measured in the trials: {', '.join(known) or 'nothing was'}"
+    return refuse(key, asked, rule, why or did_you_mean(asked, known))
 
 
 def _why_not(points: Sequence[Point], metric: str) -> str:

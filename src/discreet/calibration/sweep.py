@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from discreet.calibration.frontier import unmeasured
 from discreet.calibration.grid import Planned, plan
 from discreet.calibration.processes import Event, Run, Stop, in_processes
 from discreet.calibration.store import Store, read_trials
 from discreet.calibration.study import Goal, Study, changes
-from discreet.core.checks import did_you_mean, one_of, refuse, whole
+from discreet.core.checks import one_of, whole
 from discreet.core.errors import DataError, OutputError, SettingError
 
 STUDY = "study.json"
@@ -141,8 +142,7 @@ def _refuse_unmeasured(goal: Goal, out: Path) -> None:
     utilities = sorted({name for trial in trials for name, value in trial.utility.items() if value is not None})
     for key, asked, known in (("leakage", goal.leakage, leakages), ("utility", goal.utility, utilities)):
         if asked is not None and asked not in known:
-            rule = f"measured in the trials: {', '.join(known) or 'nothing was'}"
-            raise refuse(f"goal.{key}", asked, rule, did_you_mean(asked, known))
+            raise unmeasured(f"goal.{key}", asked, known)
 
 
 def _plain(study: Study) -> dict[str, object]:

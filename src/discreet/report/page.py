@@ -23,7 +23,16 @@ from discreet.report import plots
 from discreet.report.figures import SHAPES, Figure, shape
 from discreet.report.findings import Findings, findings
 from discreet.report.reading import pieces
-from discreet.report.words import GLOSSARY, at_most, interval, metric_words, percent, percent_at_most
+from discreet.report.words import (
+    GLOSSARY,
+    at_most,
+    epsilon_words,
+    interval,
+    metric_words,
+    percent,
+    percent_at_most,
+    release_words,
+)
 
 TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
 
@@ -243,30 +252,6 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], found: Finding
         "release": release_words(facts.get("release", {})),
         "epsilon": epsilon_words(promise, facts.get("epsilon_by_adjacency", {})),
     }
-
-
-def release_words(facts: Mapping[str, Any]) -> str:
-    """Return what an attacker saw, in words."""
-    if not facts:
-        return "not recorded"
-    vectors = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
-    what = facts.get("parameters") or f"{vectors} of {facts.get('width', '?')} numbers"
-    size = facts.get("batch_size", 1)
-    of = "one text" if size == 1 else f"a batch of {size} texts"
-    if "first_words" in facts:
-        of = f"at most {facts['first_words']} first words of {of}"
-    kind = "gradient" if facts.get("kind") == "gradient" else "representation"
-    return f"one {kind} of {of} ({what}) from {facts.get('model', 'the model')}"
-
-
-def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> str:
-    """Return the epsilon of a release in words, under each adjacency that has one."""
-    if promise is None or promise.get("epsilon") is None:
-        return "no guarantee"
-    kind = "certified" if promise.get("certified") else "estimated"
-    told = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
-    delta = in_digits(promise["delta"], 6)
-    return f"{kind} epsilon of this release {told or in_digits(promise['epsilon'])} (delta {delta})"
 
 
 def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from discreet.calibration.frontier import Measured, Point, safe_limit
 from discreet.calibration.study import Goal
@@ -229,3 +230,27 @@ def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, ut
         parts.append("nothing is guaranteed about the whole training")
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
+
+
+def release_words(facts: Mapping[str, Any]) -> str:
+    """Return what an attacker saw, in words."""
+    if not facts:
+        return "not recorded"
+    vectors = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
+    what = facts.get("parameters") or f"{vectors} of {facts.get('width', '?')} numbers"
+    size = facts.get("batch_size", 1)
+    of = "one text" if size == 1 else f"a batch of {size} texts"
+    if "first_words" in facts:
+        of = f"at most {facts['first_words']} first words of {of}"
+    kind = "gradient" if facts.get("kind") == "gradient" else "representation"
+    return f"one {kind} of {of} ({what}) from {facts.get('model', 'the model')}"
+
+
+def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> str:
+    """Return the epsilon of a release in words, under each adjacency that has one."""
+    if promise is None or promise.get("epsilon") is None:
+        return "no guarantee"
+    kind = "certified" if promise.get("certified") else "estimated"
+    told = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
+    delta = in_digits(promise["delta"], 6)
+    return f"{kind} epsilon of this release {told or in_digits(promise['epsilon'])} (delta {delta})"

@@ -153,7 +153,7 @@ class Drawing:
         sharp = settings.first_sharpness * (settings.last_sharpness / settings.first_sharpness) ** done
         # What the release can tell is a bound: under much noise no word is drawn more surely than that.
         scale = (2 * self.objective.evidence).clamp_max(sharp).view(s, 1, 1)
-        rows = self.vocabulary.table[self.vocabulary.allowed]
+        rows = self.vocabulary.rows
         result = tokens.clone()
         for sentence in range(b):
             pulls = -scale * (self.slopes[:, sentence] @ rows.mT)  # (problems, tokens, words)

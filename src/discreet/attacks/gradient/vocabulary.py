@@ -37,9 +37,14 @@ class Vocabulary:
         return cls(table, allowed, F.normalize(table[allowed], dim=-1))
 
     @property
+    def rows(self) -> Tensor:
+        """The rows that can stand in a text."""
+        return self.table[self.allowed]
+
+    @property
     def mean_norm(self) -> float:
         """The mean length of a row."""
-        return float(self.table[self.allowed].norm(dim=-1).mean())
+        return float(self.rows.norm(dim=-1).mean())
 
     def nearest(self, x: Tensor, count: int = 1) -> Tensor:
         """Return the ids of the rows nearest to vectors by cosine, (…, count), or all where there are fewer."""
@@ -53,7 +58,7 @@ class Vocabulary:
         count = min(count, len(self.allowed))
         # The present row's term is the same for all, so it does not change their order.
         flat = slopes.reshape(-1, slopes.shape[-1])
-        rows = self.table[self.allowed]
+        rows = self.rows
         found = [
             self.allowed[(part @ rows.mT).topk(count, largest=False).indices] for part in torch.split(flat, _AT_ONCE)
         ]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from discreet.attacks.gradient.drawing import Drawing
+from discreet.attacks.gradient.lamp import LOSSES
 from discreet.attacks.gradient.matching import SearchingAttack, guess_of, prior_of, set_up
-from discreet.attacks.gradient.matching_loss import MeanCosine
 from discreet.attacks.gradient.objective import Budget
 from discreet.attacks.gradient.polish import Polish
 from discreet.attacks.gradient.search import Progress
@@ -77,7 +77,7 @@ class WordDraws(SearchingAttack):
     ) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
         budget = Budget(self.seconds)
-        model, objective = set_up(seens, knows, MeanCosine(rows=0.5), self.paper)
+        model, objective = set_up(seens, knows, LOSSES["cosine"], self.paper)
         if objective.problems.labels is None and model.task != "classification":
             raise UnsupportedError(
                 f"Expected the values in the release for {self.paper}, found none. They cannot be drawn as classes can."
