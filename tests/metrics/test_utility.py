@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from discreet.metrics.utility import utility
+from discreet.metrics.utility import quality, utility
 
 
 def test_classification_scores_by_hand() -> None:
@@ -22,3 +24,38 @@ def test_regression_scores_by_hand() -> None:
 def test_a_constant_prediction_correlates_with_nothing() -> None:
     assert utility("regression", np.zeros(3), np.arange(3.0))["pearson"] == 0
     assert utility("classification", np.zeros(4, dtype=int), np.array([0, 1, 0, 1]))["matthews"] == 0
+
+
+def test_a_constant_answer_is_called_one_even_where_it_scores_well() -> None:
+    truth = np.array([0] * 9 + [1])
+    found = quality("classification", np.zeros(10, dtype=int), truth)
+    assert (found.value, found.baseline) == (0.9, 0.9)
+    assert found.constant and found.learned_nothing and not found.unclear
+    assert quality("regression", np.full(5, 2.0), np.arange(5.0)).learned_nothing
+
+
+def test_a_model_below_the_baseline_has_learned_nothing() -> None:
+    truth = np.array([0] * 8 + [1] * 2)
+    found = quality("classification", np.array([1] * 6 + [0] * 4), truth)
+    assert not found.constant and found.value < found.baseline and found.learned_nothing
+
+
+def test_few_rows_do_not_tell_a_model_from_a_constant_answer() -> None:
+    truth = np.array([0, 1] * 5)
+    found = quality("classification", np.array([0, 1] * 3 + [1, 1, 0, 1]), truth)
+    assert found.value == 0.9 and found.interval[0] < 0.9 < found.interval[1]
+    assert quality("classification", np.array([0, 1, 0, 1, 1, 0, 0, 1, 1, 0]), truth).unclear
+    many = quality("classification", np.tile([0, 1, 0, 1, 0, 1, 1, 1, 0, 1], 50), np.tile(truth, 50))
+    assert not many.unclear and not many.learned_nothing
+
+
+@given(st.integers(1, 200), st.integers(0, 2**32 - 1))
+def test_the_interval_holds_the_value_and_the_baseline_is_that_of_the_best_constant(rows: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    truth, predicted = draw.integers(0, 3, rows), draw.integers(0, 3, rows)
+    found = quality("classification", predicted, truth)
+    assert found.interval[0] <= found.value <= found.interval[1]
+    best = max(utility("classification", np.full(rows, label), truth)["accuracy"] for label in range(3))
+    assert found.baseline == pytest.approx(best)
+    scores = quality("regression", draw.normal(size=rows), draw.normal(size=rows))
+    assert scores.interval[0] <= scores.value <= scores.interval[1]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from discreet.cli.options import Data, Device, Json, RunFolder, RunLabel, RunText, TextPair
-from discreet.cli.output import as_json, note, table
+from discreet.cli.output import as_json, note, say_quality, table
 from discreet.cli.progress import working
 
 
@@ -35,8 +35,7 @@ def evaluate(
     with working("loading the model"):
         from discreet.data.batches import tokenise
         from discreet.data.sources import BUILT_IN, Columns, load
-        from discreet.training.evaluate import evaluate as score
-        from discreet.training.evaluate import matched
+        from discreet.training.evaluate import assess, matched
         from discreet.training.precision import find_device
         from discreet.training.run_folder import load_run
 
@@ -64,12 +63,13 @@ def evaluate(
     if tokens.truncated:
         note(f"{tokens.truncated} of {len(rows)} texts were cut to {model.max_length} tokens.")
     with working(f"evaluating {len(rows):,} rows"):
-        utility = score(model, tokens)
+        quality = assess(model, tokens)
     if json:
         as_json(
             {
                 "run": str(run),
-                "utility": utility,
+                "utility": quality.metrics,
+                "quality": quality.as_dict(),
                 "rows": len(rows),
                 "split": name,
                 "truncated": tokens.truncated,
@@ -77,7 +77,8 @@ def evaluate(
             }
         )
         return
-    table(utility, title=f"Utility on {len(rows)} rows of {data}" + (f" ({name})" if name else ""))
+    table(quality.metrics, title=f"Utility on {len(rows)} rows of {data}" + (f" ({name})" if name else ""))
+    say_quality(quality.as_dict())
 
 
 def same_source(one: str, other: str) -> bool:

@@ -49,6 +49,13 @@ def table(rows: Mapping[str, Any], title: str = "") -> None:
     Console(highlight=False).print(drawn)
 
 
+def say_quality(quality: Mapping[str, Any], remedy: str = "") -> None:
+    """Print the interval and the baseline of a utility and, for a model that learned nothing, what may help."""
+    from discreet.metrics.utility import in_sentences
+
+    paragraph(" ".join([*in_sentences(quality), *([remedy] if quality["learned_nothing"] and remedy else [])]))
+
+
 def stderr() -> Console:
     """Return a console that writes to stderr."""
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discreet.cli.options import Data, Device, Json, Label, Seed, Text, TextPair, Unit
-from discreet.cli.output import as_json, note, paragraph, stop_on_interrupt, table
+from discreet.cli.output import as_json, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
 from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
 from discreet.core.checks import positive, refuse
@@ -138,12 +138,22 @@ def protection_of(name: str | None, delta: str, given: dict[str, Any]) -> Protec
 def _say(done: dict[str, Any], out: Path) -> None:
     if done["utility"]:
         table(done["utility"], title=f"Utility on the {done['evaluated_on']} split")
+        say_quality(done["quality"], remedy_for(done))
     else:
         print("Utility: not measured, as no rows were held out.")
     if done.get("utility_averaged"):
         table(done["utility_averaged"], title="The same, averaged over the pool of masks")
     _say_privacy(done)
     print(f"Written to {out} in {done['seconds']:.1f} s.")
+
+
+def remedy_for(done: dict[str, Any]) -> str:
+    """Return what most likely helps a training that learned nothing."""
+    if done["guarantee"] is None:
+        return "Train for more --epochs, try another --learning-rate, or check that the labels fit the texts."
+    if done["trained"] not in {"head", "pooler+head"}:
+        return "Train the head alone (--train head): with noise, few weights learn more from few rows."
+    return "Give more rows, a larger --epsilon, or another --protect: this noise hides all that there is to learn."
 
 
 def _task(name: str | None) -> Literal["classification", "regression"] | None:

@@ -18,7 +18,7 @@ from discreet.models.classifier import Classifier
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import at_vectors, place_of
 from discreet.training.encode import cache_folder, ready
-from discreet.training.evaluate import evaluate, matched
+from discreet.training.evaluate import assess, evaluate, matched
 from discreet.training.loop import Trained, train
 from discreet.training.meter import Report
 from discreet.training.precision import find_device
@@ -114,6 +114,7 @@ def run_training(
                 "seconds": time.monotonic() - began,
                 "train_seconds": trained.seconds,
                 "steps": trained.steps,
+                "trained": request.model.train,
                 **({} if plan else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),
                 "device": str(where),
                 "seed": request.seed,
@@ -142,10 +143,11 @@ def utilities(
     """Return how good a trained model is, and on which split; a protected run says nothing about its training rows."""
     split = "validation" if "validation" in corpus.split_names else None if plan else "train"
     if split is None:
-        return {"utility": {}, "evaluated_on": None}
+        return {"utility": {}, "quality": None, "evaluated_on": None}
     rows = ready(model, asked_as(plan, matched(corpus.split(split), model)), kept, precision)
     averaged = averaged_utility(plan, model, rows)
-    found = {"utility": evaluate(model, rows), "evaluated_on": split}
+    quality = assess(model, rows)
+    found = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": split}
     return {**found, "utility_averaged": averaged} if averaged else found
 
 

@@ -1,16 +1,117 @@
-"""How well a model does its task: accuracy, F1, Matthews correlation; Pearson, Spearman."""
+"""How well a model does its task, with an interval and beside a constant answer."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from discreet.metrics.intervals import clopper_pearson
 
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
 MAIN = {"classification": "accuracy", "regression": "pearson"}
 UTILITIES = ("accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_error")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A model's metrics on some rows, with the interval of the main one and what a constant answer would reach.
+
+    `baseline` is the accuracy of always answering the most frequent class of these rows, or 0 for a correlation.
+    `constant` says that the model gave every row the same answer.
+    """
+
+    main: str
+    metrics: dict[str, float]
+    rows: int
+    interval: tuple[float, float]
+    baseline: float
+    constant: bool
+
+    @property
+    def value(self) -> float:
+        """The main metric."""
+        return self.metrics[self.main]
+
+    @property
+    def learned_nothing(self) -> bool:
+        """Whether the model is no better than a constant answer."""
+        return self.constant or self.value <= self.baseline
+
+    @property
+    def unclear(self) -> bool:
+        """Whether so few rows cannot tell the model from a constant answer."""
+        return not self.learned_nothing and self.interval[0] <= self.baseline
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all but the metrics as plain values for JSON."""
+        return {
+            "metric": self.main,
+            "rows": self.rows,
+            "interval": list(self.interval),
+            "baseline": self.baseline,
+            "constant": self.constant,
+            "learned_nothing": self.learned_nothing,
+        }
+
+
+def in_sentences(found: Mapping[str, Any]) -> list[str]:
+    """Return what `Quality.as_dict` holds as sentences: the interval, the baseline and, where it is due, a warning.
+
+    >>> in_sentences(quality("classification", np.array([1, 1, 1, 1]), np.array([0, 1, 1, 0])).as_dict())[-1]
+    'Warning: the model gives every row the same answer; it has learned nothing that shows here.'
+    """
+    low, high = found["interval"]
+    name, rows, baseline = found["metric"], found["rows"], found["baseline"]
+    told = [f"The 95% interval of the {name} is {low:.3f} to {high:.3f}, from {rows:,} rows."]
+    if name == "accuracy":
+        told.append(f"Always answering the most frequent class would reach {baseline:.3f}.")
+    if found["constant"]:
+        told.append("Warning: the model gives every row the same answer; it has learned nothing that shows here.")
+    elif found["learned_nothing"]:
+        told.append("Warning: the model is no better than a constant answer.")
+    elif low <= baseline:
+        told.append("The interval reaches down to a constant answer: more rows are needed to tell them apart.")
+    return told
+
+
+def quality(task: str, predicted: Numbers, truth: Numbers) -> Quality:
+    """Return the metrics of a task with the 95% interval of the main one and the baseline of a constant answer.
+
+    The interval of an accuracy is Clopper and Pearson's, exact for every number of rows; that of a correlation is
+    Fisher's, which is approximate.
+
+    >>> found = quality("classification", np.array([1, 1, 1, 1]), np.array([0, 1, 1, 0]))
+    >>> found.value, found.baseline, found.learned_nothing
+    (0.5, 0.5, True)
+    """
+    metrics = utility(task, predicted, truth)
+    main, rows = MAIN[task], len(truth)
+    constant = rows > 1 and bool(np.ptp(predicted) == 0)
+    if task == "regression":
+        return Quality(main, metrics, rows, _fisher(metrics[main], rows), 0.0, constant)
+    interval = clopper_pearson(int(np.sum(np.asarray(predicted) == np.asarray(truth))), rows) if rows else (0.0, 1.0)
+    counts = np.unique(np.asarray(truth), return_counts=True)[1]
+    baseline = float(counts.max() / rows) if rows else 0.0
+    return Quality(main, metrics, rows, interval, baseline, constant and len(counts) > 1)
+
+
+def _fisher(correlation: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return Fisher's interval of a correlation; all values where so few rows say nothing."""
+    if rows <= 3:
+        return -1.0, 1.0
+    if abs(correlation) >= 1:
+        return correlation, correlation
+    from scipy.stats import norm
+
+    half = float(norm.ppf((1 + confidence) / 2)) / math.sqrt(rows - 3)
+    return math.tanh(math.atanh(correlation) - half), math.tanh(math.atanh(correlation) + half)
 
 
 def utility(task: str, predicted: Numbers, truth: Numbers) -> dict[str, float]:
@@ -29,11 +130,13 @@ def utility(task: str, predicted: Numbers, truth: Numbers) -> dict[str, float]:
         }
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-    return {
-        "accuracy": float(accuracy_score(truth, predicted)),
-        "f1": float(f1_score(truth, predicted, average="macro", zero_division=0)),
-        "matthews": float(matthews_corrcoef(truth, predicted)),
-    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # rows of a single class are no fault of the caller's
+        return {
+            "accuracy": float(accuracy_score(truth, predicted)),
+            "f1": float(f1_score(truth, predicted, average="macro", zero_division=0)),
+            "matthews": float(matthews_corrcoef(truth, predicted)),
+        }
 
 
 def _correlation(name: str, predicted: Numbers, truth: Numbers) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.guarantee import Guarantee, in_digits
+from discreet.metrics.utility import in_sentences
 from discreet.models.classifier import Classifier
 from discreet.protections.facts import in_words
 from discreet.training.checkpoint import trained
@@ -21,6 +22,8 @@ def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any]
     found = metrics.get("utility") or {}
     rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in found.items())
     scores = f"| metric | value |\n|---|---|\n{rows}" if rows else "Not measured: no rows were held out."
+    if metrics.get("quality"):
+        scores += "\n\n" + " ".join(in_sentences(metrics["quality"]))
     promise = (
         guarantee.sentence()
         if guarantee is not None

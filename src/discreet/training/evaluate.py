@@ -13,7 +13,7 @@ import torch
 from discreet.core.errors import DataError
 from discreet.data.batches import Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
-from discreet.metrics.utility import utility
+from discreet.metrics.utility import Quality, quality
 from discreet.models.classifier import Classifier
 from discreet.training.precision import autocast
 
@@ -114,10 +114,20 @@ def evaluate(
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, float]:
     """Return the utility of a model on a corpus by the names of its metrics."""
+    return assess(model, corpus, precision, query).metrics
+
+
+def assess(
+    model: Classifier,
+    corpus: Corpus | Tokens | Vectors,
+    precision: str = "auto",
+    query: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Quality:
+    """Return the utility of a model on a corpus with its interval and the baseline of a constant answer."""
     if isinstance(corpus, Corpus):
         corpus = tokenise(matched(corpus, model), model.tokenizer, model.max_length, model.device)
-    found = predict(model, corpus, precision, query)
-    return utility(model.task, found.best, corpus.targets.cpu().numpy())
+    predictions = predict(model, corpus, precision, query)
+    return quality(model.task, predictions.best, corpus.targets.cpu().numpy())
 
 
 def matched(corpus: Corpus, model: Classifier) -> Corpus:
