@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from discreet.serving.client import About
     from discreet.training.local import UserSide
     from discreet.training.local_mixed import Mixed
+    from discreet.training.local_sealed import Sealed
 
 _MANY = 500
 
@@ -46,7 +47,9 @@ def query(
 ) -> None:
     """Print a label and its probability, or a score, for each text, which never leaves this machine.
 
-    Every text is counted in the client's ledger before its release is sent.
+    Texts are encoded and randomised before the server is first contacted, so
+    that it cannot time that work. Every text is counted in the client's ledger
+    before its release is sent.
     In plain lines, and as arguments, the two texts of a pair are separated by
     a tab.
 
@@ -62,34 +65,37 @@ def query(
     whole("decoys", decoys, 0, "It is how many made-up texts hide each true one.")
     with UserSide.load(folder) as user:
         first, second = _texts(texts, source, text, text_pair, user.pairs)
+        many = len(first) * (1 + decoys)
+        if many > _MANY:
+            note(f"Encoding {many:,} texts{', most of them made up' if decoys else ''}: a minute for some 10,000.")
+        # All work that depends on the texts comes before the first contact: else the server could time it.
+        mixed = _among(user, first, second, decoys) if decoys else None
+        alone = user.prepare(first, second) if mixed is None else None
         about = remote.about()  # a server that is not there, or is another's, costs nothing
         if about.width != user.width:
             raise DataError(
                 f"Expected a server for vectors {user.width} wide, found {about.width} at {server!r}. Use "
                 "the server folder that was written with this client. Nothing was spent or sent."
             )
-        many = len(first) * (1 + decoys)
-        if many > _MANY:
-            note(f"Encoding {many:,} texts{', most of them made up' if decoys else ''}: a minute for some 10,000.")
         try:
-            mixed = _mixed(user, first, second, decoys) if decoys else None
-            steps = (user.protect(first, second),) if mixed is None else mixed.steps
+            sent = mixed.open() if mixed is not None else None
+            steps = sent.steps if sent is not None else (alone.open(),) if alone is not None else ()
         except BudgetError as error:
             raise BudgetError(f"{error} Nothing was sent.") from None
         try:
             answers = remote.answers(np.concatenate([step.vectors.numpy() for step in steps]), about)
         except (DataError, OutputError) as error:
             raise type(error)(f"{error} The ledger has counted {len(first)} texts: they may have been seen.") from None
-        if mixed is None:
+        if sent is None:
             _print(answers, user, user.guarantee, json)
         else:
-            _print(_gathered(answers, mixed, about), user, mixed.guarantee, json)
+            _print(_gathered(answers, sent, about), user, sent.guarantee, json)
 
 
-def _mixed(user: UserSide, first: list[str], second: list[str] | None, count: int) -> Mixed:
+def _among(user: UserSide, first: list[str], second: list[str] | None, count: int) -> Sealed[Mixed]:
     from discreet.protections.decoys import Decoys
 
-    return user.protect_among(first, Decoys.of_vocabulary(user.model.tokenizer.get_vocab()), second, count=count)
+    return user.prepare_among(first, Decoys.of_vocabulary(user.model.tokenizer.get_vocab()), second, count=count)
 
 
 def _gathered(answers: list[dict[str, Any]], mixed: Mixed, about: About) -> list[dict[str, Any] | None]:

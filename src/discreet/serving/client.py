@@ -36,7 +36,8 @@ class About:
 class RemoteServer:
     """A server by its address; it is given releases and never text.
 
-    Guarantee: nothing is sent but the numbers of a release; how many there are and when is visible.
+    Guarantee: nothing is sent but the numbers of a release; how many there are and when is visible. Make the release
+        (`UserSide.prepare`) before the first contact, so that "when" says nothing of the text.
     """
 
     url: str
@@ -67,11 +68,11 @@ class RemoteServer:
 
     def answers(self, vectors: npt.NDArray[Any], about: About) -> list[dict[str, Any]]:
         """Return the server's answer to each released vector, asked in parts that it takes."""
-        rows = np.asarray(vectors, dtype=np.float32).tolist()
+        rows = np.asarray(vectors, dtype=np.float32)
         found: list[dict[str, Any]] = []
         for start in range(0, len(rows), about.max_rows):
             part = rows[start : start + about.max_rows]
-            reply = self._ask("POST", ANSWERS, json.dumps({"vectors": part}, allow_nan=False))
+            reply = self._ask("POST", ANSWERS, body_of(part))
             answers = reply.get("answers")
             if not isinstance(answers, list) or len(answers) != len(part):
                 raise self._strange()
@@ -134,6 +135,20 @@ class RemoteServer:
         return DataError(
             f"Expected answers of a discreet server from {self.url!r}, found something else. Check the address."
         )
+
+
+def body_of(rows: npt.NDArray[np.float32]) -> str:
+    """Return released vectors as JSON in which every number takes 15 characters and is read back exactly.
+
+    So the length of a message depends on how many numbers it holds and on nothing else.
+
+    >>> body_of(np.array([[0.5, -2.0]], dtype=np.float32))
+    '{"vectors":[[ 5.00000000e-01,-2.00000000e+00]]}'
+    """
+    if not np.isfinite(rows).all():
+        raise DataError("Expected finite numbers in a release, found NaN or infinity. Nothing was sent.")
+    lines = (",".join(f"{value: .8e}" for value in row) for row in rows.tolist())
+    return '{"vectors":[' + ",".join(f"[{line}]" for line in lines) + "]}"
 
 
 def _seconds(text: str | None) -> float:

@@ -35,6 +35,7 @@ from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_query import QueryPath, TokenQuery
 from discreet.training.evaluate import represent
 from discreet.training.local_mixed import Mixed
+from discreet.training.local_sealed import Sealed, same_work
 from discreet.training.local_server import ServerSide
 from discreet.training.private import as_drawn
 
@@ -53,7 +54,7 @@ _TEXTS = "whoever owns several sentences owns the sum of their costs"
 class UserSide:
     """What stands on the user's machine: encoder, projection, noise and ledger.
 
-    The ledger is opened for the person who asks: all queries together, each counted before its noise is drawn, until
+    The ledger is opened for the person who asks: all queries together, each counted before it is handed over, until
     the budget allows no more.
 
     Guarantee: for each sentence that is sent once, `guarantee`, under replace-one; for all of a person's queries, the
@@ -73,7 +74,7 @@ class UserSide:
         """Refuse a guarantee without its reason."""
         if not self.public and not self.reason:
             raise refuse("reason", self.reason, "given when public is False", "Say what is not public.")
-        self._session, self._count = os.urandom(8).hex(), 0
+        self._session, self._count, self._drawn = os.urandom(8).hex(), 0, 0
 
     @property
     def layer(self) -> LDPLayer:
@@ -98,22 +99,31 @@ class UserSide:
         rows = queries_of(texts, second)
         return tokenise(rows, self.model.tokenizer, self.model.max_length, self.model.device)
 
+    def prepare(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Sealed[RepresentationRelease]:
+        """Return the randomised vectors of texts, not yet counted: `open` counts them in the ledger and returns them.
+
+        All work that depends on the texts is done here, so that a server that is contacted afterwards cannot time it.
+        A few texts at once are encoded at a fixed width, whatever their lengths.
+
+        Guarantee: `guarantee` for each text. Refused texts spend nothing.
+        """
+        tokens = same_work(self.tokens(texts, second), self.model)
+        if isinstance(self.model.query, TokenQuery):  # its noise is drawn between states and pooling
+            released = represent(self.model, tokens)
+        else:
+            coordinates = self.path.coordinates(represent(self.model, tokens))
+            self.layer.bounded(coordinates)  # refuses what noise cannot hide
+            released = self.layer(coordinates, self.rng.fork(self._session, self._next()))
+        event: DpEvent = self.layer.event
+        cost = event if len(tokens) == 1 else SelfComposedDpEvent(event, len(tokens))
+        return Sealed(RepresentationRelease(released, guarantee=self.guarantee), lambda: self._spend(cost))
+
     def protect(self, texts: Sequence[str], second: Sequence[str] | None = None) -> RepresentationRelease:
-        """Return the randomised vectors of texts, spent from the ledger before the noise is drawn.
+        """Return the randomised vectors of texts, counted in the ledger before they are handed over.
 
         Guarantee: `guarantee` for each text. Refused texts and an exhausted ledger spend nothing.
         """
-        tokens = self.tokens(texts, second)
-        event: DpEvent = self.layer.event
-        cost = event if len(tokens) == 1 else SelfComposedDpEvent(event, len(tokens))
-        if isinstance(self.model.query, TokenQuery):  # its noise is drawn between states and pooling
-            self._spend(cost)
-            return RepresentationRelease(represent(self.model, tokens), guarantee=self.guarantee)
-        coordinates = self.path.coordinates(represent(self.model, tokens))
-        self.layer.bounded(coordinates)  # refuses what noise cannot hide, before anything is spent
-        self._spend(cost)
-        released = self.layer(coordinates, self.rng.fork(self._session, self._count))
-        return RepresentationRelease(released, guarantee=self.guarantee)
+        return self.prepare(texts, second).open()
 
     def protect_among(
         self,
@@ -125,6 +135,19 @@ class UserSide:
         epsilon: float | None = None,
         steps: int | None = None,
     ) -> Mixed:
+        """Return what `prepare_among` does, counted in the ledger."""
+        return self.prepare_among(texts, decoys, second, count=count, epsilon=epsilon, steps=steps).open()
+
+    def prepare_among(
+        self,
+        texts: Sequence[str],
+        decoys: Decoys,
+        second: Sequence[str] | None = None,
+        *,
+        count: int = 9,
+        epsilon: float | None = None,
+        steps: int | None = None,
+    ) -> Sealed[Mixed]:
         """Return each text hidden among `count` decoys and sent in several draws, within epsilon: up-sampling.
 
         At each of `steps` steps one sentence of each text's own pool, itself and its decoys, is drawn and sent. Without
@@ -150,14 +173,16 @@ class UserSide:
             clip_norm=self.layer.clip_norm,
             sending=sending,
         )
-        n, source = len(true), self.rng.fork(self._session, "mix", self._count)
+        n, source = len(true), self.rng.fork(self._session, "mix", self._next())
         made = (decoys.draw(n * count, source.fork("decoys", i)) for i in range(2 if self.pairs else 1))
-        vectors = torch.cat([represent(self.model, true), represent(self.model, self.tokens(*made))])
+        own = represent(self.model, same_work(true, self.model))
+        vectors = torch.cat([own, represent(self.model, self.tokens(*made))])
         coordinates = self.path.coordinates(vectors)
         layer.bounded(coordinates)
-        cost = sending.event(layer.event)
-        self._spend(cost if n == 1 else SelfComposedDpEvent(cost, n))
-        return Mixed.draw(coordinates, layer, sending, self._promise(cost), source)
+        each = sending.event(layer.event)
+        cost: DpEvent = each if n == 1 else SelfComposedDpEvent(each, n)
+        mixed = Mixed.draw(coordinates, layer, sending, self._promise(each), source)
+        return Sealed(mixed, lambda: self._spend(cost))
 
     def spent(self) -> Guarantee:
         """Return what all that was ever sent from here guarantees the person."""
@@ -182,6 +207,11 @@ class UserSide:
         from discreet.training.local_folder import load_user
 
         return load_user(Path(folder), device)
+
+    def _next(self) -> int:
+        """Return a number that names one draw of noise and no other."""
+        self._drawn += 1
+        return self._drawn
 
     def _spend(self, event: DpEvent) -> None:
         self._count += 1
