@@ -4,7 +4,7 @@ import math
 import pytest
 
 from discreet.core.errors import SettingError
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee, strength
 
 
 def test_the_sentence_says_everything() -> None:
@@ -39,3 +39,11 @@ def test_what_is_certified_is_not_rounded_below_what_is_proven() -> None:
         said = told.partition("epsilon = ")[2].partition(" and delta = ")
         assert epsilon <= float(said[0]) <= 1.001 * epsilon
         assert float(said[2].partition(" ")[0]) >= 1.2344e-5
+
+
+@pytest.mark.parametrize(("epsilon", "word"), [(1.0, None), (10.0, None), (10.5, "weak"), (23610.0, "no practical")])
+def test_a_large_epsilon_is_called_what_it_is(epsilon: float, word: str | None) -> None:
+    promise = Guarantee(epsilon, 1e-5, "note", Adjacency.ZERO_OUT, "pld")
+    assert ("weak guarantee" in promise.sentence()) == (word == "weak")
+    assert ("no practical protection" in promise.sentence()) == (word == "no practical")
+    assert promise.as_dict()["strength"] == strength(epsilon).value

@@ -88,7 +88,7 @@ def test_a_run_is_attacked_as_it_was_trained(
 ) -> None:
     out = tmp_path / "run"
     trained = ["train", toy_csv, "--model", tiny_encoder("bert"), "--out", out, "--epochs", 1, "--device", "cpu"]
-    private = ["--protect", "dp-sgd", "--epsilon", 8, "--batch-size", 20, "--json"]
+    private = ["--protect", "dp-sgd", "--epsilon", 8, "--batch-size", 20, "--train", "all", "--json"]
     assert main([str(a) for a in [*trained, *private]]) == 0
     done = json.loads(capsys.readouterr().out)
     attack = ["attack", out, "--attack", "dager", "--examples", 1, "--json"]

@@ -25,7 +25,20 @@ def told(capfd: pytest.CaptureFixture[str], *words: object, status: int = 0) -> 
 def test_texthide_says_that_nothing_is_guaranteed_and_leaves_no_secret(
     command: list[str], toy_csv: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--protect", "texthide", "--masks", 4, "--mix", 2, "--epochs", 15, "--learning-rate", 5e-3]
+    words = [
+        "--protect",
+        "texthide",
+        "--train",
+        "all",
+        "--masks",
+        4,
+        "--mix",
+        2,
+        "--epochs",
+        15,
+        "--learning-rate",
+        5e-3,
+    ]
     out, err = told(capfd, *command, *words, "--out", tmp_path / "a", "--json")
     done = json.loads(out)
     assert done["guarantee"]["epsilon"] is None and "absolute value" in done["guarantee"]["sentence"]

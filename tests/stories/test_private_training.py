@@ -174,3 +174,13 @@ def test_bad_budgets_get_a_sentence_and_write_nothing(
     _, err = told(capfd, *command, *words, "--out", tmp_path / "a", status=2)
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_few_units_under_noise_train_the_head_unless_told_otherwise(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", toy_csv, "--model", tiny_encoder("bert"), "--protect", "dp-sgd", "--epsilon", 8, "--epochs", 1]
+    out, err = told(capfd, *words, "--json", "--out", tmp_path / "few")
+    assert json.loads(out)["trained"] == "head" and "--train all" in err
+    out, err = told(capfd, *words, "--json", "--out", tmp_path / "all", "--train", "all")
+    assert json.loads(out)["trained"] == "all" and "frozen" not in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,13 +73,14 @@ def train(
         from discreet.data.sources import Columns
         from discreet.experiment import RunRequest, load_corpus, run_training
         from discreet.models.classifier import ModelSettings
-        from discreet.training.defaults import defaults_for
+        from discreet.training.defaults import FEW_UNITS, defaults_for, part_to_train
         from discreet.training.settings import TrainSettings
 
     protection = protection_of(protect, delta, private)
     positive("checkpoint-seconds", checkpoint_seconds)
     if rows is not None and rows > _MOST_ROWS:
         raise refuse("rows", rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
+    chooses_part = "train" not in model
     model.setdefault("train", protection.usual_train if protection else "all")
     model.setdefault("head", protection.usual_head if protection else "linear")
     chosen = {key: value for key, value in model.items() if key not in _TUNED}
@@ -97,6 +99,14 @@ def train(
     )
     with working("reading the text"):
         corpus = load_corpus(request)
+    if chooses_part:
+        part = part_to_train(request.model.train, protect, corpus.split("train").unit_count, request.model.encoder)
+        if part != request.model.train:
+            request = replace(request, model=replace(request.model, train=part))
+            note(
+                f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {protect}: the encoder is frozen and the head is "
+                "trained, which learns more from few. Use --train all to train every layer."
+            )
     usual = defaults_for(request.model.train, protect, corpus.split("train").unit_count)
     request = request.tuned(usual, **{key: value for key, value in {**model, **training}.items() if key in _TUNED})
     with stop_on_interrupt() as stopping, training_bar() as watch:

@@ -25,6 +25,32 @@ _MEANING = {
 }
 
 
+class Strength(enum.StrEnum):
+    """How much an epsilon promises, in one word.
+
+    Paper: Ponomareva et al. 2023, How to DP-fy ML: tier 1 up to 1, tier 2 up to 10, tier 3 above.
+    Differs: tier 3 is divided at 100, above which the bound excludes nothing that an attacker would try.
+    """
+
+    STRONG = "strong"
+    MODERATE = "moderate"
+    WEAK = "weak"
+    NONE = "no practical protection"
+
+
+def strength(epsilon: float) -> Strength:
+    """Return the word for the size of an epsilon.
+
+    >>> [strength(value).value for value in (1, 8, 10.01, 23610, math.inf)]
+    ['strong', 'moderate', 'weak', 'no practical protection', 'no practical protection']
+    """
+    if epsilon <= 1:
+        return Strength.STRONG
+    if epsilon <= 10:
+        return Strength.MODERATE
+    return Strength.WEAK if epsilon <= 100 else Strength.NONE
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """Epsilon and delta for a unit under an adjacency: a proven upper bound, or an estimate that says why.
@@ -76,6 +102,11 @@ class Guarantee:
             f"delta = {in_digits(self.delta)} for each {self.unit} (neighbours: {neighbours}), "
             f"by the {self.accountant} accountant."
         )
+        size = strength(self.epsilon)
+        if size is Strength.WEAK:
+            text += " An epsilon above 10 is a weak guarantee."
+        elif size is Strength.NONE:
+            text += " An epsilon above 100 is no practical protection."
         if not self.certified:
             text += f" Not certified because {self.reason}."
         if self.assumptions:
@@ -86,6 +117,7 @@ class Guarantee:
         """Return the guarantee as plain values for JSON; no guarantee has epsilon None."""
         return {
             "epsilon": self.epsilon if self.exists else None,
+            "strength": strength(self.epsilon).value,
             "delta": self.delta,
             "unit": self.unit,
             "adjacency": self.adjacency.value,
