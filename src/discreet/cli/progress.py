@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,17 +18,40 @@ if TYPE_CHECKING:
 
     from discreet.training.meter import Report
 
+_SECONDS_TO_FIRST, _SECONDS_BETWEEN_LINES = 2, 10
+
 
 @contextmanager
 def working(words: str) -> Iterator[None]:
-    """Say on stderr what is being done and for how long; say nothing where there is no terminal."""
+    """Say on stderr what is being done and for how long; off a terminal, a line every ten seconds."""
     console = stderr()
     if not console.is_terminal:
-        yield
+        with _every_ten_seconds(words):
+            yield
         return
     with spinner(console) as bar:
         bar.add_task(words)
         yield
+
+
+@contextmanager
+def _every_ten_seconds(words: str) -> Iterator[None]:
+    """Print what is being done and for how long, if it takes long."""
+    over = threading.Event()
+
+    def tell() -> None:
+        waited = 0
+        while not over.wait(_SECONDS_BETWEEN_LINES):
+            waited += _SECONDS_BETWEEN_LINES
+            note(f"{words}: {waited} s so far")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 def spinner(console: Console) -> Progress:
@@ -43,12 +68,12 @@ def training_bar(hidden: bool = False) -> Iterator[Callable[[Report], None]]:
     """Show a training on stderr while it runs."""
     console = stderr()
     if hidden or not console.is_terminal:
-        yield _lines(hidden)
+        yield (lambda report: None) if hidden else lines()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(
-        TextColumn("training"),
+        TextColumn("{task.fields[stage]}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[facts]}"),
@@ -56,24 +81,37 @@ def training_bar(hidden: bool = False) -> Iterator[Callable[[Report], None]]:
         console=console,
         transient=True,
     ) as bar:
-        task = bar.add_task("", total=None, facts="")
+        task = bar.add_task("", total=None, facts="", stage="training")
 
         def show(report: Report) -> None:
-            bar.update(task, total=report.steps, completed=report.step, facts=facts(report))
+            bar.update(task, total=report.steps, completed=report.step, facts=facts(report), stage=report.stage)
 
         yield show
 
 
-def _lines(hidden: bool) -> Callable[[Report], None]:
-    shown: set[int] = set()
+def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], None]:
+    """Return what prints reports on stderr: one soon after a stage began, to say how long it takes, then every 10 s.
+
+    The last report of a stage that was never announced is not printed: it was over at once.
+    """
+    began: dict[str, float] = {}
+    printed: dict[str, float] = {}
 
     def show(report: Report) -> None:
-        tenth = 10 * report.step // report.steps
-        if not hidden and tenth not in shown:
-            shown.add(tenth)
-            # What is not a terminal may be a file: the loss of a protected run is private and stays out of it.
-            shown_facts = facts(report if report.epsilon is None else replace(report, loss=None))
-            note(f"step {report.step}/{report.steps}  {shown_facts}  {report.seconds_left:.0f} s left")
+        now = clock()
+        start = began.setdefault(report.stage, now)
+        due = printed[report.stage] + _SECONDS_BETWEEN_LINES if report.stage in printed else start + _SECONDS_TO_FIRST
+        ends = report.step == report.steps and report.stage in printed
+        if now < due and not ends:
+            return
+        printed[report.stage] = now
+        # What is not a terminal may be a file: the loss of a protected run is private and stays out of it.
+        shown_facts = facts(report if report.epsilon is None else replace(report, loss=None))
+        unit = "text" if report.stage == "encoding" else "step"
+        note(
+            f"{report.stage}: {unit} {report.step:,}/{report.steps:,}  {shown_facts}  "
+            f"about {report.seconds_left:.0f} s left"
+        )
 
     return show
 

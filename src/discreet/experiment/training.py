@@ -109,7 +109,7 @@ def run_training(
             result: dict[str, Any] = {
                 "out": str(out),
                 "finished": True,
-                **utilities(plan, model, corpus, kept, request.train.precision),
+                **utilities(plan, model, corpus, kept, request.train.precision, watch),
                 **described(plan, trained),
                 "seconds": time.monotonic() - began,
                 "train_seconds": trained.seconds,
@@ -138,13 +138,18 @@ def hand_out(
 
 
 def utilities(
-    plan: Plan | None, model: Classifier, corpus: Corpus, kept: Path | None, precision: str
+    plan: Plan | None,
+    model: Classifier,
+    corpus: Corpus,
+    kept: Path | None,
+    precision: str,
+    watch: Callable[[Report], None] | None = None,
 ) -> dict[str, Any]:
     """Return how good a trained model is, and on which split; a protected run says nothing about its training rows."""
     split = "validation" if "validation" in corpus.split_names else None if plan else "train"
     if split is None:
         return {"utility": {}, "quality": None, "evaluated_on": None}
-    rows = ready(model, asked_as(plan, matched(corpus.split(split), model)), kept, precision)
+    rows = ready(model, asked_as(plan, matched(corpus.split(split), model)), kept, precision, watch)
     averaged = averaged_utility(plan, model, rows)
     quality = assess(model, rows)
     found = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": split}

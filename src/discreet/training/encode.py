@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from discreet.data.batches import Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.training.evaluate import represent
+from discreet.training.meter import Report, encoding_watch
 from discreet.training.tensors import load_tensors, save_tensors
 
 
@@ -24,14 +26,26 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "discreet"
 
 
-def ready(model: Classifier, corpus: Corpus, cache: Path | None = None, precision: str = "auto") -> Tokens | Vectors:
+def ready(
+    model: Classifier,
+    corpus: Corpus,
+    cache: Path | None = None,
+    precision: str = "auto",
+    watch: Callable[[Report], None] | None = None,
+) -> Tokens | Vectors:
     """Return a corpus as sentence vectors if the encoder is frozen, and as tokens otherwise."""
     if not model.settings.frozen:
         return tokenise(corpus, model.tokenizer, model.max_length, model.device)
-    return encode(model, corpus, cache, precision)
+    return encode(model, corpus, cache, precision, watch)
 
 
-def encode(model: Classifier, corpus: Corpus, cache: Path | None = None, precision: str = "auto") -> Vectors:
+def encode(
+    model: Classifier,
+    corpus: Corpus,
+    cache: Path | None = None,
+    precision: str = "auto",
+    watch: Callable[[Report], None] | None = None,
+) -> Vectors:
     """Return the sentence vectors of a corpus, from the cache if they were computed before.
 
     Guarantee: none, the vectors give the text away. The cache is readable by its owner only.
@@ -40,7 +54,7 @@ def encode(model: Classifier, corpus: Corpus, cache: Path | None = None, precisi
     path = None if cache is None else cache / f"{_key(model, tokens, precision)}.safetensors"
     vectors = None if path is None else _kept(path)
     if vectors is None:
-        vectors = represent(model, tokens, precision)
+        vectors = represent(model, tokens, precision, encoding_watch(watch))
         # A cache that cannot be written costs time, not correctness.
         with suppress(OutputError, OSError):
             if path is not None:

@@ -49,17 +49,28 @@ def by_length(lengths: npt.NDArray[np.int64], tokens_at_once: int) -> list[npt.N
 
 
 @torch.inference_mode()
-def represent(model: Classifier, tokens: Tokens, precision: str = "auto") -> torch.Tensor:
+def represent(
+    model: Classifier,
+    tokens: Tokens,
+    precision: str = "auto",
+    encoded: Callable[[int, int], None] | None = None,
+) -> torch.Tensor:
     """Return the sentence vectors of a tokenised corpus, in its order, in float32.
+
+    `encoded` is called with the number of rows done so far and of all.
 
     Guarantee: none, the vectors of an encoder give the text away.
     """
     was_training = model.training
     model.eval()
     out = torch.empty(len(tokens), model.width, device=model.device)
+    done = 0
     with autocast(model.device, precision):
         for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type]):
             out[torch.from_numpy(rows).to(model.device)] = model.represent(tokens.batch(rows).inputs).float()
+            done += len(rows)
+            if encoded is not None:
+                encoded(done, len(tokens))
     model.train(was_training)
     return out
 

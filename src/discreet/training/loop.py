@@ -110,7 +110,7 @@ def train(
             assert secret is not None
             protect.fit(model, rng.fork("fit"))
             protect.begin(model, secret)
-        rows = ready(model, split, cache, settings.precision)
+        rows = ready(model, split, cache, settings.precision, watch)
         validation = None if held_out is None else ready(model, held_out, cache, settings.precision)
         parts = Parts(model, optimizer_for(model, settings), settings, rng, sampler)
         step: Step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -15,7 +16,8 @@ _REPORT_SECONDS = 0.2
 class Report:
     """Where a training stands; `epsilon` bounds what private training has spent so far.
 
-    There is no rate where the steps have read nothing, as those of a head that was solved at once.
+    There is no rate where the steps have read nothing, as those of a head that was solved at once. In the stage
+    "encoding" a step is a text that the frozen encoder has read.
     """
 
     step: int
@@ -24,6 +26,20 @@ class Report:
     rows_per_second: float | None
     seconds_left: float
     epsilon: float | None = None
+    stage: Literal["training", "encoding"] = "training"
+
+
+def encoding_watch(watch: Callable[[Report], None] | None) -> Callable[[int, int], None] | None:
+    """Return what to call with the number of texts encoded so far and of all, so that `watch` hears of it."""
+    if watch is None:
+        return None
+    began = time.monotonic()
+
+    def encoded(done: int, total: int) -> None:
+        rate = done / max(time.monotonic() - began, 1e-9)
+        watch(Report(done, total, None, rate, (total - done) / max(rate, 1e-9), stage="encoding"))
+
+    return encoded
 
 
 class Meter:
