@@ -1,53 +1,110 @@
-"""Whether an example's loss depends on that example alone, tested on a batch."""
+"""Whether an example's loss depends on that example alone, tested on several batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError
 
 _TOLERANCE = 1e-3
+_LEAST, _MOST = 4, 8  # rows of a batch that is tried: three rows may mix where two do not
+
+Losses = Callable[[Tensor], Tensor]
 
 
-def check_independent(tape: Tape, losses_of: Callable[[Tensor], Tensor], rows: int) -> None:
-    """Refuse a model in which one example's loss depends on another example of the batch.
+def check_independent(tape: Tape, losses_of: Losses, rows: int) -> None:
+    """Reject a model in which one example's loss depends on another example of the batch.
 
-    `losses_of` runs the model on some rows of a batch, given by their indices, and returns their losses. Two things are
-    tried: the gradient of one row's loss must be zero in every other row, and a row's loss must be the same when it
-    is computed without the others. It costs a few forward and backward passes: call it once, before training.
+    `losses_of` runs the model on some rows of a batch, given by their indices, and returns their losses. Two batches
+    are tried, each of 4 to 8 rows: different rows, and an arrangement in which some rows repeat. In both, the gradient
+    of every row's loss must be zero in every other row, and every row's loss and gradient must be the same when the
+    others are left out and when the order is reversed (unless the losses are random even without dropout). It takes
+    about 50 small passes: call it once, before training.
 
-    Guarantee: none; it looks at private rows and says only yes or no.
+    Guarantee: none; it looks at the rows it is given and says only yes or no.
     """
     if rows < 2:
         raise UnsupportedError(f"Expected rows={rows} >= 2. One example alone depends on no other.")
-    every = torch.arange(rows)
-    for row in {0, rows - 1}:
+    for batch in _batches(rows):
+        _check_gradients(tape, losses_of, batch)
+        with _repeatable(tape, losses_of, batch) as repeatable:
+            if repeatable:
+                _check_values(tape, losses_of, batch)
+
+
+def _batches(rows: int) -> list[Tensor]:
+    """Return the indices of the batches to try: rows spread over all of them, and repeated rows in another order."""
+    spread = torch.linspace(0, rows - 1, min(rows, _MOST)).round().long()
+    size = max(_LEAST, min(rows, _MOST))
+    repeated = spread[torch.randint(len(spread), (size,), generator=torch.Generator().manual_seed(0))]
+    repeated[-2:] = spread[:2]  # two rows that differ, and at least one that stands there twice
+    repeated[0] = repeated[-1]
+    return [spread, repeated] if len(spread) >= _LEAST else [spread, spread.repeat(_LEAST)[:_LEAST], repeated]
+
+
+def _check_gradients(tape: Tape, losses_of: Losses, batch: Tensor) -> None:
+    for row in range(len(batch)):
         with tape:
-            losses = losses_of(every)
+            losses = losses_of(batch)
         seeds = torch.zeros_like(losses)
         seeds[row] = 1
-        norms = tape.backward(losses, seeds=seeds).norms()
-        others = norms[every.to(norms.device) != row]
-        if bool((others != 0).any()):
-            other = int((norms != 0).nonzero().flatten()[-1 if row == 0 else 0])
+        norms = tape.backward(losses, seeds=seeds).norms().cpu()
+        norms[row] = 0
+        if bool((norms != 0).any()):
+            other = int((norms != 0).nonzero()[0])
             raise UnsupportedError(
                 f"Expected the loss of row {row} to depend on that row alone, found a gradient in row {other}. The "
                 "model or its loss mixes the examples of a batch; put the batch first and normalise within a row."
             )
-    training = [module for module in tape.model.modules() if module.training]
+
+
+def _check_values(tape: Tape, losses_of: Losses, batch: Tensor) -> None:
+    losses, norms = _measured(tape, losses_of, batch)
+    reversed_losses, reversed_norms = (values.flip(0) for values in _measured(tape, losses_of, batch.flip(0)))
+    _refuse_changed("in another order", losses, reversed_losses, "loss")
+    _refuse_changed("in another order", norms, reversed_norms, "gradient norm")
+    alone = [_measured(tape, losses_of, batch[row : row + 1]) for row in range(len(batch))]
+    _refuse_changed("without the other rows", losses, torch.cat([loss for loss, _ in alone]), "loss")
+    _refuse_changed("without the other rows", norms, torch.cat([norm for _, norm in alone]), "gradient norm")
+
+
+def _measured(tape: Tape, losses_of: Losses, batch: Tensor) -> tuple[Tensor, Tensor]:
+    with tape:
+        losses = losses_of(batch)
+    return losses.detach().double().cpu(), tape.backward(losses).norms().double().cpu()
+
+
+def _refuse_changed(how: str, together: Tensor, apart: Tensor, what: str) -> None:
+    scale = _TOLERANCE * (1 + together.abs()) if what == "loss" else _TOLERANCE * (together + together.max() + 1e-6)
+    off = (together - apart).abs() > scale
+    if bool(off.any()):
+        row = int(off.nonzero()[0])
+        raise UnsupportedError(
+            f"Expected the {what} of row {row} the same {how}, found {apart[row].item():.6g} and "
+            f"{together[row].item():.6g} as it was. The model or its loss mixes the examples of a batch."
+        )
+
+
+@contextmanager
+def _repeatable(tape: Tape, losses_of: Losses, batch: Tensor) -> Iterator[bool]:
+    """Switch dropout off if a model needs that to give the same losses twice, and say whether it then does."""
+
+    def same() -> bool:
+        with torch.no_grad():
+            return torch.equal(losses_of(batch), losses_of(batch))
+
+    if same():
+        yield True
+        return
+    training: list[nn.Module] = [module for module in tape.model.modules() if module.training]
     tape.model.eval()
     try:
-        with torch.no_grad():
-            together, alone = losses_of(every)[:1].double(), losses_of(every[:1]).double()
+        yield same()
     finally:
         for module in training:
             module.training = True
-    if not torch.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE):
-        raise UnsupportedError(
-            f"Expected the loss of row 0 the same without the other rows, found {alone.item():.6g} and "
-            f"{together.item():.6g} with them. The model or its loss mixes the examples of a batch."
-        )

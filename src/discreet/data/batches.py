@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.errors import DataError
+from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 
 if TYPE_CHECKING:
@@ -58,6 +59,20 @@ class Tokens:
         inputs = {name: column[where, :width].long() for name, column in self.columns.items()}
         return Batch(inputs, self.targets[where])
 
+    def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng) -> Batch:
+        """Return random rows of this kind, as public as their number: of 1 to `width` tokens, every fourth a full one.
+
+        They stand in for private rows wherever a model is tried out.
+        """
+        source = rng.numpy("Tokens.made_up")
+        lengths = source.integers(1, width + 1, size=count)
+        lengths[::4] = width
+        real = torch.from_numpy(np.arange(width) < lengths[:, None]).long()
+        drawn = torch.from_numpy(source.integers(0, vocabulary, size=(count, width)))
+        made = {"input_ids": drawn * real, "attention_mask": real}
+        inputs = {name: made.get(name, torch.zeros_like(real)).to(self.targets.device) for name in self.columns}
+        return Batch(inputs, _made_up_targets(self.targets, count, classes, source))
+
 
 @dataclass(frozen=True)
 class Vectors:
@@ -75,6 +90,19 @@ class Vectors:
         """Return the vectors of the given rows."""
         where = torch.from_numpy(rows).to(self.targets.device, non_blocking=True)
         return Batch({"vectors": self.vectors[where]}, self.targets[where])
+
+    def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng) -> Batch:
+        """Return random rows of this kind, as public as their number; width and vocabulary mean nothing here."""
+        source = rng.numpy("Vectors.made_up")
+        drawn = torch.from_numpy(source.standard_normal((count, *self.vectors.shape[1:]), dtype=np.float32))
+        targets = _made_up_targets(self.targets, count, classes, source)
+        return Batch({"vectors": drawn.to(self.vectors.device, self.vectors.dtype)}, targets)
+
+
+def _made_up_targets(like: Tensor, count: int, classes: int, source: np.random.Generator) -> Tensor:
+    if like.is_floating_point():
+        return torch.from_numpy(source.random((count, *like.shape[1:]))).to(like.device, like.dtype)
+    return torch.from_numpy(source.integers(0, max(classes, 1), size=count)).to(like.device)
 
 
 def targets_of(corpus: Corpus, device: torch.device | str = "cpu") -> Tensor:

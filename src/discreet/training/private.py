@@ -33,7 +33,7 @@ from discreet.training.settings import TrainSettings
 Rows = npt.NDArray[np.int64]
 
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 17}
-
+_TRIED_ROWS, _TRIED_TOKENS = 6, 16  # of the made-up batch on which a model is tried for mixing its rows
 
 ASSUMPTIONS = (
     "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards",
@@ -136,14 +136,19 @@ class PrivateStep:
         refuse_pair(sampler, ledger)
         at = delta_for(len(units)) if delta is None else open_probability("delta", delta)
         step = cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at)
-        if len(rows) > 1:  # what shapes cannot show: a model that mixes the rows of a batch
-            check_independent(step.tape, step.losses_of, rows=2)
+        step.check_independent()
         return step
 
-    def losses_of(self, chosen: Tensor) -> Tensor:
-        """Return the losses of the rows with these numbers, outside of any step."""
-        batch = self.rows.batch(chosen.cpu().numpy())
-        return self.model.losses(batch.inputs, batch.targets)
+    def check_independent(self) -> None:
+        """Reject a model that mixes the rows of a batch, which shapes cannot show; tried on rows that are made up."""
+        width = min(_TRIED_TOKENS, self.model.max_length)
+        tried = self.rows.made_up(_TRIED_ROWS, width, len(self.model.tokenizer), self.model.classes, Rng(0))
+
+        def losses_of(chosen: Tensor) -> Tensor:
+            at = chosen.to(tried.targets.device)
+            return self.model.losses({name: value[at] for name, value in tried.inputs.items()}, tried.targets[at])
+
+        check_independent(self.tape, losses_of, rows=_TRIED_ROWS)
 
     @property
     def protection(self) -> str:
