@@ -7,7 +7,10 @@ export HF_HUB_OFFLINE := 1
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check format bench clean
+.PHONY: help install demo test test-slow test-matrix check format bench clean
+
+# Seeds of the property tests in `make test-slow`: new ones every time, printed so that a run can be repeated.
+SEEDS ?= $(shell od -An -N6 -tu2 /dev/urandom)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -26,8 +29,13 @@ demo: $(STAMP)  ## run the main job on the built-in notes, offline, and write it
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest -m 'not slow'
 
-test-slow: $(STAMP)  ## run all tests, the slow ones too
-	$(BIN)/python -m pytest
+test-slow: $(STAMP)  ## run all tests, the slow ones too, and the property tests with three random seeds
+	$(BIN)/python -m pytest -m 'not hypothesis'
+	for seed in $(SEEDS); do echo "SEEDS=$$seed"; \
+	  $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed || exit 1; done
+
+test-matrix: $(STAMP)  ## run the tests under six settings of processor, threads and order (an hour)
+	$(BIN)/python tests/matrix.py -m 'not slow'
 
 check: $(STAMP)  ## style, types and the import rules
 	$(BIN)/ruff check .
@@ -43,4 +51,4 @@ bench: $(STAMP)  ## measure against the peers, on the CPU
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-matrix

@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before torch is first imported: idle threads that spin slow every other process on the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ["OMP_NUM_THREADS"] = "1"  # how sums are shared out decides their last bit, and tests compare all bits
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests hold with any number; with one they share a machine best
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# `make test` draws the same examples everywhere; `make test-slow` draws others with each seed and prints what fails.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("random", derandomize=False, deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile("fixed")
+
+PERTURBATIONS = (1, 2)  # seeds of the perturbations that every test of a search is run with, besides none
+MORE_PERTURBATIONS = tuple(range(3, 9))  # in the slow tests
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add an option for the order of the tests."""
+    parser.addoption("--order", default="", help="reverse, or random:SEED; as they are collected without it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests into the order that was asked for."""
+    order = config.getoption("order")
+    if order == "reverse":
+        items.reverse()
+    elif order.startswith("random:"):
+        random.Random(order.removeprefix("random:")).shuffle(items)
+    elif order:
+        raise pytest.UsageError(f"Expected --order to be reverse or random:SEED, got {order}.")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test that is marked as one of a search also on releases that are perturbed by 1e-6."""
+    if metafunc.definition.get_closest_marker("search"):
+        slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in MORE_PERTURBATIONS]
+        seeds = [None, *PERTURBATIONS, *slow]
+        metafunc.parametrize("perturbed", seeds, indirect=True, ids=lambda seed: f"perturbed-{seed}" if seed else "")
 
 
 _WORDS = """the a an of and is was very not patient film plot pain heart lung child fever good bad calm sharp dull
@@ -25,6 +59,16 @@ WORDS = _WORDS.split()
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the tests away from the user's cache."""
     monkeypatch.setenv("DISCREET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def perturbed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Perturb what attacks are given, by 1e-6 relative: about what another processor's rounding does."""
+    seed = getattr(request, "param", None)
+    if seed is not None:
+        from tests.perturbation import perturb_what_attacks_see
+
+        perturb_what_attacks_see(seed, monkeypatch)
 
 
 def save_tokenizer(folder: Path, kind: str) -> None:

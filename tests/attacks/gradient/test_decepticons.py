@@ -16,6 +16,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.release import open_release, protected_release
 
+pytestmark = pytest.mark.search
+
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "the knee was dull", "very slow walk and sharp pain"), labels=(0, 1, 0))
 ATTACK = Decepticons()

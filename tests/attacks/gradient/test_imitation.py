@@ -20,6 +20,8 @@ from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.release import open_release, protected_release
 
+pytestmark = pytest.mark.search
+
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
 KINDS = ["bert", "roberta", "distilbert", "gpt2"]

@@ -8,6 +8,8 @@ from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 
+pytestmark = pytest.mark.search
+
 SHAPE = (6,)
 
 

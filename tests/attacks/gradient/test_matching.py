@@ -26,6 +26,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.release import open_release, protected_release
 
+pytestmark = pytest.mark.search
+
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
 QUICK = Lamp(steps=30, rate=0.1, starts=4, every=15, proposals=8, polish=4, orders=16)

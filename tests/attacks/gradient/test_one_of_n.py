@@ -48,6 +48,7 @@ def test_the_gram_matrix_is_that_of_the_gradients(model: Classifier, candidates:
     np.testing.assert_allclose(gram_matrix(model, candidates), expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("noise", ["gaussian", "von-mises-fisher"])
 def test_without_noise_every_candidate_is_named(noise: str, model: Classifier, candidates: Corpus) -> None:
     attack = OneOfN(noise=noise, clip_norm=0.1)

@@ -16,6 +16,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.release import open_release, protected_release
 
+pytestmark = pytest.mark.search
+
 Build = Callable[..., Classifier]
 TEXT = "very slow walk and sharp pain"
 BATCH = Corpus("toy", (TEXT, "a knee"), labels=(0, 1))

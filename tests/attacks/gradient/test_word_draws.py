@@ -19,6 +19,8 @@ from discreet.models.ngram import NGram
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.release import open_release, protected_release
 
+pytestmark = pytest.mark.search
+
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
 PUBLIC = ("the knee was dull and the heart was slow", "a sharp pain", "very slow walk", "the walk was dull")

@@ -9,6 +9,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
 from discreet.metrics.retrieval import recovered
 
+pytestmark = pytest.mark.search
+
 PRIVATE, WIDTH, MASKS, OUTPUTS = 12, 40, 4, 1200
 
 

@@ -9,6 +9,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, RepresentationRelease
 from discreet.metrics.retrieval import recovered
 
+pytestmark = pytest.mark.search
+
 PRIVATE, COUNT, WIDTH = 12, 60, 96
 
 

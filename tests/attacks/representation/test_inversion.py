@@ -8,6 +8,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
 from discreet.metrics.text import text_leakage
 
+pytestmark = pytest.mark.search
+
 VOCABULARY = [f"word{i}" for i in range(40)]
 SMALL = EmbeddingInversion(hidden=64, epochs=12, batch_size=32, rate=5e-3)
 

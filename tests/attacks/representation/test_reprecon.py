@@ -8,6 +8,8 @@ from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
 
+pytestmark = pytest.mark.search
+
 SMALL = {"hidden": 96, "epochs": 30, "batch_size": 32, "rate": 3e-3}
 
 

@@ -10,6 +10,8 @@ from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, RepresentationRelease
 
+pytestmark = pytest.mark.search
+
 
 def hits(attack: Similarity, made: Scene) -> float:
     guess = attack.run(made.seen, made.knows, Rng(0))

@@ -14,6 +14,8 @@ from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.representation import clip
 from discreet.protections.texthide import TextHide
 
+pytestmark = pytest.mark.search
+
 WIDTH, PRIVATE = 96, 30
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -101,17 +101,25 @@ def narrowed(choices: Choices, used: set[tuple[int, int]]) -> Choices:
     return Choices(choices.tokens, prior)
 
 
-def search(check: Measure, choices: Choices, words: Tensor, budget: Budget, source: torch.Generator) -> Sentence:
+def search(
+    check: Measure,
+    choices: Choices,
+    words: Tensor,
+    budget: Budget,
+    source: torch.Generator,
+    excluded: Collection[Sentence] = (),
+) -> Sentence:
     """Return the sentence of one length whose states lie closest to the span, as far as the budget finds it.
 
     Few sentences are all tried. Otherwise each position starts as a mixture of its tokens, the mixtures of several
-    starts follow the gradient of the distance, and the closest ones are then improved a token at a time.
+    starts follow the gradient of the distance, and the closest ones are then improved a token at a time. Sentences in
+    `excluded` count as infinitely far away.
     """
     device = words.device
     if choices.count <= budget.all_at_most:
         grids = torch.cartesian_prod(*[torch.tensor(tokens, device=device) for tokens in choices.tokens])
         every = grids.view(-1, len(choices.tokens))
-        return _sentence(every[check.distances(every).square().mean(dim=1).argmin()])
+        return _sentence(every[_squares(check, every, excluded).argmin()])
     outside = check.outside()
     width = max(len(tokens) for tokens in choices.tokens)
     ids = torch.zeros(len(choices.tokens), width, dtype=torch.int64)
@@ -136,16 +144,31 @@ def search(check: Measure, choices: Choices, words: Tensor, budget: Budget, sour
     likeliest = ids.expand(final.shape).gather(2, final.argmax(dim=-1, keepdim=True)).squeeze(-1)
     best = torch.unique(likeliest, dim=0)
     with torch.no_grad():
-        starts = best[check.distances(best).square().mean(dim=1).argsort()[:2]]
+        starts = best[_squares(check, best, excluded).argsort()[:2]]
     kept = final.amax(dim=0).topk(min(_NARROW, width), dim=-1).indices  # (positions, narrow)
     rows = [[int(ids[p, k]) for k in kept[p].tolist() if k < len(choices.tokens[p])] for p in range(len(ids))]
-    return _descend(check, starts, rows, budget)
+    return _descend(check, starts, rows, budget, excluded)
 
 
-def _descend(check: Measure, sentences: Tensor, tokens: Sequence[Sequence[int]], budget: Budget) -> Sentence:
+def _squares(check: Measure, sentences: Tensor, excluded: Collection[Sentence]) -> Tensor:
+    """Return the mean squared distance of each sentence; infinite for those excluded."""
+    squares = check.distances(sentences).square().mean(dim=1)
+    for sentence in excluded:
+        same = (sentences == torch.tensor(sentence, device=sentences.device)).all(dim=1)
+        squares = torch.where(same, math.inf, squares)
+    return squares
+
+
+def _descend(
+    check: Measure,
+    sentences: Tensor,
+    tokens: Sequence[Sequence[int]],
+    budget: Budget,
+    excluded: Collection[Sentence],
+) -> Sentence:
     """Return the best sentence that single exchanges lead to, position by position."""
     sentences = sentences.clone()
-    squares = check.distances(sentences).square().mean(dim=1)
+    squares = _squares(check, sentences, excluded)
     for _ in range(budget.sweeps):
         before = squares
         for place, options in enumerate(tokens):
@@ -154,7 +177,7 @@ def _descend(check: Measure, sentences: Tensor, tokens: Sequence[Sequence[int]],
             choice = torch.tensor(options, device=sentences.device)
             tried = sentences[:, None].repeat(1, len(options), 1)
             tried[:, :, place] = choice
-            found = check.distances(tried.flatten(0, 1)).square().mean(dim=1).view(len(sentences), -1)
+            found = _squares(check, tried.flatten(0, 1), excluded).view(len(sentences), -1)
             least, which = found.min(dim=1)
             better = least < squares
             sentences[better, place] = choice[which[better]]

@@ -14,13 +14,15 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
 
 _MOST_SLACK = 0.05
+_TINY = 1e-300
+_GREY = 8.0  # how far above `rounding` the widest gap between singular values is looked for
 
 
 @dataclass(frozen=True)
 class Span:
     """An orthonormal basis, (rank, width), in float64, and the weight of each of its directions in the gradients.
 
-    `slack` is how far noise may have turned it away from true states: 0 without noise.
+    `slack` is how far noise, or what the client's arithmetic lost, may have turned it away from true states.
     """
 
     basis: Tensor = field(repr=False)
@@ -73,8 +75,9 @@ def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: 
     """Return the span of the inputs of projections that share them, from those of their gradients that were released.
 
     A weight gradient is the sum over tokens of (output gradient) x (input), so its rows are combinations of the inputs.
-    Without noise, singular values below `rounding` times the largest are rounding errors; with it, those below the
-    largest that the noise alone would have.
+    Without noise, singular values below `rounding` times the largest are rounding errors, and so are larger ones where
+    a gap that is wider than the one at `rounding` lies not far above; with noise, those below the largest that the
+    noise alone would have.
     """
     present = [p for p in projections if p.name in seen.gradients]
     if not present:
@@ -97,8 +100,8 @@ def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: 
         matrix = torch.cat([part / part.norm().clamp_min(torch.finfo(part.dtype).tiny) for part in rows])
         edge = 0.0
     values, basis = torch.linalg.svd(matrix, full_matrices=False)[1:]
-    least = max(edge, rounding * float(values[0]))
-    rank = int((values > least).sum())
+    rank = _rank(values, rounding) if edge == 0 else int((values > max(edge, rounding * float(values[0]))).sum())
+    lost = max(edge, float(values[rank])) if rank < len(values) else edge
     if rank == matrix.shape[0] < matrix.shape[1] and seen.noise_std == 0 and seen.guarantee is None:
         raise UnsupportedError(
             f"Expected fewer than {rank} tokens for {attack}, found gradients of {present[0].name!r} and its "
@@ -106,8 +109,27 @@ def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: 
             "attack a smaller batch."
         )
     # The turn is at most the noise over the weakest direction kept; wrong tokens begin not far above the cap.
-    slack = min(_MOST_SLACK, edge / float(values[rank - 1])) if rank else 0.0
+    slack = min(_MOST_SLACK, lost / float(values[rank - 1])) if rank else 0.0
     return Span(basis[:rank], values[:rank], slack)
+
+
+def _rank(values: Tensor, rounding: float) -> int:
+    """Return how many singular values are more than rounding errors: the cut is at the widest gap near `rounding`.
+
+    Rounding differs from one machine to another by a few times, and a fixed threshold would count some of it as
+    directions on one and not on the other. True values end far above it, so the gap is wide.
+
+    >>> _rank(torch.tensor([1.0, 1e-3, 5e-7, 3e-7, 1e-8]), 4e-7)
+    2
+    >>> _rank(torch.tensor([1.0, 1e-3, 5e-4, 3e-8]), 4e-7), _rank(torch.zeros(3), 4e-7)
+    (3, 0)
+    """
+    largest = float(values[0])
+    most, fewest = (int((values > times * rounding * largest).sum()) for times in (1.0, _GREY))
+    if not most:
+        return 0
+    below = [*values.tolist(), rounding * largest]
+    return max(range(max(1, fewest), most + 1), key=lambda count: below[count - 1] / max(below[count], _TINY))
 
 
 def require_room(seen: GradientRelease, span: Span, attack: str) -> bool:

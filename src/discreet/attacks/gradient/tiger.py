@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from discreet.attacks.gradient.layers import Anatomy, dissect, model_of
-from discreet.attacks.gradient.sentences import Budget, Check, Choices, Sentence, search
+from discreet.attacks.gradient.sentences import Budget, Check, Choices, Sentence, narrowed, search
 from discreet.attacks.gradient.span import Span, span_of
 from discreet.attacks.gradient.token_sets import nearest_tokens
 from discreet.core.checks import non_negative, positive, whole
@@ -21,6 +21,7 @@ from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.classifier import Classifier
 
 _NAME = "the subspace optimiser"
+_AS_CLOSE = 2.0  # times the distance of a beginning that another sentence may have and be preferred
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,12 @@ class SubspaceOptimiser:
     DAGER asks whether a state lies in a span, which noise soon makes false. This attack asks which sentence lies
     closest: at each position the `choices` tokens closest to the first block's span are kept, mixtures of them follow
     the gradient of the distances behind the first attention and at the second block, and the result is improved a token
-    at a time. A span holds the directions whose singular value is above the largest that noise alone has.
+    at a time. A span holds the directions whose singular value is above the largest that noise alone has. `rounding` is
+    what the client's arithmetic loses, and `tolerance` how far, as the sine of an angle, it may turn a state.
 
-    Lengths are needed. Sentences of one batch are found one for each length; of equal lengths one alone is found.
+    Lengths are needed. Sentences of one batch are found one for each length; of equal lengths one alone is found. In a
+    causal model the beginning of a longer sentence lies as close as a sentence of its own: where the search ends at
+    one, it is made again without it, and what it finds then is taken if it lies about as close.
 
     Paper: after the abstract of TIGER (2026), the successor of DAGER, which makes the span's distance differentiable.
     Differs: mixtures of likely tokens are optimised instead of free vectors; the rest of the paper was not at hand.
@@ -45,6 +49,7 @@ class SubspaceOptimiser:
     sweeps: int = 4
     sharpness: float = 20.0
     rounding: float = 4e-7
+    tolerance: float = 1e-3
     seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,6 +59,7 @@ class SubspaceOptimiser:
         positive("rate", self.rate)
         non_negative("sharpness", self.sharpness)
         non_negative("rounding", self.rounding)
+        non_negative("tolerance", self.tolerance)
         if self.seconds is not None:
             positive("seconds", self.seconds)
 
@@ -72,14 +78,21 @@ class SubspaceOptimiser:
         details["ranks"] = (first.rank, *(check.span.rank for check in guide.parts))
         found: list[tuple[float, Sentence]] = []
         budget = Budget(self.starts, self.steps, self.rate, self.sweeps, 1, deadline)
-        for length in sorted(set(seen.lengths)):
+        for length in sorted(set(seen.lengths), reverse=True):  # beginnings of longer sentences are known then
             choices = self._choices(model, anatomy, first, length)
             source = rng.fork("length", length).torch(model.device, _NAME)
-            if guide.parts:
-                sentence = search(guide, choices, anatomy.embeddings.words, budget, source)
-                distance = float(guide.distances(torch.tensor([sentence], device=model.device)).mean())
-            else:
-                sentence, distance = tuple(tokens[0] for tokens in choices.tokens), 1.0
+            if not guide.parts:
+                found.append((1.0, tuple(tokens[0] for tokens in choices.tokens)))
+                continue
+            sentence = search(guide, choices, anatomy.embeddings.words, budget, source)
+            distance = guide.distance(sentence, model.device)
+            begun = {longer[:length] for _, longer in found} if anatomy.causal else set()
+            if sentence in begun:
+                used = {(place, token) for longer in begun for place, token in enumerate(longer)}
+                other = search(guide, narrowed(choices, used), anatomy.embeddings.words, budget, source, begun)
+                away = guide.distance(other, model.device)
+                if away <= _AS_CLOSE * distance + self.tolerance:
+                    sentence, distance = other, away
             found.append((distance, sentence))
         found.sort()
         details["tokens"] = tuple(sentence for _, sentence in found)
@@ -118,6 +131,10 @@ class _Together:
     def distances(self, sentences: Tensor) -> Tensor:
         """Return the distance of every state, (sentences, tokens)."""
         return torch.stack([check.distances(sentences).square() for check in self.parts]).mean(dim=0).sqrt()
+
+    def distance(self, sentence: Sentence, device: torch.device) -> float:
+        """Return the mean distance of the states of one sentence."""
+        return float(self.distances(torch.tensor([sentence], device=device)).mean())
 
     def squares(self, vectors: Tensor, outside: Tensor) -> Tensor:
         """Return squared distances that can be differentiated; what lies outside is found once, in `outside`."""
