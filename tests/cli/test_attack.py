@@ -100,6 +100,8 @@ def test_it_says_what_the_time_went_into_and_when_a_limit_changes_nothing(say: S
     found = json.loads(out)
     assert status == 0 and "changes nothing" not in err
     assert 0 < found["preparing"] < found["seconds"] and found["loading"] > 0
+    assert found["stopped_by_time_limit"] == 1
+    assert "Stopped by the time limit: 1 search." in say("--attack", "lamp", "--examples", 1, "--seconds", 0.1)[1]
 
 
 def test_json_is_one_object_and_nothing_else(say: Say) -> None:

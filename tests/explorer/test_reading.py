@@ -81,7 +81,7 @@ def test_the_measured_success_of_one_of_n_keeps_the_bound(stage: Stage, menu: Me
 
 def test_a_search_that_was_cut_short_says_so(stage: Stage, menu: Menu) -> None:
     found = read(Question(TYPED, attack="lamp"), stage, menu, seconds=0.2)
-    assert "ended after 0.2 s" in found["note"] and "--seconds" in found["note"]
+    assert "Stopped by the time limit of 0.2 s" in found["note"] and "--seconds" in found["note"]
     assert "--seconds" not in read(Question(TYPED, attack="rss"), stage, menu, seconds=5)["note"]
 
 

@@ -31,7 +31,7 @@ def attack(
     examples: Annotated[int | None, typer.Option(help="Texts to attack; 8, or a whole batch.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts in one release; 1, or all of them for vectors.")] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Time to search in each batch; loading and fitting a prior are not counted.")
+        float | None, typer.Option(help="Upper limit on the time of each search; without it, its steps are counted.")
     ] = None,
     max_words: Annotated[int | None, typer.Option(help="Attack only texts of at most this many words.")] = None,
     first_words: Annotated[
@@ -233,7 +233,7 @@ def _values(
 def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]], loading: float) -> None:
     from rich.console import Console
 
-    from discreet.cli.attack_table import plain, summary, sweep
+    from discreet.cli.attack_table import plain, stopped_words, summary, sweep
 
     console = Console(highlight=False)
     console.print()
@@ -246,3 +246,5 @@ def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]
     whole, preparing = (sum(getattr(result, name) for result in results) for name in ("seconds", "preparing"))
     prepared = f", {preparing:.1f} s to prepare what the attacker knows" if preparing >= _WORTH_TELLING else ""
     console.print(plain(f"{loading:.1f} s to load{prepared}, {whole - preparing:.1f} s to attack."))
+    if stopped := sum(result.stopped for result in results):
+        console.print(plain(stopped_words(stopped)))

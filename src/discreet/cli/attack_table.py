@@ -156,6 +156,19 @@ def summary(result: AttackResult, console: Console) -> None:
     console.print(plain("Privacy of this release: " + guarantee_words(result)))
 
 
+def stopped_words(count: int) -> str:
+    """Return the sentence for searches that a time limit ended.
+
+    >>> stopped_words(2).partition(". ")[0]
+    'Stopped by the time limit: 2 searches'
+    """
+    searches = "1 search" if count == 1 else f"{count} searches"
+    return (
+        f"Stopped by the time limit: {searches}. Their figures depend on how fast this machine is; leave the limit out "
+        "for figures that can be repeated."
+    )
+
+
 def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, console: Console) -> None:
     """Print one row for each strength of the noise: epsilon, success with its interval, the bound and chance."""
     from rich.box import SIMPLE_HEAD

@@ -56,6 +56,12 @@ def calibrate(
             from discreet.experiment.shared import corpus_of
 
             corpus_of(asked.data)  # a column that is not there is said once, and not by every trial
+    limited = [f"{table['name']} ({table['seconds']:g} s)" for table in asked.attacks if "seconds" in table]
+    if limited:
+        note(
+            f"The study limits the time of {', '.join(limited)}. A search that the limit stops gives other figures on "
+            "another machine; leave seconds out of the study, and searches count their steps."
+        )
     with stop_on_interrupt() as stop, _table(hidden=json) as watch:
         done = sweep(
             asked,

@@ -27,7 +27,7 @@ def explore(
     ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8766,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
-    seconds: Annotated[float, typer.Option(help="Time for each attack; the best so far is kept.")] = 6.0,
+    seconds: Annotated[float, typer.Option(help="Time limit of each attack; the best so far is kept.")] = 6.0,
     threads: Threads = 1,
 ) -> None:
     """Open a page on this machine: type a sentence, move the protection, and watch what an attacker reads back.

@@ -45,8 +45,9 @@ class AttackRequest:
     """What is asked of an attack: which one, against which protection, on how much text, for how long.
 
     `protect` is the protection itself, or None for what an unprotected client sends. `delta` is that of the one
-    release attacked. `seconds` is the time for the search in each batch; what comes before, as fitting a prior, is not
-    counted. `noise_seed` makes the noise repeatable, and the guarantee an estimate; without it noise comes from the
+    release attacked. `seconds` is an upper limit on the time of the search in each batch; what comes before, as fitting
+    a prior, is not counted. Searches count their steps, so without it the result does not depend on the machine.
+    `noise_seed` makes the noise repeatable, and the guarantee an estimate; without it noise comes from the
     operating system. `candidates` counts what an attacker chooses among: 64 for 1-of-n, the whole split for vectors.
     `steps` is how often the same rows are released, `draws` is for 1-of-n.
     With `first_words` only so many first words of each text go into the gradient that is attacked.
@@ -102,7 +103,7 @@ class AttackResult:
     """What an attack reached, on which release, and what is guaranteed for that release: never for a training.
 
     Of several releases it is the guarantee of the dearest. `preparing` is the part of `seconds` before the first
-    release: public text is encoded then, a prior fitted.
+    release: public text is encoded then, a prior fitted. `stopped` counts the searches that a time limit ended early.
 
     `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification.
     """
@@ -117,6 +118,7 @@ class AttackResult:
     bound: float | None = None
     finished: bool = True
     preparing: float = 0.0
+    stopped: int = 0
 
     @property
     def n(self) -> int:
@@ -138,6 +140,7 @@ class AttackResult:
             "finished": self.finished,
             "seconds": self.seconds,
             "preparing": self.preparing,
+            "stopped_by_time_limit": self.stopped,
         }
 
 
@@ -177,7 +180,7 @@ def run_attack(
     examples: list[Example] = []
     facts: dict[str, Any] = {}
     promise: Guarantee | None = None
-    finished = True
+    finished, stopped = True, 0
     for number in range(len(rows) // request.batch_size):
         if number and should_stop():
             finished = False
@@ -185,6 +188,7 @@ def run_attack(
         batch = rows.take(range(number * request.batch_size, (number + 1) * request.batch_size))
         made = released(request, model, batch, noise.fork("release", number), scene.partners(request.protect, batch))
         guess = attack.run(made.seen, knows, rng.fork("attack", number))
+        stopped += bool(guess.details.get("stopped_by_time_limit"))
         behind = batch if made.rows is None or not aligned(attack) else batch.take(made.rows)
         found = compared(attack, guess, behind, model, metrics, number)
         if not number:
@@ -203,6 +207,7 @@ def run_attack(
         seconds=time.monotonic() - began,
         finished=finished,
         preparing=preparing,
+        stopped=stopped,
     )
 
 

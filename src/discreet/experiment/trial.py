@@ -253,6 +253,7 @@ def _facts(found: AttackResult) -> dict[str, Any]:
         "guarantee": None if promise is None else {**promise.as_dict(), "sentence": promise.sentence()},
         "epsilon_by_adjacency": dict(found.epsilon_by_adjacency),
         "seconds": found.seconds,
+        "stopped_by_time_limit": found.stopped,
     }
 
 

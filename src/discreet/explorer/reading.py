@@ -185,8 +185,8 @@ def _remarks(found: AttackResult, protect: Any, attack: object, seconds: float) 
     said = []
     if protect is not None and place_of(protect) == TEXT:
         said.append("The sentence was rewritten before it left; what is read is the rewritten one.")
-    if hasattr(attack, "seconds") and found.seconds - found.preparing >= seconds:
-        said.append(f"The search was ended after {seconds:g} s, perhaps too early: --seconds gives it more.")
+    if found.stopped:
+        said.append(f"Stopped by the time limit of {seconds:g} s, perhaps too early: --seconds gives it more.")
     return said
 
 

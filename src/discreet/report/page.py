@@ -242,6 +242,7 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], found: Finding
     kept = pieces(truth, guess)
     count = sum(len(piece.text.split()) for piece in kept if piece.right)
     promise = facts.get("guarantee")
+    stopped = "; the search was stopped by the time limit" if facts.get("stopped_by_time_limit") else ""
     return {
         "label": point.label,
         "series": plots.series_of(found.points)[point.name],
@@ -249,7 +250,7 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], found: Finding
         "truth": kept,
         "guess": pieces(guess, truth),
         "share": count / max(1, sum(len(piece.text.split()) for piece in kept)),
-        "release": release_words(facts.get("release", {})),
+        "release": release_words(facts.get("release", {})) + stopped,
         "epsilon": epsilon_words(promise, facts.get("epsilon_by_adjacency", {})),
     }
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from discreet.attacks.gradient import time_limit
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import quiet
 
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
+
+
+@pytest.fixture
+def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every look at the clock of a search take a hundredth of a second, whatever the machine."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(ticks)))
 
 
 @pytest.fixture(scope="session")

@@ -141,7 +141,8 @@ def test_the_built_in_encoder_is_read_exactly() -> None:
     guess = Dager().run(open_release(model, batch), Knowledge(model=model), Rng(0))
     assert set(guess.details["tokens"]) == rows_of(model, batch)
     again = open_release(model, batch)
-    noisy = {n: g + 1e-3 * torch.randn(g.shape) for n, g in again.gradients.items()}
+    source = torch.Generator().manual_seed(0)
+    noisy = {n: g + 1e-3 * torch.randn(g.shape, generator=source) for n, g in again.gradients.items()}
     hidden = Dager().run(replace(again, gradients=noisy, noise_std=1e-3), Knowledge(model=model), Rng(0))
     assert not set(hidden.details["tokens"]) & rows_of(model, batch)
 
@@ -155,6 +156,8 @@ def test_a_time_limit_ends_with_the_best_so_far(tiny_model: Build, kind: str) ->
     assert set(patient.texts) == set(BATCH.texts)
     assert hurried.texts and hurried.details["pairs"] == patient.details["pairs"]
     assert set(hurried.texts) != set(patient.texts)
+    assert hurried.details["stopped_by_time_limit"] and not patient.details["stopped_by_time_limit"]
+    assert patient == Dager(all_at_most=1).run(seen, knows, Rng(0))
     with pytest.raises(SettingError, match="seconds=0"):
         Dager(seconds=0)
 

@@ -1,19 +1,21 @@
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from discreet.attacks.gradient import time_limit
 from discreet.attacks.gradient.dlg import Dlg
 from discreet.attacks.gradient.lamp import Lamp
 from discreet.attacks.gradient.layers import dissect
 from discreet.attacks.gradient.matching import SearchingAttack, prior_of, set_up
 from discreet.attacks.gradient.matching_loss import MeanCosine
 from discreet.attacks.gradient.moves import reorderings
-from discreet.attacks.gradient.objective import Budget
 from discreet.attacks.gradient.polish import Polish
 from discreet.attacks.gradient.quasi_newton import minimise
 from discreet.attacks.gradient.tag import Tag
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.core.errors import SettingError, UnsupportedError
@@ -122,16 +124,45 @@ def test_a_little_noise_does_not_hide(tiny_model: Build) -> None:
     assert found(model, QUICK, seen) == ("a knee",)
 
 
-def test_a_budget_ends_with_the_best_so_far(tiny_model: Build) -> None:
+@pytest.mark.usefixtures("slow_clock")
+def test_a_time_limit_ends_with_the_best_so_far_and_says_so(tiny_model: Build) -> None:
     model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([0]))
     seen_steps: list[int] = []
     guess = replace(QUICK, steps=10**6, seconds=1.0).run(
         seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0), lambda step, _: seen_steps.append(step)
     )
-    assert guess.texts and 0 < guess.details["steps"] == len(seen_steps) < 10**6
-    assert guess.details["seconds"]["ended"] < 8
+    assert guess.texts and 0 < guess.details["steps"] == len(seen_steps) < 100
+    assert guess.details["stopped_by_time_limit"]
     spent = replace(QUICK, steps=10**6, seconds=1e-6).run(seen, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
     assert spent.texts and spent.details["steps"] == 0  # the starts alone took longer
+    assert spent.details["stopped_by_time_limit"]
+
+
+SHORT = replace(QUICK, steps=12, every=5, cycles=2)
+
+
+@pytest.mark.parametrize("attack", [SHORT, Tag(steps=9), Dlg(steps=9), Dlg(steps=9, optimiser="l-bfgs", rate=1.0)])
+def test_a_time_limit_that_is_not_reached_changes_nothing(tiny_model: Build, attack: Lamp | Tag | Dlg) -> None:
+    """A search counts its steps: the clock decides nothing, however unevenly time passes."""
+    model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([0]))
+    free = attack.run(seen, Knowledge(model=model), Rng(3))
+    limited = replace(attack, seconds=1e6).run(seen, Knowledge(model=model), Rng(3))
+    assert free.texts == limited.texts and free.details["loss"] == limited.details["loss"]
+    assert free.details["steps"] == limited.details["steps"]
+    assert not free.details["stopped_by_time_limit"] and not limited.details["stopped_by_time_limit"]
+
+
+def test_a_loop_counts_steps_and_is_shortened_only_where_it_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    limit = time_limit.TimeLimit(10.0)
+    for step, at in ((0, 0.0), (10, 0.5), (20, 2.9), (50, 5.9)):  # ahead of the time, or a little behind it
+        now[0] = at
+        assert limit.done(step, 100) == step / 100 and not limit.reached
+    now[0] = 8.0
+    assert limit.done(60, 100) == 0.8 and limit.reached  # no longer fits
+    now[0] = 10.0
+    assert limit.done(70, 100) == 1.0 and limit.over()
 
 
 def test_unusable_settings_and_releases_are_refused(tiny_model: Build) -> None:
@@ -222,7 +253,7 @@ def test_the_polish_gives_each_text_its_own_labels(tiny_model: Build) -> None:
         def labels(self) -> torch.Tensor:
             return labels
 
-    found, scores = Polish(rounds=1).run(objective, tokens, Texts(), None, Budget(), Rng(0))
+    found, scores = Polish(rounds=1).run(objective, tokens, Texts(), None, TimeLimit(), Rng(0))
     assert torch.equal(found[0, 0], ids) and float(scores) < 1e-3
 
 

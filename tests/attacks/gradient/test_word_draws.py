@@ -7,7 +7,8 @@ import torch
 from discreet.attacks.gradient.drawing import Drawing
 from discreet.attacks.gradient.matching import set_up
 from discreet.attacks.gradient.matching_loss import MeanCosine
-from discreet.attacks.gradient.objective import Budget, Objective
+from discreet.attacks.gradient.objective import Objective
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.attacks.gradient.word_draws import WordDraws
 from discreet.core.errors import SettingError
@@ -67,7 +68,7 @@ def test_the_best_texts_are_kept_in_order_and_none_twice(tiny_model: Build) -> N
     settings = replace(QUICK, rounds=6)
     drawing = Drawing(settings, objective, vocabulary, NGram.fit(PUBLIC, model.tokenizer), Rng(1))
     before = drawing.scores[:, 0].clone()
-    drawing.go_on(Budget(), 1.0)
+    drawing.go_on(TimeLimit(), 1.0)
     assert drawing.tokens.shape[:2] == (2, 4) and drawing.rounds_done == 6
     assert bool((drawing.scores[:, 0] <= before).all())
     assert bool((drawing.scores.diff(dim=1) >= 0).all())
@@ -92,11 +93,21 @@ def test_the_mean_slope_over_draws_ranks_the_true_words_well(tiny_model: Build) 
     assert sum(ranks) / len(ranks) < 0.25  # half of the words by chance
 
 
-def test_time_ends_the_search_with_what_it_has(tiny_model: Build) -> None:
+@pytest.mark.usefixtures("slow_clock")
+def test_a_time_limit_ends_the_search_with_what_it_has(tiny_model: Build) -> None:
     model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([2]))
     guess = WordDraws(rounds=100_000, seconds=0.5).run(seen, Knowledge(model=model), Rng(0))
-    assert guess.details["steps"] < 100_000 and guess.details["seconds"]["ended"] < 5
+    assert guess.details["steps"] < 50 and guess.details["stopped_by_time_limit"]
     assert len(guess.texts) == 1
+
+
+def test_a_time_limit_that_is_not_reached_changes_nothing(tiny_model: Build) -> None:
+    model, seen = tiny_model("bert"), open_release(tiny_model("bert"), BATCH.take([1]))
+    attack = replace(QUICK, rounds=6, polish=1)
+    free = attack.run(seen, Knowledge(model=model), Rng(3))
+    limited = replace(attack, seconds=1e6).run(seen, Knowledge(model=model), Rng(3))
+    assert free.texts == limited.texts and free.details["loss"] == limited.details["loss"]
+    assert not limited.details["stopped_by_time_limit"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from discreet.attacks.gradient.layers import Anatomy, dissect, model_of
 from discreet.attacks.gradient.problems import refuse_pairs
 from discreet.attacks.gradient.sentences import Budget, Check, Choices, Sentence, grow, narrowed, search
 from discreet.attacks.gradient.span import Span, require_room, shares, span_of
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.token_sets import token_sets
 from discreet.core.checks import non_negative, positive, whole
 from discreet.core.randomness import Rng
@@ -32,8 +32,8 @@ class Dager:
     where there is no noise; with it, they are widened by what the noise can turn, up to 0.05. `rounding` is what the
     client's arithmetic loses, relative to the largest singular value. An encoder's sentences are searched for with
     `starts` mixtures and `steps` of gradient descent, at most `rounds` times for each length; up to `all_at_most`
-    sentences are simply all tried. A decoder keeps at most `beginnings` beginnings. `seconds` ends the search with
-    the best so far; the first block's tokens are always read.
+    sentences are simply all tried. A decoder keeps at most `beginnings` beginnings. `seconds` is an upper limit that
+    ends the search with the best so far, and `details` says so; the first block's tokens are always read.
 
     No label, no prior over text and no word-embedding gradient is used. Lengths are used if the release has them.
 
@@ -73,7 +73,7 @@ class Dager:
         `details` has the token ids, which sentences are confirmed, the (position, token) pairs that the first block
         admits (aliases among them), and the ranks of the spans.
         """
-        deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
+        limit = TimeLimit(self.seconds)
         model = model_of(knows, _NAME)
         anatomy = dissect(model)
         refuse_pairs(seen, anatomy, _NAME)
@@ -89,22 +89,22 @@ class Dager:
         final = Check(model, anatomy.second[0].module, second)
         within = max(self.sentence_distance, second.slack)
         if anatomy.causal:
-            found = self._decoder(final, sets, seen, within, deadline)
+            found = self._decoder(final, sets, seen, within, limit)
         else:
-            found = self._encoder(seen, model, anatomy, first, final, sets, within, deadline, rng)
+            found = self._encoder(seen, model, anatomy, first, final, sets, within, limit, rng)
         found = found[: seen.batch_size]
         distances = [_farthest(final, sentence, model.device) for sentence in found]
-        details["tokens"] = tuple(found)
+        details |= {"tokens": tuple(found), "stopped_by_time_limit": limit.reached}
         details["confirmed"] = tuple(distance <= within for distance in distances)
         texts = tuple(model.tokenizer.decode(list(sentence), skip_special_tokens=True) for sentence in found)
         return Guess(texts=texts, scores=tuple(-distance for distance in distances), details=details)
 
     def _decoder(
-        self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease, within: float, deadline: float
+        self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease, within: float, limit: TimeLimit
     ) -> list[Sentence]:
         """Return the sentences of a causal model; with lengths, also those that begin another sentence."""
-        found = sorted(grow(final, sets, within, self.beginnings, deadline), key=len, reverse=True)
-        if seen.lengths is None or time.monotonic() >= deadline:
+        found = sorted(grow(final, sets, within, self.beginnings, limit), key=len, reverse=True)
+        if seen.lengths is None or limit.over():
             return found
         kept: list[Sentence] = []
         for length in sorted(seen.lengths, reverse=True):
@@ -122,7 +122,7 @@ class Dager:
         final: Check,
         sets: Sequence[Sequence[int]],
         within: float,
-        deadline: float,
+        limit: TimeLimit,
         rng: Rng,
     ) -> list[Sentence]:
         """Return the sentences of a model that looks both ways: confirmed ones, then the closest of the others."""
@@ -133,14 +133,14 @@ class Dager:
             if middle.rank > 0 and not middle.fills_the_width:
                 guide = Check(model, anatomy.middle[0].module, middle)
         start, end = _ends(model)
-        budget = Budget(self.starts, self.steps, self.rate, self.sweeps, self.all_at_most, deadline)
+        budget = Budget(self.starts, self.steps, self.rate, self.sweeps, self.all_at_most, limit)
         open_lengths = list(seen.lengths) if seen.lengths is not None else _possible_lengths(sets, end)
         known = seen.lengths is not None
         confirmed: list[Sentence] = []
         closest: dict[int, Sentence] = {}
         for turn in range(self.rounds):
             for length in sorted(set(open_lengths)):
-                if length > len(sets) or len(confirmed) == seen.batch_size or (turn and budget.spent):
+                if length > len(sets) or len(confirmed) == seen.batch_size or (turn and limit.over()):
                     continue
                 choices = _choices(sets, weights, length, start, end)
                 if choices is None or (turn and choices.count <= self.all_at_most):

@@ -14,8 +14,7 @@ class Dlg(MatchingAttack):
     """Squared distance, minimised by Adam (as for text) or L-BFGS (as in the paper); labels known or learned.
 
     `learn_labels` learns soft labels beside the text even if the release has them. If it has none, the label of a
-    single text is read off the head's bias (iDLG), and those of several are learned. `seconds` ends the search with
-    the best so far.
+    single text is read off the head's bias (iDLG), and those of several are learned. `seconds` is an upper limit.
 
     Paper: Zhu, Liu and Han 2019, "Deep Leakage from Gradients"; Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep
     Leakage from Gradients", for the label.

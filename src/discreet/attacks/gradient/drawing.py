@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discreet.attacks.gradient.moves import reorderings
-from discreet.attacks.gradient.objective import Budget, Objective, portion
+from discreet.attacks.gradient.objective import Objective, portion
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.core.randomness import Rng
 from discreet.models.ngram import NGram, Prior
@@ -62,11 +63,11 @@ class Drawing:
         """Return the labels of the best texts where they are not known."""
         return self.onehot
 
-    def go_on(self, budget: Budget, share: float, progress: Progress | None = None) -> None:
-        """Draw around the best texts, ever closer to them, until a share of the time has passed."""
+    def go_on(self, limit: TimeLimit, until: float, progress: Progress | None = None) -> None:
+        """Draw around the best texts, ever closer to them, at most until a share of a time limit has passed."""
         settings = self.settings
         for number in range(1, settings.rounds):
-            done = max(number / settings.rounds, budget.spent / share)
+            done = limit.done(number, settings.rounds, until=until)
             if done >= 1:
                 break
             tokens, onehot = self._children(done)

@@ -20,7 +20,7 @@ class Lamp(MatchingAttack):
     `loss` is `cosine`, the mean over tensors, or `l1+l2`. `Matching` and `Polish` say what the other settings do;
     `polish=0` leaves the polish out. Lengths are known; the labels if the release has them. The word-embedding gradient
     is not used. The prior is `Knowledge(extra={"prior": …})`, or a 3-gram model of `Knowledge(auxiliary=…)`, or none;
-    it must not have seen the texts attacked. `seconds` ends the search with the best so far.
+    it must not have seen the texts attacked. `seconds` is an upper limit.
 
     Paper: Balunovic, Dimitrov, Jovanović and Vechev 2022, "LAMP: Extracting Text from Gradients with Language Model
     Priors".

@@ -16,10 +16,11 @@ from torch import Tensor
 from discreet.attacks.gradient.imitation import Imitation
 from discreet.attacks.gradient.layers import dissect, model_of
 from discreet.attacks.gradient.matching_loss import MatchingLoss
-from discreet.attacks.gradient.objective import Budget, Objective
+from discreet.attacks.gradient.objective import Objective
 from discreet.attacks.gradient.polish import Polish
 from discreet.attacks.gradient.problems import Problems
 from discreet.attacks.gradient.search import Progress, Search
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
 from discreet.core.randomness import Rng
@@ -40,9 +41,10 @@ class Matching:
     `every` steps after `burn_in`, `proposals` orders of each sentence's tokens are tried, scored by the loss plus the
     prior times `prior` times the loss so far. `norm_weight` is that of the embedding-norm regulariser; `pull` draws
     each vector towards its nearest word, by a share of the rate that grows to this in the course of the descent.
-    `polish` rounds of exchanging single tokens and reordering them end the search. `seconds` ends it with the best so
-    far; until `descent` of the time has passed, the vectors are followed. Descent and polish may go through several
-    `cycles`, each from the best tokens of the one before.
+    `polish` rounds of exchanging single tokens and reordering them end the search. Descent and polish may go through
+    several `cycles`, each from the best tokens of the one before. Steps are counted, so the result does not depend on
+    the machine; `seconds` is an upper limit on top, and where it ends the search `details` says so. The vectors are
+    followed until `descent` of it has passed.
     """
 
     loss: MatchingLoss
@@ -95,21 +97,21 @@ class Matching:
         progress: Progress | None = None,
     ) -> list[Guess]:
         """Return a guess for each release; all of one batch size, attacked together."""
-        budget = Budget(self.seconds)
+        limit = TimeLimit(self.seconds)
         model, objective = set_up(seens, knows, self.loss, attack)
         problems = objective.problems
         prior = prior_of(knows, model) if self.prior > 0 or self.polish is not None else None
         learn = self.learn_labels or problems.labels is None
-        search = Search(self, objective, Vocabulary.of(model, objective.imitation.words), prior, learn, budget, rng)
-        seconds = {"ready": budget.passed}
+        search = Search(self, objective, Vocabulary.of(model, objective.imitation.words), prior, learn, limit, rng)
+        seconds = {"ready": limit.passed}
         search.start()
-        seconds["started"] = budget.passed
+        seconds["started"] = limit.passed
         tokens, losses = search.cycle(0, None, rng, progress)
         for number in range(1, self.cycles):
-            if self.polish is not None and budget.spent < 1:
+            if self.polish is not None and not limit.over():
                 tokens, losses = search.cycle(number, tokens, rng, progress)
-        seconds["ended"] = budget.passed
-        details = {"steps": search.steps_done, "seconds": seconds}
+        seconds["ended"] = limit.passed
+        details = {"steps": search.steps_done, "seconds": seconds, "stopped_by_time_limit": limit.reached}
         return [guess_of(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
 
 
@@ -122,7 +124,7 @@ class SearchingAttack(ABC):
         """Return the texts behind a release.
 
         `details` has the token ids, the loss of the best text (with the prior's part, if there is one), the steps
-        taken, and the seconds that had passed when each part of the search ended.
+        taken, the seconds that had passed when each part of the search ended, and whether a time limit ended it.
         """
         return self.run_many([seen], knows, rng, progress)[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,28 +12,11 @@ from torch import Tensor
 from discreet.attacks.gradient.imitation import Imitation
 from discreet.attacks.gradient.matching_loss import MatchingLoss, evidence
 from discreet.attacks.gradient.problems import Problems
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.models.ngram import Prior
 
 # Tokens that go through the model together: a CPU's cache is soon full, a GPU's memory holds 300 kB a token.
 _TOKENS = {"cpu": 1024, "cuda": 60_000}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A time that may end a search early; none if `seconds` is None."""
-
-    seconds: float | None = None
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def passed(self) -> float:
-        """The seconds that have passed."""
-        return time.monotonic() - self.began
-
-    @property
-    def spent(self) -> float:
-        """The share of the time that has passed, at most 1; 0 without a limit."""
-        return 0.0 if self.seconds is None else min(1.0, self.passed / self.seconds)
 
 
 @dataclass(frozen=True)
@@ -64,23 +46,23 @@ class Objective:
         count: int,
         candidates: Callable[[slice], Tensor],
         labels: Tensor | None = None,
-        budget: Budget | None = None,
+        limit: TimeLimit | None = None,
     ) -> Tensor:
         """Return the losses of `count` candidates a problem, made in portions; infinite where the time was up."""
         s, step = len(self.problems.mask), portion(self)
         found = torch.full((s, count), torch.inf, device=self.imitation.device)
         for start in range(0, count, step):
-            if start and budget is not None and budget.spent >= 1:
+            if start and limit is not None and limit.over():
                 break
             part = slice(start, min(start + step, count))
             mine = labels if labels is None or labels.shape[1] == 1 else labels[:, part]
             found[:, part] = self(candidates(part), mine)
         return torch.nan_to_num(found, nan=torch.inf)
 
-    def of_tokens(self, tokens: Tensor, labels: Tensor | None = None, budget: Budget | None = None) -> Tensor:
+    def of_tokens(self, tokens: Tensor, labels: Tensor | None = None, limit: TimeLimit | None = None) -> Tensor:
         """Return the losses of tokens, (problems, candidates, sentences, tokens)."""
         words = self.imitation.words
-        return self.of_many(tokens.shape[1], lambda part: words[tokens[:, part]], labels, budget)
+        return self.of_many(tokens.shape[1], lambda part: words[tokens[:, part]], labels, limit)
 
     @cached_property
     def evidence(self) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discreet.attacks.gradient.moves import reorderings
-from discreet.attacks.gradient.objective import Budget, Objective
+from discreet.attacks.gradient.objective import Objective
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.core.checks import probability, whole
 from discreet.core.randomness import Rng
@@ -70,17 +71,17 @@ class Polish:
         tokens: Tensor,
         vectors: Vectors,
         prior: Prior | None,
-        budget: Budget,
+        limit: TimeLimit,
         rng: Rng,
     ) -> tuple[Tensor, Tensor]:
         """Return better tokens, (problems, 1, sentences, tokens), and their scores, starting from several."""
         labels = vectors.labels()
-        scores = _Score(objective, prior, labels, budget)(tokens)
+        scores = _Score(objective, prior, labels, limit)(tokens)
         first = scores.argmin(1)
         if labels is not None:
             labels = labels.expand(-1, tokens.shape[1], -1, -1)
             labels = labels.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *labels.shape[2:]))
-        score = _Score(objective, prior, labels, budget)
+        score = _Score(objective, prior, labels, limit)
         now = tokens.gather(1, first.view(-1, 1, 1, 1).expand(-1, 1, *tokens.shape[2:]))
         best = scores.gather(1, first[:, None])
         x = vectors.best.gather(1, first.view(-1, 1, 1, 1, 1).expand(-1, 1, *vectors.best.shape[2:]))
@@ -89,7 +90,7 @@ class Polish:
         source = rng.torch(tokens.device, "Gradient matching")
         quiet = 0
         for _ in range(self.rounds):
-            if budget.spent >= 1 or quiet > 1 or (quiet and bool((best < _FOUND).all())):
+            if quiet > 1 or (quiet and bool((best < _FOUND).all())) or limit.over():
                 break
             if quiet:  # nothing helps at the places in doubt, so all are tried
                 doubtful = objective.problems.free
@@ -169,11 +170,11 @@ class Polish:
 
 
 class _Score:
-    def __init__(self, objective: Objective, prior: Prior | None, labels: Tensor | None, budget: Budget) -> None:
-        self.objective, self.prior, self.labels, self.budget = objective, prior, labels, budget
+    def __init__(self, objective: Objective, prior: Prior | None, labels: Tensor | None, limit: TimeLimit) -> None:
+        self.objective, self.prior, self.labels, self.limit = objective, prior, labels, limit
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        losses = self.objective.of_tokens(tokens, self.labels, self.budget)
+        losses = self.objective.of_tokens(tokens, self.labels, self.limit)
         return losses + self.objective.surprise(tokens, self.prior)
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from discreet.attacks.gradient.moves import reorderings
-from discreet.attacks.gradient.objective import Budget, Objective
+from discreet.attacks.gradient.objective import Objective
 from discreet.attacks.gradient.quasi_newton import minimise
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.core.randomness import Rng
 from discreet.models.ngram import Prior
@@ -34,12 +35,12 @@ class Search:
         vocabulary: Vocabulary,
         prior: Prior | None,
         learn_labels: bool,
-        budget: Budget,
+        limit: TimeLimit,
         rng: Rng,
     ) -> None:
         """Keep the parts."""
         self.settings, self.objective, self.vocabulary = settings, objective, vocabulary
-        self.prior, self.budget = prior, budget
+        self.prior, self.limit = prior, limit
         self.problems = objective.problems
         self.pinned = objective.imitation.words[self.problems.ids]  # (problems, sentences, tokens, width)
         self.free = self.problems.free[..., None]
@@ -62,7 +63,7 @@ class Search:
         """Draw random vectors, keep the closest, try them in other orders, and give them the length of words."""
         s, b, t, width = self.pinned.shape
         settings, device = self.settings, self.x.device
-        budget = Budget(None if self.budget.seconds is None else self.budget.seconds / 8)
+        limit = self.limit.until(1 / 8)
         seeds = torch.randint(
             2**31, (max(settings.starts, settings.kept),), generator=self.source, device=device
         ).tolist()
@@ -76,7 +77,7 @@ class Search:
             return torch.where(self.free[:, None], x, self.pinned[:, None])
 
         if settings.starts > settings.kept:
-            losses = self.objective.of_many(settings.starts, drawn, self.labels(), budget)
+            losses = self.objective.of_many(settings.starts, drawn, self.labels(), limit)
             chosen = losses.topk(settings.kept, largest=False).indices
             x = self.x.new_empty(s, settings.kept, b, t, width)
             for i in sorted(set(chosen.flatten().tolist())):
@@ -106,11 +107,10 @@ class Search:
         self._choose(orders, None)
 
     def cycle(self, number: int, tokens: Tensor | None, rng: Rng, progress: Progress | None) -> tuple[Tensor, Tensor]:
-        """Descend and polish once, in an equal share of the time; from the second time on, from the best tokens."""
+        """Descend and polish once, in an equal share of a time limit; from the second time on, from the best tokens."""
         settings = self.settings
-        whole = self.budget
-        part = None if whole.seconds is None else whole.seconds * (number + 1) / settings.cycles
-        self.budget = Budget(part, whole.began)
+        whole = self.limit
+        self.limit = whole.until((number + 1) / settings.cycles)
         if tokens is not None:
             self.x = self.best = self.objective.imitation.words[tokens]
             self.best_loss = torch.full(self.x.shape[:2], torch.inf, device=self.x.device)
@@ -122,12 +122,12 @@ class Search:
             if tokens is not None:
                 found, self.best = torch.cat([found, tokens], 1), self.best.expand(-1, 2, -1, -1, -1)
             source = rng.fork("polish", number)
-            found, losses = settings.polish.run(self.objective, found, self, self.prior, self.budget, source)
-        self.budget = whole
+            found, losses = settings.polish.run(self.objective, found, self, self.prior, self.limit, source)
+        self.limit = whole
         return found, losses
 
     def descend(self, rate: float, until: float, progress: Progress | None = None) -> None:
-        """Follow the gradient of the loss from a rate, with discrete rounds, until a share of the time has passed."""
+        """Follow the gradient of the loss from a rate, with discrete rounds, at most until a share of a time limit."""
         settings = self.settings
         if settings.optimiser == "l-bfgs":
             self._quasi_newton(progress)
@@ -135,11 +135,9 @@ class Search:
         first, second = torch.zeros_like(self.x), torch.zeros_like(self.x)
         label_moments = self._label_moments()
         prunings = sorted(settings.prunings)
-        began = self.budget.spent
+        began = self.limit.share
         for step in range(settings.steps):
-            # Where the starts took all of the time, none is left to descend in.
-            passed = (self.budget.spent - began) / (until - began) if began < until else 1.0
-            done = max(step / settings.steps, passed)
+            done = self.limit.done(step, settings.steps, began, until)
             if done >= 1:
                 break
             losses, slopes, label_slopes = self.total(self.x)
@@ -187,7 +185,7 @@ class Search:
             self.steps_done = step
             if progress is not None:
                 progress(step, float(losses.min(1).values.mean()))
-            return self.budget.spent < 1
+            return not self.limit.over()
 
         found = minimise(joined, slopes, settings.rate, settings.steps, after)
         if self.logits is not None:
@@ -272,7 +270,7 @@ class Search:
 
         labels = self.labels()
         spread = None if labels is None else labels.repeat_interleave(n, 1)
-        losses = self.objective.of_many(k * n, ordered, spread, self.budget).view(s, k, n)
+        losses = self.objective.of_many(k * n, ordered, spread, self.limit).view(s, k, n)
         if prior is not None and self.settings.prior > 0:
             tokens = torch.where(
                 self.problems.free[:, None], self.vocabulary.nearest(self.x)[..., 0], self.problems.ids[:, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from discreet.attacks.gradient.layers import inputs_of
 from discreet.attacks.gradient.span import Span
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.models.classifier import Classifier
 
 Sentence = tuple[int, ...]
@@ -64,19 +64,14 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """How much work the search for one sentence may cost; at `deadline`, by the monotonic clock, it ends."""
+    """How much work the search for one sentence may cost; a time limit, if there is one, ends it earlier."""
 
     starts: int
     steps: int
     rate: float
     sweeps: int
     all_at_most: int
-    deadline: float = math.inf
-
-    @property
-    def spent(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() >= self.deadline
+    limit: TimeLimit = field(default_factory=TimeLimit)
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ def search(
     scores = (prior + noise).requires_grad_()
     adam = torch.optim.Adam([scores], lr=budget.rate)
     for _ in range(budget.steps):
-        if budget.spent:
+        if budget.limit.over():
             break
         mixed = torch.einsum("slk,lkd->sld", scores.softmax(dim=-1), vectors)
         loss = (check.squares(mixed, outside) + 1e-6).sqrt().mean(dim=1)  # not squared: many states exact, few far
@@ -172,7 +167,7 @@ def _descend(
     for _ in range(budget.sweeps):
         before = squares
         for place, options in enumerate(tokens):
-            if len(options) < 2 or budget.spent:
+            if len(options) < 2 or budget.limit.over():
                 continue
             choice = torch.tensor(options, device=sentences.device)
             tried = sentences[:, None].repeat(1, len(options), 1)
@@ -187,19 +182,17 @@ def _descend(
     return _sentence(sentences[squares.argmin()])
 
 
-def grow(
-    check: Check, tokens: Sequence[Sequence[int]], distance: float, most: int, deadline: float = math.inf
-) -> list[Sentence]:
+def grow(check: Check, tokens: Sequence[Sequence[int]], distance: float, most: int, limit: TimeLimit) -> list[Sentence]:
     """Return the sentences of a causal model, longest beginnings first grown token by token.
 
     A state depends only on what stands before it, so a wrong beginning ends at once. A sentence is returned when no
-    token continues it, or as far as it has grown at the deadline.
+    token continues it, or as far as it has grown when a time limit is reached.
     """
     device = next(check.model.parameters()).device
     ended: list[Sentence] = []
     alive: list[Sentence] = [()]
     for options in tokens:
-        if alive != [()] and time.monotonic() >= deadline:
+        if alive != [()] and limit.over():
             break
         tried = torch.tensor([(*start, token) for start in alive for token in options], device=device)
         last = check.distances(tried)[:, -1]

@@ -13,8 +13,8 @@ from discreet.attacks.gradient.matching_loss import SquaredAndAbsolute
 class Tag(MatchingAttack):
     """Adam on the squared distance plus `absolute` times the sum of absolute differences; no prior, no discrete moves.
 
-    Lengths are known, labels if the release has them; the word-embedding gradient is not used. `seconds` ends the
-    search with the best so far.
+    Lengths are known, labels if the release has them; the word-embedding gradient is not used. `seconds` is an upper
+    limit.
 
     Paper: Deng et al. 2021, "TAG: Gradient Attack on Transformer-based Language Models".
     Differs: the weight of absolute differences is the same in all layers, as in the comparison by Balunovic et al.

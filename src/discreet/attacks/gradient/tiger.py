@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch import Tensor
 from discreet.attacks.gradient.layers import Anatomy, dissect, model_of
 from discreet.attacks.gradient.sentences import Budget, Check, Choices, Sentence, narrowed, search
 from discreet.attacks.gradient.span import Span, span_of
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.token_sets import nearest_tokens
 from discreet.core.checks import non_negative, positive, whole
 from discreet.core.errors import UnsupportedError
@@ -65,7 +64,7 @@ class SubspaceOptimiser:
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return one sentence for each length, closest first; `details` has token ids, distances and ranks."""
-        deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
+        limit = TimeLimit(self.seconds)
         model = model_of(knows, _NAME)
         anatomy = dissect(model)
         if seen.lengths is None:
@@ -77,7 +76,7 @@ class SubspaceOptimiser:
         guide = self._guide(seen, model, anatomy)
         details["ranks"] = (first.rank, *(check.span.rank for check in guide.parts))
         found: list[tuple[float, Sentence]] = []
-        budget = Budget(self.starts, self.steps, self.rate, self.sweeps, 1, deadline)
+        budget = Budget(self.starts, self.steps, self.rate, self.sweeps, 1, limit)
         for length in sorted(set(seen.lengths), reverse=True):  # beginnings of longer sentences are known then
             choices = self._choices(model, anatomy, first, length)
             source = rng.fork("length", length).torch(model.device, _NAME)
@@ -96,6 +95,7 @@ class SubspaceOptimiser:
             found.append((distance, sentence))
         found.sort()
         details["tokens"] = tuple(sentence for _, sentence in found)
+        details["stopped_by_time_limit"] = limit.reached
         details["distances"] = tuple(distance for distance, _ in found)
         texts = tuple(model.tokenizer.decode(list(s), skip_special_tokens=True) for _, s in found)
         return Guess(texts=texts, scores=tuple(-d for d, _ in found), details=details)

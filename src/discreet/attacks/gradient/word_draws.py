@@ -9,9 +9,9 @@ from typing import ClassVar
 from discreet.attacks.gradient.drawing import Drawing
 from discreet.attacks.gradient.lamp import LOSSES
 from discreet.attacks.gradient.matching import SearchingAttack, guess_of, prior_of, set_up
-from discreet.attacks.gradient.objective import Budget
 from discreet.attacks.gradient.polish import Polish
 from discreet.attacks.gradient.search import Progress
+from discreet.attacks.gradient.time_limit import TimeLimit
 from discreet.attacks.gradient.vocabulary import Vocabulary
 from discreet.core.checks import positive, probability, refuse, whole
 from discreet.core.errors import UnsupportedError
@@ -28,8 +28,8 @@ class WordDraws(SearchingAttack):
     proportion to its probability among its neighbours times exp(-sharpness * slope · vector), where the slope of the
     loss at its place is the mean over the texts drawn, those of earlier rounds fading by `memory`, and the sharpness
     grows from `first_sharpness` to `last_sharpness`, but never beyond twice what the release can tell. The `choices`
-    best words of a place are drawn from. `polish` rounds of exchanging single tokens end the search. `seconds` ends it
-    with the best so far.
+    best words of a place are drawn from. `polish` rounds of exchanging single tokens end the search. `seconds` is an
+    upper limit.
 
     The prior is `Knowledge(extra={"prior": …})`, or a 3-gram model of `Knowledge(auxiliary=…)`, or none. Words are
     drawn by a 3-gram model alone: with another prior, which only judges the texts, and without any, all words are alike
@@ -76,21 +76,21 @@ class WordDraws(SearchingAttack):
         self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
     ) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
-        budget = Budget(self.seconds)
+        limit = TimeLimit(self.seconds)
         model, objective = set_up(seens, knows, LOSSES["cosine"], self.paper)
         if objective.problems.labels is None and model.task != "classification":
             raise UnsupportedError(
                 f"Expected the values in the release for {self.paper}, found none. They cannot be drawn as classes can."
             )
         prior = prior_of(knows, model)
-        seconds = {"ready": budget.passed}
+        seconds = {"ready": limit.passed}
         drawing = Drawing(self, objective, Vocabulary.of(model, objective.imitation.words), prior, rng)
-        drawing.go_on(budget, 0.8 if self.polish else 1.0, progress)
-        seconds["drawn"] = budget.passed
+        drawing.go_on(limit, 0.8 if self.polish else 1.0, progress)
+        seconds["drawn"] = limit.passed
         tokens, scores = drawing.tokens, drawing.scores
         if self.polish:
             polish = Polish(self.polish, near=3, cheap=6, orders=48, likely=10, places=1.0)
-            tokens, scores = polish.run(objective, tokens, drawing, prior, budget, rng.fork("polish"))
-        seconds["ended"] = budget.passed
-        details = {"steps": drawing.rounds_done, "seconds": seconds}
+            tokens, scores = polish.run(objective, tokens, drawing, prior, limit, rng.fork("polish"))
+        seconds["ended"] = limit.passed
+        details = {"steps": drawing.rounds_done, "seconds": seconds, "stopped_by_time_limit": limit.reached}
         return [guess_of(model, objective.problems, s, tokens[s], scores[s], details) for s in range(len(seens))]
