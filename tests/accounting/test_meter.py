@@ -1,7 +1,6 @@
-import time
-
 import pytest
 
+from discreet.accounting import meter as meter_module
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
@@ -42,13 +41,15 @@ def test_steps_that_fail_more_often_than_not_cost_everything() -> None:
     assert Meter(step, 1e-5).epsilon(1) == Meter(step, 1e-5).epsilon(2) == float("inf")
 
 
-def test_asking_again_is_cheap() -> None:
+def test_a_step_is_taken_apart_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    right = meter_module.powers_of
+    monkeypatch.setattr(meter_module, "powers_of", lambda *given: made.append(given) or right(*given))
+    monkeypatch.setattr(meter_module, "epsilon", lambda *given: pytest.fail("priced from the beginning"))
     meter = Meter(SAMPLED, 1e-5)
-    meter.epsilon(2)
-    start = time.perf_counter()
-    for steps in range(1000, 1050):
+    for steps in (2, *range(1000, 1050)):
         meter.epsilon(steps)
-    assert (time.perf_counter() - start) / 50 < 0.05  # about 3 ms on an idle core
+    assert len(made) == 1
 
 
 def test_bad_questions_are_refused() -> None:

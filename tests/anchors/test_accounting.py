@@ -1,7 +1,6 @@
 """Published and independently computed figures for the accountants, each with its source."""
 
 import math
-import time
 
 import pytest
 
@@ -100,10 +99,15 @@ def test_one_of_sixty_four_sentences() -> None:
     assert found == [pytest.approx(want, abs=1e-3) for want in (0.998, 0.439, 0.124, 0.049)]
 
 
-def test_calibration_by_loss_distributions_takes_less_than_two_seconds() -> None:
-    """To epsilon 3 at rate 0.01 over 10,000 steps; benchmarks/calibrate.py sets it beside Opacus."""
-    start = time.perf_counter()
-    noise = least_noise(lambda z: training(z, 0.01, 10_000), epsilon=3.0, delta=1e-5)
-    assert time.perf_counter() - start < 2.0
+def test_calibration_by_loss_distributions_prices_few_trainings() -> None:
+    """To epsilon 3 at rate 0.01 over 10,000 steps; benchmarks/calibrate.py measures its time beside Opacus."""
+    tried: list[float] = []
+
+    def asked(z: float) -> DpEvent:
+        tried.append(z)
+        return training(z, 0.01, 10_000)
+
+    noise = least_noise(asked, epsilon=3.0, delta=1e-5)
+    assert len(tried) <= 30, tried
     assert noise == pytest.approx(1.567, abs=0.002)
     assert epsilon(training(noise, 0.01, 10_000), 1e-5) <= 3.0

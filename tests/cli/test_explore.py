@@ -28,7 +28,7 @@ def test_it_prints_its_address_serves_the_page_and_ends_on_an_interrupt(
     process = subprocess.Popen(
         [sys.executable, "-m", "discreet", "explore", str(tmp_path / "a"), "--no-open", "--port", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
     try:
         assert process.stdout is not None

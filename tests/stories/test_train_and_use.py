@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 def discreet(*arguments: object, **options: object) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "80"}
     return subprocess.Popen(
         [sys.executable, "-m", "discreet", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options,

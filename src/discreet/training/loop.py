@@ -127,6 +127,7 @@ def train(
             step = PrivateStep.of(
                 model, parts.optimizer, at_gradient, rows, split, sampler, settings, ledger, secret, delta
             )
+        opened.callback(torch.set_num_threads, torch.get_num_threads())  # going on sets those of the beginning
         opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
         name = identity(model, step.rows, settings, step.describe(), rng)
         step.run = name[:16]
