@@ -123,7 +123,7 @@ class Bench:
         """Return the recipe that does best on a tenth of the training rows; the validation split is not looked at."""
         if len(recipes) == 1 or not self.asked.choose:
             return recipes[0]
-        own = hold_out(replace(corpus.split("train"), splits=()), 0.1, Rng(0).fork("choose"))
+        own = hold_out(replace(corpus.split("train"), splits=()), 0.1, seed=1)
         metric = METRICS[part]
         found = [self.one(f"{part} choice", own, recipe, _with_cap(protect, recipe), 0) for recipe in recipes]
         scores = [max(row[metric], row.get(f"averaged_{metric}", 0.0)) for row in found]

@@ -78,10 +78,10 @@ def test_the_same_seed_plants_the_same_and_secure_randomness_works() -> None:
 
 def test_scores_and_pairs_get_canaries_too() -> None:
     scored = Corpus("s", ("a", "b"), scores=(0.25, 0.75), second=("c", "d"))
-    corpus, (canary,) = plant_secrets(scored, 1, Rng(0))
+    corpus, (canary,) = plant_secrets(scored, 1, Rng(0), scores=(2.0, 3.0))
     assert corpus.scores is not None
     assert corpus.scores[-1] == canary.score
-    assert canary.score in {0.25, 0.75}
+    assert canary.score is not None and 2.0 <= canary.score < 3.0
     assert corpus.second is not None
     assert corpus.second[-1] == canary.text
 

@@ -1,4 +1,4 @@
-from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.core.errors import DataError, SettingError
-from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_clients, halves, hold_out
+from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_clients, halves, hold_out, keep_share
 
 
 def toy(count: int, classes: int = 3, per_unit: int | None = None) -> Corpus:
@@ -23,59 +22,77 @@ def toy(count: int, classes: int = 3, per_unit: int | None = None) -> Corpus:
 
 
 @given(st.integers(3, 120), st.floats(0.01, 0.9), st.integers(1, 4), st.booleans(), st.integers(0, 3))
-def test_a_hold_out_leaves_rows_on_both_sides_and_moves_whole_units(
+def test_a_hold_out_leaves_rows_on_both_sides_and_moves_whole_units_or_stops(
     count: int, fraction: float, per_unit: int, by_unit: bool, seed: int
 ) -> None:
     corpus = toy(count, 2, per_unit if by_unit else None)
-    if corpus.unit_count < 2:
+    try:
+        split = hold_out(corpus, fraction, seed=seed)
+    except DataError as error:
+        assert "give a validation file" in str(error)
         return
-    split = hold_out(corpus, fraction, Rng(seed))
     train, held = split.split("train"), split.split("validation")
     assert len(train) + len(held) == count
     assert split.texts == corpus.texts
+    assert set(train.labels or ()) == set(held.labels or ()) == {0, 1}
     if by_unit:
         assert not set(train.unit_names) & set(held.unit_names)
-    else:
-        assert len(set(train.labels or ())) == 2
 
 
-def test_a_hold_out_keeps_the_share_of_each_class_and_takes_from_train_alone() -> None:
-    corpus = toy(300)
-    split = hold_out(corpus, 0.1, Rng(0))
-    assert Counter(split.split("validation").labels or ()) == {0: 10, 1: 10, 2: 10}
-    again = hold_out(split, 0.5, Rng(0))
-    assert len(again.split("validation")) == 30 + 135
+def test_a_hold_out_takes_about_its_share_and_from_train_alone() -> None:
+    split = hold_out(toy(3000), 0.1)
+    assert 220 < len(split.split("validation")) < 380  # 300 on average, standard deviation 16
+    again = hold_out(split, 0.5, seed=1)
+    kept = set(split.split("validation").texts)
+    assert kept < set(again.split("validation").texts)
 
 
-def test_scores_are_held_out_at_random() -> None:
-    corpus = Corpus("toy", tuple(f"t{i}" for i in range(50)), scores=tuple(float(i) for i in range(50)))
-    assert len(hold_out(corpus, 0.1, Rng(0)).split("validation")) == 5
+def test_a_larger_share_holds_out_all_that_a_smaller_one_does() -> None:
+    small, large = (set(hold_out(toy(300), share).split("validation").texts) for share in (0.1, 0.3))
+    assert small < large
 
 
-def test_too_few_rows_to_hold_out_are_refused() -> None:
-    with pytest.raises(DataError, match="give a validation file"):
-        hold_out(toy(2, 2), 0.1, Rng(0))
-    with pytest.raises(DataError, match="found 4"):
-        hold_out(toy(4, 2, per_unit=4), 0.1, Rng(0))
+def test_a_side_without_rows_or_without_a_class_is_refused_with_the_remedy() -> None:
+    with pytest.raises(DataError, match="Expected validation rows .*give a validation file"):
+        hold_out(toy(4, 2, per_unit=4), 0.001)
+    with pytest.raises(DataError, match="Expected training rows .*another share"):
+        hold_out(toy(4, 2, per_unit=4), 0.999)
+    rare = replace(toy(300, 2), labels=(2, *(0, 1) * 149, 0), label_names=("a", "b", "once"))
+    with pytest.raises(DataError, match=r"every class among the .* rows .* 1 of 3 classes \('once'\) stand only"):
+        hold_out(rare, 0.2)
+    assert hold_out(rare, 0.2, every_class=False).split_names
     with pytest.raises(SettingError, match="fraction"):
-        hold_out(toy(20), 1.0, Rng(0))
+        hold_out(toy(20), 1.0)
 
 
-@given(st.integers(4, 80), st.integers(1, 3), st.integers(0, 5))
-def test_halves_are_equal_in_units_and_disjoint(count: int, per_unit: int, seed: int) -> None:
+def test_a_share_of_the_training_units_is_kept_by_the_seed_and_validation_is_left_alone() -> None:
+    corpus = hold_out(toy(600, 2, per_unit=2), 0.1)
+    one, two = (keep_share(corpus, 0.5, seed=seed) for seed in (1, 2))
+    assert one.split("validation").texts == two.split("validation").texts == corpus.split("validation").texts
+    assert one.split("train").texts != two.split("train").texts
+    assert 200 < len(one.split("train")) < 340
+    assert "training rows were drawn with share 0.5 and seed 1" in one.remarks[-1]
+    assert keep_share(corpus, 1) is corpus
+    for bad in (0, 1.5):
+        with pytest.raises(SettingError, match="share"):
+            keep_share(corpus, bad)
+    with pytest.raises(DataError, match="take a larger share"):
+        keep_share(corpus, 1e-9)
+
+
+@given(st.integers(20, 80), st.integers(1, 3), st.integers(0, 5))
+def test_halves_are_disjoint_hold_every_row_and_whole_units(count: int, per_unit: int, seed: int) -> None:
     corpus = toy(count, 2, per_unit)
-    if corpus.unit_count < 2:
-        return
-    members, others = halves(corpus, Rng(seed))
-    assert members.unit_count == others.unit_count == corpus.unit_count // 2
+    members, others = halves(corpus, seed=seed)
+    assert len(members) + len(others) == count
     assert not set(members.unit_names) & set(others.unit_names)
 
 
 def test_halves_of_rows_are_random_and_repeat() -> None:
     corpus = toy(40)
-    assert halves(corpus, Rng(1))[0].texts == halves(corpus, Rng(1))[0].texts != halves(corpus, Rng(2))[0].texts
-    with pytest.raises(DataError, match="at least 2 units"):
-        halves(toy(3, 2, per_unit=3), Rng(0))
+    assert halves(corpus, seed=1)[0].texts == halves(corpus, seed=1)[0].texts != halves(corpus, seed=2)[0].texts
+    with pytest.raises(DataError, match="one side empty"):
+        halves(toy(3, 2, per_unit=3))
 
 
 def every_row_once(parts: tuple[np.ndarray, ...], count: int) -> bool:
@@ -84,7 +101,7 @@ def every_row_once(parts: tuple[np.ndarray, ...], count: int) -> bool:
 
 @given(st.integers(5, 100), st.integers(1, 5), st.integers(0, 5))
 def test_equal_clients_hold_every_row_once_and_as_many_each(count: int, clients: int, seed: int) -> None:
-    parts = equal_clients(toy(count), clients, Rng(seed))
+    parts = equal_clients(toy(count), clients, seed=seed)
     assert every_row_once(parts, count)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -92,17 +109,25 @@ def test_equal_clients_hold_every_row_once_and_as_many_each(count: int, clients:
 @given(st.integers(15, 100), st.integers(1, 5), st.integers(1, 3), st.integers(0, 5))
 def test_clients_by_unit_never_share_a_unit(count: int, clients: int, per_unit: int, seed: int) -> None:
     corpus = toy(count, 3, per_unit)
-    parts = clients_by_unit(corpus, clients, Rng(seed))
+    try:
+        parts = clients_by_unit(corpus, clients, seed=seed)
+    except DataError as error:
+        assert "found 0 at one" in str(error)
+        return
     assert every_row_once(parts, count)
     seen = [set(corpus.unit_index[part].tolist()) for part in parts]
     assert sum(map(len, seen)) == corpus.unit_count
 
 
 @given(st.integers(10, 100), st.integers(1, 5), st.sampled_from([1e-6, 0.1, 1.0, 100.0]), st.integers(0, 5))
-def test_dirichlet_clients_hold_every_row_once_and_none_is_empty(
+def test_dirichlet_clients_hold_every_row_once_and_too_few_are_refused(
     count: int, clients: int, concentration: float, seed: int
 ) -> None:
-    parts = dirichlet_clients(toy(count), clients, concentration, Rng(seed), least=2)
+    try:
+        parts = dirichlet_clients(toy(count), clients, concentration, seed=seed, least=2)
+    except DataError as error:
+        assert "at least 2 rows" in str(error)
+        return
     assert every_row_once(parts, count)
     assert min(map(len, parts)) >= 2
 
@@ -114,8 +139,8 @@ def test_a_small_concentration_gives_uneven_clients_and_a_large_one_even_ones() 
     def unevenness(concentration: float) -> float:
         spread = []
         for seed in range(10):
-            for part in dirichlet_clients(corpus, 6, concentration, Rng(seed)):
-                shares = np.bincount(labels[part], minlength=3) / len(part)
+            for part in dirichlet_clients(corpus, 6, concentration, seed=seed, least=0):
+                shares = np.bincount(labels[part], minlength=3) / max(1, len(part))
                 spread.append(float(np.abs(shares - 1 / 3).sum()))
         return float(np.mean(spread))
 
@@ -126,12 +151,12 @@ def test_a_small_concentration_gives_uneven_clients_and_a_large_one_even_ones() 
 
 def test_bad_partitions_are_refused() -> None:
     with pytest.raises(SettingError, match="clients=9 <= 8"):
-        equal_clients(toy(8), 9, Rng(0))
+        equal_clients(toy(8), 9)
     with pytest.raises(SettingError, match="clients=0"):
-        equal_clients(toy(8), 0, Rng(0))
+        equal_clients(toy(8), 0)
     with pytest.raises(SettingError, match="clients=3 <= 2"):
-        clients_by_unit(toy(8, 2, per_unit=4), 3, Rng(0))
+        clients_by_unit(toy(8, 2, per_unit=4), 3)
     with pytest.raises(SettingError, match="concentration=0"):
-        dirichlet_clients(toy(8), 2, 0, Rng(0))
+        dirichlet_clients(toy(8), 2, 0)
     with pytest.raises(DataError, match="Use equal_clients"):
-        dirichlet_clients(Corpus("x", ("a", "b")), 2, 1.0, Rng(0))
+        dirichlet_clients(Corpus("x", ("a", "b")), 2, 1.0)

@@ -18,7 +18,7 @@ def test_the_reviews_are_whole_and_without_duplicates() -> None:
     assert corpus.remarks[0] == "96 duplicates were dropped"
     assert corpus.label_names == ("negative", "positive")
     assert abs(sum(corpus.labels or ()) / len(corpus) - 0.5) < 0.01
-    assert len(corpus.split("validation")) == 3344
+    assert 3000 < len(corpus.split("validation")) < 3700  # 3,343 on average, standard deviation 55
 
 
 @needs_reviews

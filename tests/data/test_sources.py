@@ -1,6 +1,5 @@
 import csv
 import json
-from collections import Counter
 from pathlib import Path
 
 import pyarrow
@@ -68,12 +67,27 @@ def test_every_format_gives_the_same_corpus(
     assert loaded[0][0] == tuple(row["text"] for row in rows)
 
 
-def test_a_file_without_splits_gets_a_stratified_tenth_held_out(tmp_path: Path) -> None:
-    rows = [{"text": f"t{i}", "label": "rare" if i % 10 == 0 else "common"} for i in range(200)]
+def test_a_file_without_splits_gets_about_a_tenth_held_out(tmp_path: Path) -> None:
+    rows = [{"text": f"t{i}", "label": "rare" if i % 10 == 0 else "common"} for i in range(400)]
     corpus = load(write(tmp_path / "a.csv", rows))
     held = corpus.split("validation")
-    assert Counter(held.labels or ()) == {0: 18, 1: 2}
-    assert "20 of 200 rows were held out" in corpus.remarks[0]
+    assert 22 < len(held) < 58 and set(held.labels or ()) == {0, 1}
+    assert f"{len(held)} of 400 rows were held out" in corpus.remarks[0]
+
+
+def test_a_share_may_be_asked_for_instead_of_a_number(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", rows_of(200))
+    fewer = load(path, Columns(unit="author"), share=0.5)
+    assert 50 < len(fewer.split("train")) < 130
+    assert fewer.split("validation").texts == load(path, Columns(unit="author")).split("validation").texts
+    with pytest.raises(SettingError, match="share=0.5 without rows"):
+        load(path, rows=5, share=0.5)
+
+
+def test_a_fraction_may_be_written_as_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", rows_of(200))
+    assert load(path, validation="0.3").splits == load(path, validation=0.3).splits
+    assert load(path, validation="0").split_names == ("train",)
 
 
 def test_the_hold_out_is_the_same_whatever_the_seed(tmp_path: Path) -> None:
@@ -82,16 +96,16 @@ def test_the_hold_out_is_the_same_whatever_the_seed(tmp_path: Path) -> None:
 
 
 def test_units_are_held_out_whole(tmp_path: Path) -> None:
-    corpus = load(write(tmp_path / "a.csv", rows_of(90)), Columns(unit="author"))
+    corpus = load(write(tmp_path / "a.csv", rows_of(120)), Columns(unit="author"))
     train, held = corpus.split("train"), corpus.split("validation")
-    assert held.unit_count == 3
+    assert 1 <= held.unit_count <= 9
     assert not set(train.unit_names) & set(held.unit_names)
     assert corpus.unit_name == "author"
 
 
 @pytest.mark.parametrize(("column", "word"), [("patient_id", "patient"), ("Author", "author"), ("id", "id")])
 def test_the_unit_column_gives_the_word_for_the_unit(tmp_path: Path, column: str, word: str) -> None:
-    rows = [{"text": f"t{i}", "label": i % 2, column: i} for i in range(20)]
+    rows = [{"text": f"t{i}", "label": i % 2, column: i} for i in range(100)]
     assert load(write(tmp_path / "a.jsonl", rows), Columns(unit=column)).unit_name == word
 
 
@@ -118,7 +132,7 @@ def test_validation_may_be_another_file_or_another_fraction_or_nothing(tmp_path:
     path = write(tmp_path / "a.csv", rows_of(40))
     other = write(tmp_path / "b.jsonl", rows_of(6))
     assert len(load(path, validation=other).split("validation")) == 6
-    assert len(load(path, validation=0.25).split("validation")) == 10
+    assert 4 <= len(load(path, validation=0.25).split("validation")) <= 18
     assert load(path, validation=0).split_names == ("train",)
     with pytest.raises(SettingError, match="fraction"):
         load(path, validation=1.5)
@@ -151,13 +165,13 @@ def test_training_rows_of_one_class_are_refused(tmp_path: Path) -> None:
 
 
 def test_texts_may_be_read_without_labels(tmp_path: Path) -> None:
-    corpus = load(write(tmp_path / "a.csv", rows_of(20)), Columns(label=None))
+    corpus = load(write(tmp_path / "a.csv", rows_of(100)), Columns(label=None))
     assert corpus.task == "unlabelled"
-    assert len(corpus.split("validation")) == 2
+    assert 1 <= len(corpus.split("validation")) <= 25
 
 
 def test_whole_numbers_become_scores_when_the_task_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", [{"text": f"t{i}", "label": i % 5} for i in range(20)])
+    path = write(tmp_path / "a.csv", [{"text": f"t{i}", "label": i % 5} for i in range(400)])
     assert load(path).classes == 5
     assert load(path, task="regression").scores is not None
 
@@ -172,7 +186,7 @@ def test_whole_numbers_become_scores_when_the_task_says_so(tmp_path: Path) -> No
         ([{"text": "secret", "label": "a"}], Columns(text_pair="b"), "column 'b' for text-pair"),
         ([{"text": "secret", "label": "a"}], Columns(unit="who"), "column 'who' for unit"),
         ([{"text": "secret", "label": "a", "who": ""}], Columns(unit="who"), "Every row must say whose it is"),
-        ([{"text": "secret", "label": "a"}, {"text": "secret", "label": "b"}], Columns(), "to hold out 10%"),
+        ([{"text": "secret", "label": "a"}, {"text": "secret", "label": "b"}], Columns(), "holding out 10%"),
     ],
 )
 def test_bad_rows_are_refused_without_their_text(

@@ -10,17 +10,17 @@ from safetensors import SafetensorError
 
 from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import LedgerError, ModelError, OutputError, SettingError
+from discreet.core.errors import DataError, LedgerError, ModelError, OutputError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data.sources import Columns, load
-from discreet.experiment import RunRequest, run_training
+from discreet.experiment import RunRequest, SceneRequest, load_scene, run_training
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.texthide import TextHideSettings
 from discreet.training import tensors
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
 from discreet.training.evaluate import predict
-from discreet.training.run_folder import begin, load_run, prepared, workspace_of
+from discreet.training.run_folder import begin, load_run, prepared, refuse_old_split, workspace_of
 from discreet.training.settings import TrainSettings
 
 
@@ -48,6 +48,23 @@ def test_a_run_comes_back_from_disk_as_it_was(
     accuracy = np.mean(found.best == np.array(rows.labels))
     assert accuracy == pytest.approx(done["utility"]["accuracy"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+
+
+def test_the_held_out_rows_of_an_old_run_are_not_taken_for_unseen_ones(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
+    path = tmp_path / "a" / "settings.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace("format = 2", "format = 1"), encoding="utf-8")
+    old = load_run(tmp_path / "a")
+    assert old.settings.format == 1 and len(predict(old.model, load(toy_csv)).values) == 120
+    with pytest.raises(DataError, match="drawn in another way"):
+        refuse_old_split(old.settings)
+    with pytest.raises(DataError, match="drawn in another way"):
+        load_scene(SceneRequest(run=tmp_path / "a"))
+    named = replace(old.settings, data=replace(old.settings.data, validation=str(toy_csv)))
+    refuse_old_split(named)  # its validation rows were named
+    refuse_old_split(replace(old.settings, format=2))
 
 
 def test_the_card_and_settings_hold_no_word_of_the_texts(

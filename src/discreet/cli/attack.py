@@ -10,7 +10,7 @@ import typer
 
 from discreet.cli.attack_strengths import protections_asked, strengths_given
 from discreet.cli.catalog import ATTACKS, ONE_OF_N
-from discreet.cli.options import Device, Json, Label, Seed, Text, TextPair, Unit
+from discreet.cli.options import Device, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, note, stop_on_interrupt
 from discreet.cli.progress import working
 from discreet.cli.threads import Threads, use_threads
@@ -88,7 +88,8 @@ def attack(
     text_pair: TextPair = None,
     label: Label = "label",
     unit: Unit = None,
-    rows: Annotated[int | None, typer.Option(help="Keep this many training rows, or make this many notes.")] = None,
+    rows: Rows = None,
+    share: Share = None,
     seed: Seed = 0,
     device: Device = "auto",
     whole_texts: Annotated[
@@ -154,6 +155,7 @@ def attack(
         split=split,
         public=public,
         rows=rows,
+        share=share,
         seed=seed,
         device=device,
         download=download,

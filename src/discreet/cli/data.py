@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Data, Json, Label, Seed, Text, TextPair, Unit
+from discreet.cli.options import Data, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json
 from discreet.cli.progress import working
 
@@ -22,7 +22,8 @@ def data(
     text_pair: TextPair = None,
     label: Label = "label",
     unit: Unit = None,
-    rows: Annotated[int | None, typer.Option(help="Keep this many training rows, or make this many notes.")] = None,
+    rows: Rows = None,
+    share: Share = None,
     examples: Annotated[int, typer.Option(min=0, help="How many rows to show; they are shown as they are.")] = 3,
     seed: Seed = 0,
     json: Json = False,
@@ -34,7 +35,7 @@ def data(
     with working("reading the text"):
         from discreet.data.sources import Columns, load
 
-        corpus = load(data, Columns(text, text_pair, label, unit), seed=seed, rows=rows)
+        corpus = load(data, Columns(text, text_pair, label, unit), seed=seed, rows=rows, share=share)
         found = summary(corpus, examples)
     if json:
         as_json(found)

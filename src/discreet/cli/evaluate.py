@@ -37,11 +37,13 @@ def evaluate(
         from discreet.data.sources import BUILT_IN, Columns, load
         from discreet.training.evaluate import assess, matched
         from discreet.training.precision import find_device
-        from discreet.training.run_folder import load_run
+        from discreet.training.run_folder import load_run, refuse_old_split
 
         loaded = load_run(run, find_device(device))
     model, asked = loaded.model, loaded.settings
     same = same_source(data, asked.data.source)
+    if same:
+        refuse_old_split(asked)
     corpus = load(
         data,
         # The hold-out depends on the columns, so on the run's own data the run's own are read.
@@ -53,6 +55,7 @@ def evaluate(
         ),
         seed=asked.seed if seed is None else seed,
         rows=asked.data.rows if same else None,
+        share=asked.data.share if same else None,
         validation=asked.data.validation if same else None if data in BUILT_IN else 0,
         task="regression" if model.task == "regression" else None,
         label_names=model.label_names or None,

@@ -19,6 +19,11 @@ Text = Annotated[str, typer.Option("--text", help="Column with the text.")]
 TextPair = Annotated[str | None, typer.Option("--text-pair", help="Column with the second text of a pair.")]
 Label = Annotated[str, typer.Option("--label", help="Column with the class or the score.")]
 Unit = Annotated[str | None, typer.Option("--unit", help="Column that names whose privacy is at stake.")]
+Rows = Annotated[
+    int | None,
+    typer.Option("--rows", help="Keep exactly this many training rows, or make this many notes; else use --share."),
+]
+Share = Annotated[float | None, typer.Option("--share", help="Keep about this share of the training units.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed repeats the run.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]

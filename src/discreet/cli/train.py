@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from discreet.cli.options import Data, Device, Json, Label, Seed, Text, TextPair, Unit
+from discreet.cli.options import Data, Device, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
 from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
@@ -58,9 +58,12 @@ def train(
     text_pair: TextPair = None,
     label: Label = "label",
     unit: Unit = None,
-    rows: Annotated[int | None, typer.Option(help="Keep this many training rows, or make this many notes.")] = None,
+    rows: Rows = None,
+    share: Share = None,
     task: Annotated[str | None, typer.Option(help="classification or regression, if labels leave it open.")] = None,
-    validation: Annotated[str | None, typer.Option(help="File with held-out rows; else a tenth is held out.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="File with held-out rows, or the share to hold out (0.1).")
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     json: Json = False,
@@ -93,6 +96,7 @@ def train(
         protect=protection,
         seed=seed,
         rows=rows,
+        share=share,
         noise_seed=noise_seed,
         validation=validation,
         task=_task(task),

@@ -102,11 +102,13 @@ def plant_secrets(
     space: Space | None = None,
     copies: int = 1,
     inclusion: float | None = None,
+    scores: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     """Return the corpus with canaries planted in its training rows, and the canaries.
 
     Each is the template with a different random secret in it (six digits unless `space` says otherwise) and a random
-    label. With `inclusion` each canary is in the corpus with that probability, independently; otherwise all are.
+    label, or a random score in the range `scores`: nothing about a canary depends on the rows of the corpus. With
+    `inclusion` each canary is in the corpus with that probability, independently; otherwise all are.
 
     Guarantee: none, the secrets are there to be found; whoever measures holds them, an attack does not.
 
@@ -116,7 +118,7 @@ def plant_secrets(
     if template.count("{secret}") != 1:
         raise refuse("template", template, "with {secret} in it once", "It marks where the secret goes.")
     before, after = template.split("{secret}")
-    return _plant(corpus, count, rng, space, before, after, copies, inclusion)
+    return _plant(corpus, count, rng, space, before, after, copies, inclusion, scores)
 
 
 def plant_labels(
@@ -128,6 +130,7 @@ def plant_labels(
     vocabulary: Sequence[str] | None = None,
     copies: int = 1,
     inclusion: float | None = 0.5,
+    scores: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     """Return the corpus with random sentences under random labels planted in its training rows, and the canaries.
 
@@ -140,7 +143,7 @@ def plant_labels(
     Paper: Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run.
     """
     known = tuple(dict.fromkeys(vocabulary)) if vocabulary is not None else _invented_words()
-    return _plant(corpus, count, rng, Space(known, words, " "), "", "", copies, inclusion)
+    return _plant(corpus, count, rng, Space(known, words, " "), "", "", copies, inclusion, scores)
 
 
 def _plant(
@@ -152,6 +155,7 @@ def _plant(
     after: str,
     copies: int,
     inclusion: float | None,
+    scores: tuple[float, float],
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     whole("count", count)
     whole("copies", copies)
@@ -164,7 +168,8 @@ def _plant(
     while len(secrets) < count:
         secrets[space.draw(source)] = None
     labels = (rng.fork("labels").uniform(count) * max(corpus.classes, 1)).astype(int).tolist()
-    places = (rng.fork("scores").uniform(count) * len(corpus)).astype(int).tolist()
+    lowest, highest = scores
+    given = (lowest + rng.fork("scores").uniform(count) * (highest - lowest)).tolist()
     coins = rng.fork("inclusion").uniform(count).tolist()
     canaries = tuple(
         Canary(
@@ -174,7 +179,7 @@ def _plant(
             before=before,
             after=after,
             label=labels[number] if corpus.labels is not None else None,
-            score=corpus.scores[places[number]] if corpus.scores is not None else None,
+            score=given[number] if corpus.scores is not None else None,
             copies=copies,
             included=inclusion is None or coins[number] < inclusion,
         )

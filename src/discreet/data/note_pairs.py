@@ -15,7 +15,7 @@ from discreet.core.checks import whole
 from discreet.core.randomness import Rng
 from discreet.data import note_words as words
 from discreet.data.corpus import Corpus
-from discreet.data.notes import Dice, Patient, Visit, in_words, patients, visit
+from discreet.data.notes import HELD_OUT, Dice, Patient, Visit, in_words, patients, visit
 from discreet.data.partition import hold_out
 
 PAIRS = 2000
@@ -65,7 +65,7 @@ def note_pairs(count: int = PAIRS, seed: int = 0, scores: bool = False) -> Corpu
         units=tuple(row[2] for row in rows),
         unit_name="household",
     )
-    return hold_out(corpus, 0.1, Rng(0).fork("hold-out"))
+    return hold_out(corpus, 0.1, seed=HELD_OUT, every_class=False)
 
 
 def likeness(one: Visit, two: Visit) -> float:

@@ -1,4 +1,8 @@
-"""Ways to divide a corpus: hold-out, members and non-members, clients."""
+"""Ways to divide a corpus: hold-out, sub-sampling, members and non-members, clients.
+
+Each unit's side depends on its own identity alone (`discreet.data.selection`), so sizes vary around the share that was
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,130 +11,203 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import open_probability, positive, refuse, whole
+from discreet.core.checks import open_probability, positive, probability, refuse, whole
 from discreet.core.errors import DataError
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
+from discreet.data.selection import Purpose, exactly, places, refuse_exact, share_of, uniform
 
 Indices = npt.NDArray[np.int64]
+_SHOWN = 3  # classes that an error names
+_LONGEST = 30  # letters of a class that an error names
 
 
-def hold_out(corpus: Corpus, fraction: float, rng: Rng) -> Corpus:
-    """Return the corpus with a fraction of its training rows moved to the split "validation".
+def hold_out(
+    corpus: Corpus,
+    fraction: float,
+    *,
+    seed: int = 0,
+    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
+    every_class: bool = True,
+) -> Corpus:
+    """Return the corpus with about a fraction of its training units moved to the split "validation".
 
-    Whole units are moved if the corpus names units, so that no patient stands on both sides; otherwise rows are drawn
-    class by class, so that each class keeps its share, or at random if there are no classes.
+    Each unit is moved with this probability, by a keyed hash of its own identity: whoever else is in the corpus changes
+    nothing. Whole units are moved, so that no patient stands on both sides. A side without rows is refused, and, with
+    `every_class`, a side that lacks a class of the other.
     """
-    open_probability("fraction", fraction, "It is the share of rows to hold out.")
-    rows = np.array([i for i, split in enumerate(corpus.splits) if split == "train"], dtype=np.int64)
-    if corpus.units is not None:
-        moved, how = _some_units(corpus, rows, fraction, rng), f"whole {corpus.unit_name} units"
-    elif corpus.labels is not None:
-        moved, how = _some_of_each_class(np.array(corpus.labels)[rows], rows, fraction, rng), "each class by its share"
-    else:
-        moved, how = rows[rng.permutation(len(rows))[: _share(len(rows), fraction)]], "at random"
-    if len(moved) == 0:
+    open_probability("fraction", fraction, "It is the share of units to hold out.")
+    train = np.array([split == "train" for split in corpus.splits], dtype=bool)
+    moved = train & share_of(corpus, fraction, Purpose.HOLD_OUT, seed, adjacency)
+    count, held = int(train.sum()), int(moved.sum())
+    if held in {0, count}:
+        side = "validation" if held == 0 else "training"
         raise DataError(
-            f"Expected enough rows in corpus {corpus.name!r} to hold out {fraction:.0%}, found {len(rows)}. "
-            "Add rows, or give a validation file."
+            f"Expected {side} rows after holding out {fraction:.0%} of the {count} rows of corpus {corpus.name!r}, "
+            f"found none. Each unit is held out by its own draw; {_REMEDY}"
         )
-    splits = list(corpus.splits)
-    for row in moved.tolist():
-        splits[row] = "validation"
-    remark = f"{len(moved)} of {len(rows)} rows were held out as validation ({how}), as the source has no such split"
-    return dataclasses.replace(corpus, splits=tuple(splits), remarks=(*corpus.remarks, remark))
+    splits = tuple("validation" if gone else split for gone, split in zip(moved.tolist(), corpus.splits, strict=True))
+    what = f"{corpus.unit_name} units" if corpus.units is not None else "rows"
+    remark = (
+        f"{held} of {count} rows were held out as validation (each of the {what} by a draw of its own), as the source "
+        "has no such split"
+    )
+    divided = dataclasses.replace(corpus, splits=splits, remarks=(*corpus.remarks, remark))
+    if every_class:
+        _check_classes(divided)
+    return divided
 
 
-def _share(count: int, fraction: float) -> int:
-    """Return how many of `count` to take: the nearest whole number, at least one, and never all."""
-    return min(max(round(count * fraction), 1), count - 1) if count > 1 else 0
+_REMEDY = "give a validation file, hold out another share (--validation 0.2), or add rows."
 
 
-def _some_units(corpus: Corpus, rows: Indices, fraction: float, rng: Rng) -> Indices:
-    units = np.unique(corpus.unit_index[rows])
-    taken = units[rng.permutation(len(units))[: _share(len(units), fraction)]]
-    return np.asarray(rows[np.isin(corpus.unit_index[rows], taken)], dtype=np.int64)
+def _check_classes(corpus: Corpus) -> None:
+    """Refuse a hold-out in which one side lacks a class that the other has."""
+    if corpus.labels is None:
+        return
+    sides: dict[str, set[int]] = {"train": set(), "validation": set()}
+    for label, split in zip(corpus.labels, corpus.splits, strict=True):
+        if split in sides:
+            sides[split].add(label)
+    for side, other in (("train", "validation"), ("validation", "train")):
+        missing = sorted(sides[other] - sides[side])
+        if missing:
+            # A long label is perhaps a text from a column named by mistake, and texts are private.
+            names = [repr(name) for name in (corpus.label_names[label] for label in missing) if len(name) <= _LONGEST]
+            shown = f" ({', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''})" if names else ""
+            raise DataError(
+                f"Expected every class among the {side} rows of corpus {corpus.name!r}, but {len(missing)} of "
+                f"{len(corpus.label_names)} classes{shown} stand only among the {other} rows. Each unit is held out by "
+                f"its own draw, whatever its class; {_REMEDY}"
+            )
 
 
-def _some_of_each_class(labels: npt.NDArray[np.int64], rows: Indices, fraction: float, rng: Rng) -> Indices:
-    order = rng.permutation(len(rows))
-    moved: list[int] = []
-    for label in np.unique(labels):
-        of_class = [int(i) for i in order if labels[i] == label]
-        moved += of_class[: min(round(len(of_class) * fraction), len(of_class) - 1)]
-    if not moved:
-        # Every class is small: one row of the largest, if it can spare one.
-        values, counts = np.unique(labels, return_counts=True)
-        if len(counts) and counts.max() > 1:
-            moved = [int(next(i for i in order if labels[i] == values[counts.argmax()]))]
-    return rows[np.sort(np.array(moved, dtype=np.int64))]
+def keep_share(
+    corpus: Corpus, share: float, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
+) -> Corpus:
+    """Return the corpus with about a share of its training units, each kept by a draw of its own."""
+    if not probability("share", share, "It is the share of the training units to keep.") > 0:
+        raise refuse("share", share, "in (0, 1]", "It is the share of the training units to keep.")
+    if share == 1:
+        return corpus
+    return _fewer(corpus, share_of(corpus, share, Purpose.SHARE, seed, adjacency), f"share {share:g} and seed {seed}")
 
 
-def halves(corpus: Corpus, rng: Rng) -> tuple[Corpus, Corpus]:
-    """Return members and non-members: two random halves, by units, of a corpus.
+def keep_rows(corpus: Corpus, rows: int, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:
+    """Return the corpus with exactly `rows` of its training rows, or all if there are fewer.
 
-    With an odd number of units one is left out, so that guessing is right exactly half the time.
+    Refused under add/remove and where a column names units: an exact number cannot be kept without moving others.
     """
-    half = corpus.unit_count // 2
-    if half == 0:
+    whole("rows", rows, remedy="It is the number of rows to keep.")
+    refuse_exact("rows", rows, corpus, adjacency)
+    train = np.flatnonzero([split == "train" for split in corpus.splits])
+    if rows >= len(train):
+        return corpus
+    kept = np.zeros(len(corpus), dtype=bool)
+    kept[train] = exactly(corpus.take(train), rows, Purpose.ROWS, seed, adjacency)
+    return _fewer(corpus, kept, f"seed {seed}")
+
+
+def _fewer(corpus: Corpus, kept: npt.NDArray[np.bool_], how: str) -> Corpus:
+    """Return the corpus with these of its training rows, in order."""
+    train = np.array([split == "train" for split in corpus.splits], dtype=bool)
+    found, count = int((kept & train).sum()), int(train.sum())
+    if found == 0:
         raise DataError(
-            f"Expected at least 2 units in corpus {corpus.name!r}, found {corpus.unit_count}. "
-            "Members and non-members need one each."
+            f"Expected at least one of the {count} training rows of corpus {corpus.name!r} to be kept, found none. "
+            "Each unit is kept by its own draw; take a larger share, or add rows."
         )
-    order = rng.permutation(corpus.unit_count)
-    members, others = np.sort(order[:half]), np.sort(order[half : 2 * half])
+    remark = f"{found} of {count} training rows were drawn with {how}"
+    return corpus.take(np.flatnonzero(kept | ~train)).renamed(corpus.name, remark)
+
+
+def halves(corpus: Corpus, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> tuple[Corpus, Corpus]:
+    """Return members and non-members: each unit is in one or the other by a fair draw of its own."""
+    member = share_of(corpus, 0.5, Purpose.HALVES, seed, adjacency)
+    if member.all() or not member.any():
+        raise DataError(
+            f"Expected members and non-members in corpus {corpus.name!r}, found one side empty with "
+            f"{corpus.unit_count} units. Each unit is drawn by itself; add units, or take another seed."
+        )
     return (
-        corpus.take(np.sort(corpus.rows_of(members))).renamed(f"{corpus.name} (members)"),
-        corpus.take(np.sort(corpus.rows_of(others))).renamed(f"{corpus.name} (non-members)"),
+        corpus.take(np.flatnonzero(member)).renamed(f"{corpus.name} (members)"),
+        corpus.take(np.flatnonzero(~member)).renamed(f"{corpus.name} (non-members)"),
     )
 
 
-def equal_clients(corpus: Corpus, clients: int, rng: Rng) -> tuple[Indices, ...]:
-    """Return, for each client, the rows it holds: random rows, as many for each as for any other, give or take one."""
+def equal_clients(
+    corpus: Corpus, clients: int, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
+) -> tuple[Indices, ...]:
+    """Return, for each client, the rows it holds: random rows, as many for each as for any other, give or take one.
+
+    Refused under add/remove and where a column names units: use `clients_by_unit`.
+    """
     _check_clients(clients, len(corpus), "rows")
-    return tuple(np.sort(part) for part in np.array_split(rng.permutation(len(corpus)), clients))
+    refuse_exact("equal clients", clients, corpus, adjacency, "use clients_by_unit")
+    order = np.argsort(places(corpus, Purpose.EQUAL_CLIENTS, seed, adjacency), kind="stable")
+    return tuple(np.sort(part).astype(np.int64) for part in np.array_split(order, clients))
 
 
-def clients_by_unit(corpus: Corpus, clients: int, rng: Rng) -> tuple[Indices, ...]:
-    """Return, for each client, the rows it holds: whole units at random, so that no person is at two clients."""
+def clients_by_unit(
+    corpus: Corpus, clients: int, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
+) -> tuple[Indices, ...]:
+    """Return, for each client, the rows it holds: whole units, each at a client by a draw of its own.
+
+    No person is at two clients; a client without rows is refused.
+    """
     _check_clients(clients, corpus.unit_count, "units")
-    order = rng.permutation(corpus.unit_count)
-    return tuple(np.sort(corpus.rows_of(part)) for part in np.array_split(order, clients))
+    at = (uniform(corpus, Purpose.CLIENTS, seed, adjacency) * clients).astype(np.int64)
+    return _by_client(corpus, at, clients, 1, "Take fewer clients, another seed, or more units.")
 
 
 def dirichlet_clients(
-    corpus: Corpus, clients: int, concentration: float, rng: Rng, least: int = 1
+    corpus: Corpus,
+    clients: int,
+    concentration: float,
+    *,
+    seed: int = 0,
+    least: int = 1,
+    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
 ) -> tuple[Indices, ...]:
     """Return, for each client, the rows it holds, its mix of classes drawn from a Dirichlet distribution.
 
-    A small concentration gives clients with few classes; a large one makes them alike. Rows are moved from the largest
-    clients to those with fewer than `least`, so that none is empty.
+    A small concentration gives clients with few classes; a large one makes them alike. A client with fewer than `least`
+    rows is refused.
 
     Paper: Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification.
-    Differs: each class is spread over the clients by its own Dirichlet draw, so every row is used exactly once.
+    Differs: each class is spread over the clients by its own Dirichlet draw, and each row goes by a draw of its own, so
+    every row is used exactly once and none depends on the others.
     """
     if corpus.labels is None:
         raise DataError(f"Expected classes in corpus {corpus.name!r}, found {corpus.task}. Use equal_clients.")
     positive("concentration", concentration, "Small is uneven, large is even; 0.5 is common.")
     whole("least", least, 0)
     _check_clients(clients, len(corpus) // max(least, 1), f"groups of {least} rows")
-    source = rng.numpy("dirichlet_clients")
+    drawn = uniform(corpus, Purpose.DIRICHLET_CLIENTS, seed, adjacency)
     labels = np.array(corpus.labels)
-    parts: list[list[int]] = [[] for _ in range(clients)]
-    for label in np.unique(labels):
-        rows = source.permutation(np.flatnonzero(labels == label))
+    at = np.zeros(len(corpus), dtype=np.int64)
+    for label in range(len(corpus.label_names)):
+        source = Rng(seed).fork("dirichlet clients", label).numpy("dirichlet_clients")
         shares = source.dirichlet(np.full(clients, concentration))
         # A tiny concentration can underflow to no shares at all: then one client has the class.
         shares = np.nan_to_num(shares) if shares.sum() > 0 else np.eye(clients)[source.integers(clients)]
-        cuts = np.round(np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(np.int64)
-        for client, piece in enumerate(np.split(rows, cuts)):
-            parts[client] += piece.tolist()
-    for poor in parts:
-        while len(poor) < least:
-            rich = max(parts, key=len)
-            poor.append(rich.pop(int(source.integers(len(rich)))))
-    return tuple(np.sort(np.array(part, dtype=np.int64)) for part in parts)
+        cuts = np.cumsum(shares / shares.sum())[:-1]
+        rows = labels == label
+        at[rows] = np.searchsorted(cuts, drawn[rows], side="right")
+    remedy = "Take fewer clients, a larger concentration, another seed, or more rows."
+    return _by_client(corpus, at, clients, least, remedy)
+
+
+def _by_client(corpus: Corpus, at: Indices, clients: int, least: int, remedy: str) -> tuple[Indices, ...]:
+    sizes = np.bincount(at, minlength=clients)
+    if sizes.min() < least:
+        raise DataError(
+            f"Expected at least {least} rows of corpus {corpus.name!r} at each of {clients} clients, found "
+            f"{int(sizes.min())} at one. Each unit goes to a client by its own draw. {remedy}"
+        )
+    return tuple(np.flatnonzero(at == client).astype(np.int64) for client in range(clients))
 
 
 def _check_clients(clients: int, available: int, what: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from discreet.core.errors import ExtraError
-from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.partition import hold_out
 from discreet.data.tables import read_table
@@ -44,4 +43,4 @@ def reviews(part: Part | None = None) -> Corpus:
         unit_name="review",
         remarks=(f"{count - len(first)} duplicates were dropped",),
     )
-    return hold_out(corpus, 0.1, Rng(0).fork("hold-out"))
+    return hold_out(corpus, 0.1)

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from discreet.core.checks import did_you_mean, whole
+from discreet.core.checks import did_you_mean, refuse, whole
 from discreet.core.errors import DataError
-from discreet.core.randomness import Rng
+from discreet.core.guarantee import Adjacency
 from discreet.data.corpus import Corpus, Task, check_texts
 from discreet.data.labels import Outcome, outcome
-from discreet.data.partition import hold_out
+from discreet.data.partition import hold_out, keep_rows, keep_share
 from discreet.data.tables import READERS, Table, read_table
 
 HELD_OUT = 0.1
@@ -43,9 +41,11 @@ def load(
     *,
     seed: int = 0,
     rows: int | None = None,
+    share: float | None = None,
     validation: float | str | Path | None = None,
     task: Task | None = None,
     label_names: Sequence[str] | None = None,
+    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
 ) -> Corpus:
     """Return a corpus from a built-in name, a file, a folder of splits or the hub.
 
@@ -54,32 +54,43 @@ def load(
     - a .csv, .tsv, .jsonl or .parquet file, or a folder that holds train.* and perhaps validation.* (dev.*) and test.*
     - "hub:NAME" or "hub:NAME:CONFIG": a Hugging Face data set, through the `hub` extra.
 
-    What has no validation split gets one: a tenth of the rows, by whole units or by classes, the same at every call
-    whatever the seed, so that a model is never evaluated on rows it was trained on. `validation` is another fraction (0
-    keeps all rows in "train") or a file. `rows` keeps that many training rows, drawn by `seed`. `label_names` gives the
-    classes (those of a trained model); without it they are found, and `task` may overrule what they are taken for.
+    What has no validation split gets one: about a tenth of the units, each by a keyed hash of its own identity. It is
+    the same at every call whatever the seed, so that a model is never evaluated on rows it was trained on. `validation`
+    is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the training units,
+    each by its own draw with `seed`; `rows` keeps exactly so many training rows, where each row is its own unit and
+    their number is public. `label_names` gives the classes (those of a trained model); without it they are found, and
+    `task` may overrule what they are taken for. `adjacency` is the one under which a protected training on the corpus
+    will be certified: under add/remove a row without a named unit is known by its text, otherwise by its position.
 
     Guarantee: none, this reads private data; errors name rows, never texts.
     """
     columns = columns or Columns()
-    if columns.unit == EACH_ROW:
-        plain = dataclasses.replace(columns, unit=None)
-        corpus = load(source, plain, seed=seed, rows=rows, validation=validation, task=task, label_names=label_names)
-        return dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
+    near = Adjacency(adjacency)
+    validation = _fraction(validation)
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
+        if share is not None:
+            raise refuse("share", share, "without rows", "Both say how much to keep; leave one out.")
     name = str(source)
+    each_row = columns.unit == EACH_ROW
+    if each_row:
+        columns = dataclasses.replace(columns, unit=None)
     if name in BUILT_IN:
         if columns != Columns():
             raise DataError(f"Expected no column names for {name!r}. It is built in and has its own; leave them out.")
-        corpus = _with_label_names(BUILT_IN[name](seed, rows), label_names)
+        made = name in _GENERATED
+        corpus = _with_label_names(BUILT_IN[name](seed, rows if made else None), label_names)
+        if each_row:
+            corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
+        if validation is None and near is Adjacency.ADD_REMOVE and corpus.units is None:
+            validation = HELD_OUT  # again, by text and not by position
         if isinstance(validation, int | float) and not isinstance(validation, bool):
-            corpus = _split_again(corpus, validation)
+            corpus = _split_again(corpus, validation, near)
         elif validation is not None:
             raise DataError(
                 f"Expected validation={str(validation)!r} to be a fraction for {name!r}. Its rows are built in."
             )
-        return corpus
+        return _part_of(corpus, None if made else rows, share, seed, near)
     tables = _tables(name)
     if isinstance(validation, str | Path):
         if "validation" in tables:
@@ -88,12 +99,38 @@ def load(
             )
         tables["validation"] = read_table(Path(validation))
     corpus = _from_tables(name, tables, columns, task, label_names)
+    if each_row:
+        corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
     fraction = validation if isinstance(validation, int | float) else HELD_OUT
     if "validation" not in corpus.split_names and fraction > 0:
-        corpus = hold_out(corpus, fraction, Rng(0).fork("hold-out"))
+        corpus = hold_out(corpus, fraction, adjacency=near, every_class=label_names is None)
     if corpus.labels is not None and label_names is None:
         _check_train_classes(corpus)
-    return corpus if rows is None else _fewer(corpus, rows, seed)
+    return _part_of(corpus, rows, share, seed, near)
+
+
+def _fraction(validation: float | str | Path | None) -> float | str | Path | None:
+    """Return a fraction that was written as text as a number; a file of that name goes first."""
+    if not isinstance(validation, str) or Path(validation).exists():
+        return validation
+    try:
+        return float(validation)
+    except ValueError:
+        return validation
+
+
+def _part_of(corpus: Corpus, rows: int | None, share: float | None, seed: int, adjacency: Adjacency) -> Corpus:
+    """Return the corpus with a share of its training units or a number of its training rows, or all of them."""
+    if rows is None and share is None:
+        return corpus
+    if share is not None:
+        fewer = keep_share(corpus, share, seed=seed, adjacency=adjacency)
+    else:
+        assert rows is not None
+        fewer = keep_rows(corpus, rows, seed=seed, adjacency=adjacency)
+    if fewer.labels is not None and fewer is not corpus:
+        _check_train_classes(fewer)
+    return fewer
 
 
 def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corpus:
@@ -227,24 +264,9 @@ def _check_train_classes(corpus: Corpus) -> None:
         )
 
 
-def _fewer(corpus: Corpus, rows: int, seed: int) -> Corpus:
-    """Return the corpus with at most `rows` of its training rows, drawn at random and kept in order."""
-    train = np.array([i for i, split in enumerate(corpus.splits) if split == "train"], dtype=np.int64)
-    if rows >= len(train):
-        return corpus
-    kept = set(train[Rng(seed).fork("rows").permutation(len(train))[:rows]].tolist())
-    chosen = [i for i, split in enumerate(corpus.splits) if split != "train" or i in kept]
-    fewer = corpus.take(chosen).renamed(
-        corpus.name, f"{rows} of {len(train)} training rows were drawn with seed {seed}"
-    )
-    if fewer.labels is not None:
-        _check_train_classes(fewer)
-    return fewer
-
-
-def _split_again(corpus: Corpus, fraction: float) -> Corpus:
+def _split_again(corpus: Corpus, fraction: float, adjacency: Adjacency) -> Corpus:
     whole_again = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
-    return hold_out(whole_again, fraction, Rng(0).fork("hold-out")) if fraction > 0 else whole_again
+    return hold_out(whole_again, fraction, adjacency=adjacency, every_class=False) if fraction > 0 else whole_again
 
 
 def _notes(seed: int, rows: int | None) -> Corpus:
@@ -268,8 +290,7 @@ def _pair_scores(seed: int, rows: int | None) -> Corpus:
 def _reviews(seed: int, rows: int | None, part: Literal["imdb", "rotten_tomatoes"] | None = None) -> Corpus:
     from discreet.data.reviews import reviews
 
-    corpus = reviews(part)
-    return corpus if rows is None else _fewer(corpus, rows, seed)
+    return reviews(part)
 
 
 def _imdb(seed: int, rows: int | None) -> Corpus:
@@ -288,3 +309,4 @@ BUILT_IN: dict[str, Callable[[int, int | None], Corpus]] = {
     "reviews-imdb": _imdb,
     "reviews-rotten-tomatoes": _rotten_tomatoes,
 }
+_GENERATED = ("notes", "notes-pairs", "notes-pairs-scores")  # of these, `rows` says how many are made

@@ -41,6 +41,7 @@ class RunRequest:
     protect: ProtectSettings | None = None
     seed: int = 0
     rows: int | None = None
+    share: float | None = None
     noise_seed: int | None = None
     validation: str | None = None
     task: Task | None = None

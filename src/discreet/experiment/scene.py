@@ -19,7 +19,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import BUILT_IN, Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.precision import find_device
-from discreet.training.run_folder import Run, load_run
+from discreet.training.run_folder import Run, load_run, refuse_old_split
 
 _PARTNERS = 500  # public texts that are encoded to mix with, or to run a defence on
 _MORE_PUBLIC = "Attack fewer texts (--examples), or give more public text."
@@ -164,6 +164,7 @@ class SceneRequest:
     split: str | None = None
     public: str | None = None
     rows: int | None = None
+    share: float | None = None
     seed: int = 0
     device: str = "auto"
     download: bool = False
@@ -182,7 +183,7 @@ def load_scene(request: SceneRequest) -> Scene:
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
         return _scene_of_run(request, request.run, public)
-    corpus = load(request.source or "notes", request.columns, seed=request.seed, rows=request.rows)
+    corpus = load(request.source or "notes", request.columns, seed=request.seed, rows=request.rows, share=request.share)
     rng = Rng(request.seed).fork("model")
     model = Classifier.build(corpus, request.model, rng=rng, download=request.download).to(where).eval()
     return Scene.of(corpus, model, split=request.split, public=public, origin=f"a fresh {request.model.encoder}")
@@ -195,12 +196,14 @@ def _scene_of_run(request: SceneRequest, folder: Path, public: Sequence[str] | N
     own = request.source is None or request.source == asked.data.source
     columns = request.columns
     if own:
+        refuse_old_split(asked)
         columns = Columns(asked.data.text, asked.data.text_pair, asked.data.label, asked.data.unit)
     corpus = load(
         request.source or asked.data.source,
         columns,
         seed=asked.seed if own else request.seed,
         rows=asked.data.rows if own else request.rows,
+        share=asked.data.share if own else request.share,
         validation=asked.data.validation if own else None,
         task="regression" if done.model.task == "regression" else None,
         label_names=done.model.label_names or None,

@@ -80,6 +80,7 @@ def _corpus(data: str) -> Corpus:
         Columns(text=asked.text, text_pair=asked.text_pair, label=asked.label, unit=asked.unit),
         seed=asked.seed,
         rows=asked.rows,
+        share=asked.share,
         validation=asked.validation,
         task=asked.task,
     )

@@ -30,7 +30,7 @@ ASKED = ("examples", "batch_size", "max_words", "first_words", "seconds", "metri
 
 @dataclass(frozen=True)
 class DataTable:
-    """Which text: as for `discreet train`. The seed shapes the built-in notes and `rows`; trials have their own."""
+    """Which text: as for `discreet train`. The seed is that of the notes, `rows` and `share`; trials have their own."""
 
     source: str
     text: str = "text"
@@ -38,6 +38,7 @@ class DataTable:
     label: str = "label"
     unit: str | None = None
     rows: int | None = None
+    share: float | None = None
     validation: str | None = None
     task: Literal["classification", "regression"] | None = None
     seed: int = 0

@@ -46,6 +46,7 @@ def load_corpus(request: RunRequest) -> Corpus:
         request.columns,
         seed=request.seed,
         rows=request.rows,
+        share=request.share,
         validation=request.validation,
         task=request.task,
     )
@@ -223,6 +224,7 @@ def run_settings(request: RunRequest, corpus: Corpus) -> RunSettings:
         label=columns.label,
         unit=columns.unit,
         rows=request.rows,
+        share=request.share,
         validation=request.validation,
     )
     return RunSettings(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from discreet.core.errors import DiscreetError, ModelError, OutputError
+from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
@@ -31,7 +31,8 @@ from discreet.training.tensors import cannot_write, load_tensors, save_tensors
 
 SECRET = "secret"
 _SUFFIX = ".unfinished"
-_FORMAT = 1
+_FORMAT = 2
+_STABLE_SPLITS = 2  # since this format each unit is held out by a keyed hash of its own identity
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class DataSettings:
     label: str | None = "label"
     unit: str | None = None
     rows: int | None = None
+    share: float | None = None
     validation: str | None = None
 
 
@@ -181,6 +183,33 @@ def finish(
         forget_secrets(out)
     except OSError as error:
         raise cannot_write(out, error) from None
+
+
+def refuse_old_split(settings: RunSettings) -> None:
+    """Refuse to find the held-out rows of a run again that was trained when they were drawn in another way.
+
+    Rows that it was trained on would be taken for held-out ones. Where the source names its own validation rows, or
+    other text is read, nothing is drawn.
+    """
+    asked = settings.data
+    if settings.format >= _STABLE_SPLITS or (asked.rows is None and asked.validation is not None):
+        return
+    from discreet.data.sources import BUILT_IN, Columns, load
+
+    columns = Columns() if asked.source in BUILT_IN else Columns(asked.text, asked.text_pair, asked.label, asked.unit)
+    known = settings.label_names or None
+    corpus = load(
+        asked.source,
+        columns,
+        validation=asked.validation or 0,
+        task="regression" if settings.task == "regression" else None,
+        label_names=known,
+    )
+    if asked.rows is not None or "validation" not in corpus.split_names:
+        raise DataError(
+            f"Expected rows of {asked.source!r} that this run has not seen, but it was trained when held-out rows were "
+            "drawn in another way, and they cannot be found again. Give other text, or train it again."
+        )
 
 
 def settings_text(settings: RunSettings) -> str:
