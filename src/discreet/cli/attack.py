@@ -11,7 +11,7 @@ import typer
 from discreet.cli.attack_strengths import protections_asked, strengths_given
 from discreet.cli.catalog import ATTACKS, ONE_OF_N
 from discreet.cli.options import Device, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
-from discreet.cli.output import as_json, note, stop_on_interrupt
+from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
 from discreet.cli.progress import working
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import whole
@@ -186,7 +186,7 @@ def _attacked(
     """Attack the same texts under each protection in turn; Ctrl-C ends with what was read so far."""
     from dataclasses import replace
 
-    from discreet.cli.attack_table import plain, reading
+    from discreet.cli.attack_table import reading
     from discreet.experiment import run_attack
     from discreet.experiment.reading import metrics_for
 
@@ -196,9 +196,7 @@ def _attacked(
     with stop_on_interrupt() as asked:
         for words, protect in protections:
             if len(protections) > 1 and request.name != ONE_OF_N and not json:
-                from rich.console import Console
-
-                Console(highlight=False).print(plain(f"\n{words}"), style="bold")
+                console().print(plain(f"\n{words}"), style="bold")
             one = replace(request, protect=protect)
             if request.name == ONE_OF_N:  # nothing is read there: candidates are compared
                 with working(f"comparing candidates under {words}"):
@@ -233,20 +231,18 @@ def _values(
 
 
 def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]], loading: float) -> None:
-    from rich.console import Console
+    from discreet.cli.attack_table import stopped_words, summary, sweep
 
-    from discreet.cli.attack_table import plain, stopped_words, summary, sweep
-
-    console = Console(highlight=False)
-    console.print()
+    screen = console()
+    screen.print()
     if len(results) == 1 and results[0].bound is None:
-        summary(results[0], console)
+        summary(results[0], screen)
     else:
         words = [words for words, _ in protections[: len(results)]]
         head, _, first = words[0].rpartition(" ")
-        sweep(results, [w.rpartition(" ")[2] for w in words] if head else [first], head or "protection", console)
+        sweep(results, [w.rpartition(" ")[2] for w in words] if head else [first], head or "protection", screen)
     whole, preparing = (sum(getattr(result, name) for result in results) for name in ("seconds", "preparing"))
     prepared = f", {preparing:.1f} s to prepare what the attacker knows" if preparing >= _WORTH_TELLING else ""
-    console.print(plain(f"{loading:.1f} s to load{prepared}, {whole - preparing:.1f} s to attack."))
+    screen.print(plain(f"{loading:.1f} s to load{prepared}, {whole - preparing:.1f} s to attack."))
     if stopped := sum(result.stopped for result in results):
-        console.print(plain(stopped_words(stopped)))
+        screen.print(plain(stopped_words(stopped)))

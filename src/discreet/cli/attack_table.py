@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from discreet.cli.output import note
+from discreet.cli.output import console as screen
+from discreet.cli.output import note, one_line, plain
 from discreet.cli.progress import spinner
 from discreet.core.guarantee import in_digits
 
@@ -37,23 +38,13 @@ _FOUND = "bold green"
 _LINES = 3  # of a text, unless it is wanted whole
 
 
-def printable(text: str) -> str:
-    """Return text on one line in which no character can move the cursor, colour the terminal or turn the line around.
-
-    >>> printable("a\\x1b[31m b\\u202ec")
-    'a\\ufffd[31m b\\ufffdc'
-    """
-    clean = "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return " ".join(clean.split())
-
-
 def marked(text: str, other: str) -> Text:
     """Return a text with the words that stand in the other one too made visible, each as often as it stands there."""
     from rich.text import Text
 
-    left = Counter(printable(other).lower().split())
+    left = Counter(one_line(other).lower().split())
     drawn = Text(overflow="fold")
-    for number, word in enumerate(printable(text).split()):
+    for number, word in enumerate(one_line(text).split()):
         drawn.append(" " if number else "")
         found = left[word.lower()] > 0
         left[word.lower()] -= 1
@@ -67,9 +58,7 @@ def reading(total: int, metric: str, hidden: bool, whole_texts: bool = False) ->
     if hidden:
         yield _counted(total, metric)
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = screen()
     width = max(12, (console.width - _NUMBER - _SCORE - _GAPS) // 2)
     heading = _grid(width)
     heading.add_row("", "truth", "what the attacker read", fill(NAMES.get(metric, metric), _SCORE + 2))
@@ -234,13 +223,6 @@ def release_words(facts: Any) -> str:
     words = "no protection" if protection is None else in_words(protection)
     known = f"; known besides: {', '.join(facts['known'])}" if facts["known"] else ""
     return f"{what}; {words}{known}"
-
-
-def plain(text: str) -> Text:
-    """Return text that is printed as it is, whatever it holds."""
-    from rich.text import Text
-
-    return Text(text)
 
 
 def _cells(leakage: Leakage) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, note, paragraph, stderr, stop_on_interrupt
+from discreet.cli.output import as_json, line, note, paragraph, stderr, stop_on_interrupt
 from discreet.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ def calibrate(
         facts |= {"report": str(written.page), "verdict": list(written.verdict)}
         if not json:
             paragraph(" ".join(written.verdict))
-            print(f"Report: {written.page}")
+            line(f"Report: {written.page}")
     if json:
         as_json(facts)
     elif not report:
-        print(f"{done.total} trials in {out}. Read them with: discreet report {out}")
+        line(f"{done.total} trials in {out}. Read them with: discreet report {out}")
 
 
 def _weigh_risk(out: Path, goal: Goal | None) -> None:
@@ -126,7 +126,7 @@ def _table(hidden: bool) -> Iterator[Callable[[Standing], None]]:
     console = stderr()
     if hidden or not console.is_terminal:
 
-        def line(standing: Standing) -> None:
+        def told(standing: Standing) -> None:
             event = standing.last
             if event is not None and not event.began and not hidden:
                 state = "failed" if event.trial is None else f"{event.trial.seconds:.0f} s"
@@ -134,7 +134,7 @@ def _table(hidden: bool) -> Iterator[Callable[[Standing], None]]:
                 which = f"{event.planned.label}, seed {event.planned.seed}"
                 note(f"{done}/{standing.total}  {which}  {state}{left_of(standing)}")
 
-        yield line
+        yield told
         return
     from rich.live import Live
     from rich.table import Table

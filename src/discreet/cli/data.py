@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Data, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
-from discreet.cli.output import as_json
+from discreet.cli.output import as_json, console, one_line
 from discreet.cli.progress import working
 
 if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
 
 _SHOWN_CLASSES = 12
+_LONGEST = 400  # characters of an example
 
 
 def data(
@@ -113,24 +114,23 @@ def _example(corpus: Corpus, row: int) -> dict[str, Any]:
 
 def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text as Words
 
-    console = Console(highlight=False)
+    screen = console()
     kind = {"classification": f"{corpus.classes} classes", "regression": "scores", "unlabelled": "no labels"}
     pairs = " of pairs" if corpus.is_pairs else ""
-    units = "" if corpus.units is None else f", {facts['units']:,} {corpus.unit_name} units"
+    units = "" if corpus.units is None else f", {facts['units']:,} {one_line(corpus.unit_name)} units"
     # Plain text throughout: a name or a note may hold what rich would take for markup.
-    console.print(Words(f"{corpus.name}: {facts['rows']:,} rows{pairs}, {kind[corpus.task]}{units}"))
+    screen.print(Words(f"{one_line(corpus.name)}: {facts['rows']:,} rows{pairs}, {kind[corpus.task]}{units}"))
     words = facts["words"]
-    console.print(
+    screen.print(
         Words(f"words per row: {words['shortest']} to {words['longest']}, median {words['median']:g}")
         + Words(f"; {facts['repeated_texts']:,} rows repeat another" if facts["repeated_texts"] else "")
     )
     if facts["scores"]:
         scores = facts["scores"]
-        console.print(Words(f"scores: {scores['lowest']:g} to {scores['highest']:g}, mean {scores['mean']:g}"))
+        screen.print(Words(f"scores: {scores['lowest']:g} to {scores['highest']:g}, mean {scores['mean']:g}"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("split")
     table.add_column("rows", justify="right")
@@ -139,23 +139,23 @@ def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
     names = list(corpus.label_names[:_SHOWN_CLASSES])
     across = len(names) <= 4 and sum(len(name) + 3 for name in names) <= 50
     for name in names if across else ():
-        table.add_column(Words(name), justify="right", overflow="fold")
+        table.add_column(Words(one_line(name)), justify="right", overflow="fold")
     for split, row in facts["splits"].items():
-        cells: list[str | Words] = [Words(split), f"{row['rows']:,}"]
+        cells: list[str | Words] = [Words(one_line(split)), f"{row['rows']:,}"]
         cells += [f"{row['units']:,}"] if corpus.units is not None else []
         cells += [f"{row['classes'][name]:,}" for name in names] if across else []
         table.add_row(*cells)
-    console.print(table)
+    screen.print(table)
     if facts["classes"] and not across:
-        _draw_classes(console, facts["classes"])
+        _draw_classes(screen, facts["classes"])
     for remark in facts["remarks"]:
-        console.print(Words(f"note: {remark}"))
+        screen.print(Words(f"note: {one_line(remark)}"))
     for example in facts["examples"]:
         what = example.get("label", example.get("score", "no label"))
-        console.print(Words(f"\nrow {example['row']:,} ({example['split']}, {what})"), style="bold")
-        console.print(Words(_short(example["text"])))
+        screen.print(Words(f"\nrow {example['row']:,} ({example['split']}, {what})"), style="bold")
+        screen.print(Words(one_line(example["text"], _LONGEST)))
         if "text_pair" in example:
-            console.print(Words(f"and: {_short(example['text_pair'])}"))
+            screen.print(Words(f"and: {one_line(example['text_pair'], _LONGEST)}"))
 
 
 def _draw_classes(console: Any, classes: dict[str, int]) -> None:
@@ -165,14 +165,7 @@ def _draw_classes(console: Any, classes: dict[str, int]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     most = sorted(classes.items(), key=lambda item: -item[1])[:_SHOWN_CLASSES]
     for name, count in most:
-        table.add_row(Words(name, overflow="ellipsis"), f"{count:,}")
+        table.add_row(Words(one_line(name), overflow="ellipsis"), f"{count:,}")
     console.print(table)
     if len(classes) > len(most):
         console.print(f"and {len(classes) - len(most):,} more classes")
-
-
-def _short(text: str, longest: int = 400) -> str:
-    # Control characters could move the cursor or colour the terminal of whoever looks.
-    seen = "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    clean = " ".join(seen.split())
-    return clean if len(clean) <= longest else clean[: longest - 1] + "…"

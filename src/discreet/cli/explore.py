@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from discreet.cli import catalog
-from discreet.cli.output import note
+from discreet.cli.output import line, note
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import positive
 
@@ -49,7 +49,7 @@ def explore(
         stage = stage_of(run, catalog.protection_of_run)
         menu = menu_of_catalog(seconds)
         offered = offer(menu, stage)
-        print(f"Explore {stage.title} at {place.address}", flush=True)
+        line(f"Explore {stage.title} at {place.address}")
         note("Only this machine can reach it; Ctrl-C ends it.")
         if open_page:
             import webbrowser

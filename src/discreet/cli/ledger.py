@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, paragraph
+from discreet.cli.output import as_json, line, paragraph
 from discreet.cli.progress import working
 from discreet.core.guarantee import in_digits
 
@@ -42,11 +42,11 @@ def ledger(
         as_json(values)
         return
     paragraph(f"{path}: for each {statement.unit}, under {statement.adjacency.value} adjacency.")
-    print("Spent, how often:" if statement.spent else "Nothing was spent.")
+    line("Spent, how often:" if statement.spent else "Nothing was spent.")
     for event, count in statement.spent:
         paragraph(_words(event), f"{count:12,}  ")
-    for line in _remarks(statement):
-        paragraph(line)
+    for remark in _remarks(statement):
+        paragraph(remark)
     if promise is None:
         paragraph("Give --delta to see what this guarantees: the ledger has no budget to take it from.")
         return

@@ -17,7 +17,7 @@ from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.explore import explore
 from discreet.cli.ledger import ledger
-from discreet.cli.output import note
+from discreet.cli.output import line, note
 from discreet.cli.predict import predict
 from discreet.cli.query import query
 from discreet.cli.report import report
@@ -42,7 +42,7 @@ def _version(value: bool) -> None:
     if value:
         import discreet
 
-        print(f"discreet {discreet.__version__}")
+        line(f"discreet {discreet.__version__}")
         raise typer.Exit
 
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"{type(error).__name__}: {error}")
         return 2
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+        note("Interrupted.")
         return 130
     except BrokenPipeError:
         _abandon_stdout()

@@ -1,20 +1,85 @@
-"""Results as words or as one JSON object, and progress on stderr."""
+"""Results as words or as one JSON object, and progress on stderr: the one place where text reaches a terminal.
+
+Names, labels, errors of servers, file names and texts that attackers read come from outside. Everything that is printed
+passes through `printable` here, so that none of it can move the cursor, set a title, colour, or turn a line around.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+    from rich.text import Text
+
+_LONGEST = 10_000  # characters of one remark
+# Controls, formats (which turn lines around or hide), halves of characters, and separators of lines and paragraphs.
+_UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # Persian and emoji are written with them
+_PLAIN = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u02ff]*")
 
 
-def as_json(values: Mapping[str, Any]) -> None:
-    """Print one JSON object on stdout."""
-    print(json.dumps(values, ensure_ascii=False, allow_nan=False))
+def printable(text: str, longest: int | None = None, keep: str = "") -> str:
+    """Return text in which every control and format character is escaped, cut to the longest length.
+
+    `keep` names characters that are left as they are, such as the line breaks of one's own text.
+
+    >>> printable("a\\x1b]0;b\\x07c\\u202ed\\r\\n")
+    'a\\\\x1b]0;b\\\\x07c\\\\u202ed\\\\r\\\\n'
+    >>> printable("abcdef", 4)
+    'abc…'
+    """
+    if longest is not None and len(text) > longest:
+        text = text[: longest - 1] + "…"
+    if _PLAIN.fullmatch(text):
+        return text
+    return "".join(c if c in keep or c in _JOINERS or not _unsafe(c) else _escaped(c) for c in text)
+
+
+def one_line(text: str, longest: int | None = None) -> str:
+    """Return text on one line with single spaces, safe to print.
+
+    >>> one_line("a\\n\\n  b\\x07")
+    'a b\\\\x07'
+    """
+    return printable(" ".join(text.split()), longest)
+
+
+def _unsafe(character: str) -> bool:
+    return unicodedata.category(character) in _UNSAFE
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def line(*fields: object, sep: str = " ") -> None:
+    """Print one line on stdout; a field cannot end it."""
+    print(*(printable(str(field)) for field in fields), sep=sep)
+
+
+def as_json(values: Mapping[str, Any], *, on_stderr: bool = False) -> None:
+    """Print one JSON object on stdout; what a terminal would obey is written as escapes, which read back the same."""
+    print(json_line(values), file=sys.stderr if on_stderr else sys.stdout)
+
+
+def json_line(values: Mapping[str, Any]) -> str:
+    """Return one JSON object on one line.
+
+    >>> json_line({"a": "\\x1b\\x9b\\u202e", "b": "é"})
+    '{"a": "\\\\u001b\\\\u009b\\\\u202e", "b": "é"}'
+    """
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    if _PLAIN.fullmatch(text):
+        return text
+    # Outside of strings JSON of one line has no such character, so each may be written as an escape.
+    return "".join(json.dumps(c)[1:-1] if c not in _JOINERS and _unsafe(c) else c for c in text)
 
 
 def paragraph(text: str, first: str = "") -> None:
@@ -27,26 +92,29 @@ def _wrapped(text: str, first: str = "") -> str:
     import textwrap
 
     width, margin = shutil.get_terminal_size().columns, " " * len(first)
+    text = printable(text, keep="\n")
     # paths and options are copied from what is printed, so they stay whole
     return textwrap.TextWrapper(width, first, margin, break_long_words=False, break_on_hyphens=False).fill(text)
 
 
 def note(text: str) -> None:
     """Print a remark on stderr; in a terminal it is broken between words, in a file it is one line."""
+    with suppress(OSError, ValueError):  # a stdout that is gone is found when something is written to it
+        sys.stdout.flush()
+    text = printable(text, _LONGEST)
     print(_wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr)
 
 
 def table(rows: Mapping[str, Any], title: str = "") -> None:
     """Print names and values as a small table on stdout."""
-    from rich.console import Console
     from rich.table import Table
 
     if title:
-        print(title)
+        line(title)
     drawn = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
     for name, value in rows.items():
-        drawn.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    Console(highlight=False).print(drawn)
+        drawn.add_row(plain(name), f"{value:.4f}" if isinstance(value, float) else plain(str(value)))
+    console().print(drawn)
 
 
 def say_quality(quality: Mapping[str, Any], remedy: str = "") -> None:
@@ -56,11 +124,51 @@ def say_quality(quality: Mapping[str, Any], remedy: str = "") -> None:
     paragraph(" ".join([*in_sentences(quality), *([remedy] if quality["learned_nothing"] and remedy else [])]))
 
 
-def stderr() -> Console:
-    """Return a console that writes to stderr."""
+def plain(text: str) -> Text:
+    """Return text for a console that is drawn as it is and never read as markup; its line breaks stay."""
+    from rich.text import Text
+
+    return Text(printable(text, keep="\n"))
+
+
+def console(*, on_stderr: bool = False) -> Console:
+    """Return a console on stdout, or stderr, that draws no control character but its own."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return guarded(Console(stderr=on_stderr, highlight=False))
+
+
+def guarded(console: Console) -> Console:
+    """Return a console that escapes what is not printable in everything that it is given to draw."""
+    from rich.console import RenderHook
+
+    class Guard(RenderHook):
+        def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+            return [_Guarded(each) for each in renderables]
+
+    console.push_render_hook(Guard())
+    return console
+
+
+def stderr() -> Console:
+    """Return a console that writes to stderr."""
+    return console(on_stderr=True)
+
+
+class _Guarded:
+    """Something to draw, in whose text controls are escaped; the console's own are kept."""
+
+    def __init__(self, inner: ConsoleRenderable) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for segment in console.render(self.inner, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text, keep="\n"), segment.style)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Device, Json, RunFolder, RunText, TextPair
-from discreet.cli.output import as_json, note
+from discreet.cli.output import as_json, line, note
 from discreet.cli.progress import working
 from discreet.core.errors import DataError
 
@@ -55,7 +55,7 @@ def predict(
         as_json({"run": str(run), "predictions": rows, "truncated": found.truncated})
         return
     for row in rows:
-        print("\t".join(f"{value:.4f}" if isinstance(value, float) else value for value in row.values()))
+        line(*(f"{value:.4f}" if isinstance(value, float) else value for value in row.values()), sep="\t")
 
 
 def read(source: str, text: str | None, text_pair: str | None, asked: RunSettings) -> Corpus:

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from discreet.cli.options import Json, TextPair
-from discreet.cli.output import as_json, note
+from discreet.cli.output import as_json, line, note
 from discreet.core.errors import BudgetError, DataError, OutputError
 from discreet.core.guarantee import in_digits
 
@@ -160,8 +160,7 @@ def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guara
             said = (f"{answer['score']:.4f}",)
         else:
             said = (answer["label"], f"{answer['probability']:.4f}")
-        print(*said, sep="\t")
-    sys.stdout.flush()
+        line(*said, sep="\t")
     missed = sum(answer is None for answer in answers)
     if missed:
         note(f"Chance has never drawn {missed} of {len(answers)} texts. To ask again costs again.")

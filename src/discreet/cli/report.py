@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, paragraph
+from discreet.cli.output import as_json, line, paragraph
 
 
 def report(
@@ -33,4 +33,4 @@ def report(
         )
         return
     paragraph(" ".join(written.verdict))
-    print(f"Report: {written.page}")
+    line(f"Report: {written.page}")

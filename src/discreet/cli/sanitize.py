@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, note, stderr
+from discreet.cli.output import as_json, line, note, printable, stderr
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.errors import OutputError, SettingError
@@ -73,12 +73,19 @@ def sanitize(
     columns = {name: rewritten[i * rows : (i + 1) * rows] for i, name in enumerate(found.texts)}
     data = render(found, columns, ending)
     if out == "-":
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        _write_out(data)
     else:
         write_whole(Path(out), data, replace=force)
     copied = [name for name in found.names if name not in found.texts]
     _account(swap, changes, copied, delta, rng, out, json, columns=len(found.texts))
+
+
+def _write_out(data: bytes) -> None:
+    """Write the file to stdout as it is, or made safe to look at where stdout is a terminal."""
+    if sys.stdout.isatty():
+        data = printable(data.decode("utf-8", "backslashreplace"), keep="\n\t").encode()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def _swapped(
@@ -160,13 +167,11 @@ def _account(
             "per_text_at_delta": best.as_dict(),
         }
         if out == "-":
-            import json as codec
-
-            note(codec.dumps(values, ensure_ascii=False, allow_nan=False))
+            as_json(values, on_stderr=True)
         else:
             as_json(values)
         return
-    say = note if out == "-" else print
+    say = note if out == "-" else line
     say(changes.sentence())
     kind = "Certified" if word.certified else f"An estimate, as {word.reason}"
     price = in_digits(swap.epsilon_per_word, 6)
@@ -186,7 +191,7 @@ def _account(
     if copied:
         say("Copied as they are: " + ", ".join(copied) + ".")
     if out != "-":
-        print(f"Written to {out}.")
+        line(f"Written to {out}.")
 
 
 @contextmanager
@@ -195,13 +200,13 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     if not console.is_terminal:
         shown: set[int] = set()
 
-        def line(done: int, total: int) -> None:
+        def told(done: int, total: int) -> None:
             tenth = 10 * done // max(1, total)
             if tenth not in shown:
                 shown.add(tenth)
                 note(f"{done:,} of {total:,} words")
 
-        yield line
+        yield told
         return
     from rich.progress import Progress
 

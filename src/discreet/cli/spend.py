@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, table
+from discreet.cli.output import as_json, line, table
 from discreet.cli.progress import working
 from discreet.core.checks import one_of, open_probability, positive, probability, refuse, whole
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
@@ -168,8 +168,9 @@ def _given(value: float | None, name: str) -> float:
 
 def show(found: Guarantee, rows: dict[str, Any], risk: float | None) -> None:
     """Print a guarantee as a sentence of at most 80 columns and a small table."""
-    print("\n".join(textwrap.wrap(found.sentence(), width=80)))
-    print()
+    for part in textwrap.wrap(found.sentence(), width=80):
+        line(part)
+    line()
     table(
         {
             **rows,

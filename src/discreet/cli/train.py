@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discreet.cli.options import Data, Device, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
-from discreet.cli.output import as_json, note, paragraph, say_quality, stop_on_interrupt, table
+from discreet.cli.output import as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
 from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
 from discreet.core.checks import positive, refuse
@@ -154,11 +154,11 @@ def _say(done: dict[str, Any], out: Path) -> None:
         table(done["utility"], title=f"Utility on the {done['evaluated_on']} split")
         say_quality(done["quality"], remedy_for(done))
     else:
-        print("Utility: not measured, as no rows were held out.")
+        line("Utility: not measured, as no rows were held out.")
     if done.get("utility_averaged"):
         table(done["utility_averaged"], title="The same, averaged over the pool of masks")
     _say_privacy(done)
-    print(f"Written to {out} in {done['seconds']:.1f} s.")
+    line(f"Written to {out} in {done['seconds']:.1f} s.")
 
 
 def remedy_for(done: dict[str, Any]) -> str:
@@ -188,7 +188,7 @@ def _delta(text: str) -> float | None:
 def _say_privacy(done: dict[str, Any]) -> None:
     promise = done["guarantee"]
     if promise is None:
-        print("Privacy: no guarantee, this training was not protected.")
+        line("Privacy: no guarantee, this training was not protected.")
         return
     paragraph("Privacy: " + promise["sentence"])
     if promise["epsilon"] is None:

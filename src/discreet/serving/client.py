@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
+import socket
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +24,8 @@ from discreet.core.errors import DataError, OutputError, SettingError
 from discreet.serving.openapi import ABOUT, ANSWERS
 
 _LARGEST_ANSWER = 64 << 20
+_WHOLE = 3  # times the timeout for a whole answer
+_ROUNDING = 1e-3  # of a probability that another library computed
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,12 @@ class RemoteServer:
     def about(self) -> About:
         """Return what the server expects, before anything is spent."""
         found = self._ask("GET", ABOUT, None)
-        try:
-            about = About(int(found["width"]), str(found["task"]), tuple(found["labels"]), int(found["max_rows"]))
-        except (KeyError, TypeError, ValueError):
-            raise self._strange() from None
-        if about.width < 1 or about.max_rows < 1 or not all(isinstance(name, str) for name in about.labels):
+        width, rows, task, labels = (found.get(name) for name in ("width", "max_rows", "task", "labels"))
+        if not all(type(number) is int and number >= 1 for number in (width, rows)):
             raise self._strange()
-        return about
+        if not isinstance(task, str) or not isinstance(labels, list) or not all(isinstance(x, str) for x in labels):
+            raise self._strange()
+        return About(int(width or 0), task, tuple(labels), int(rows or 0))
 
     def answers(self, vectors: npt.NDArray[Any], about: About) -> list[dict[str, Any]]:
         """Return the server's answer to each released vector, asked in parts that it takes."""
@@ -83,13 +88,13 @@ class RemoteServer:
         if not isinstance(answer, dict):
             raise self._strange()
         if about.task != "classification":
-            if not isinstance(answer.get("score"), int | float):
+            if not _finite(answer.get("score")):
                 raise self._strange()
             return {"score": float(answer["score"])}
         values, label = answer.get("probabilities"), answer.get("label")
         if label not in about.labels or not isinstance(values, list) or len(values) != len(about.labels):
             raise self._strange()
-        if not all(isinstance(value, int | float) for value in values):
+        if not all(_finite(value) and -_ROUNDING <= value <= 1 + _ROUNDING for value in values):
             raise self._strange()
         return {"label": label, "probability": float(values[about.labels.index(label)]), "probabilities": values}
 
@@ -117,24 +122,50 @@ class RemoteServer:
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=self.timeout)
+        late = threading.Event()
+
+        def cut_off() -> None:  # the timeout of a socket begins anew with every byte
+            late.set()
+            with suppress(OSError, AttributeError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(_WHOLE * self.timeout, cut_off)
+        timer.daemon = True
+        timer.start()
         try:
             headers = {"content-type": "application/json"} if body is not None else {}
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
             response = connection.getresponse()
             data = response.read(_LARGEST_ANSWER)
+            if late.is_set():
+                raise http.client.HTTPException("It was too slow")
             return response.status, _seconds(response.getheader("retry-after")), data
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if late.is_set():
+                raise OutputError(
+                    f"Expected a whole answer from {self.url!r} within {_WHOLE * self.timeout:g} s. It was cut off; "
+                    "check the address, or give a longer --timeout."
+                ) from None
             said = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise OutputError(
                 f"Expected a server at {self.url!r}. {said}. Start it with discreet serve, or check the address."
             ) from None
         finally:
+            timer.cancel()
             connection.close()
 
     def _strange(self) -> DataError:
         return DataError(
             f"Expected answers of a discreet server from {self.url!r}, found something else. Check the address."
         )
+
+
+def _finite(value: Any) -> bool:
+    """Return whether a value of JSON is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def body_of(rows: npt.NDArray[np.float32]) -> str:
