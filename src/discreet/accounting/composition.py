@@ -88,6 +88,7 @@ def parallel_composition(guarantees: Sequence[Guarantee]) -> Guarantee:
         delta=max(g.delta for g in guarantees),
         certified=all(g.certified for g in guarantees),
         reason=reasons or None,
+        caveats=frozenset().union(*(g.caveats for g in guarantees)),
         assumptions=(*stated, "the parts are disjoint and a record's part does not depend on its content"),
     )
 

@@ -29,7 +29,7 @@ from discreet.accounting.events import (
 from discreet.accounting.gdp import gaussian_noise
 from discreet.accounting.interpret import guarantee
 from discreet.core.checks import one_of, open_probability, positive, refuse, whole
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 NOISES = ("gaussian", "laplace", "l2-laplace")
 CALIBRATIONS = ("sound", "paper", "paper-printed")
@@ -156,7 +156,8 @@ class InstanceEncodingCost:
                 accountant=accountant,
             )
         claimed = self._claimed(positive("scale", scale), delta)
-        return Guarantee(claimed, delta, unit, Adjacency.REPLACE_ONE, "paper", False, stated, _REASON)
+        caveats = frozenset({Caveat.PAPER_CALIBRATION})
+        return Guarantee(claimed, delta, unit, Adjacency.REPLACE_ONE, "paper", False, stated, _REASON, caveats)
 
     def _claimed(self, scale: float, delta: float) -> float:
         if self.noise == "laplace":

@@ -40,10 +40,9 @@ from discreet.accounting.parts import Parts, take_apart
 from discreet.accounting.pure import pure_epsilon
 from discreet.accounting.renyi import renyi_delta, renyi_epsilon
 from discreet.core.checks import non_negative, one_of, probability, refuse
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
-_ESTIMATE = "the central limit theorem approximates the cost of sampled noise from below"
 
 
 def epsilon(
@@ -144,9 +143,10 @@ def guarantee(
     elif math.isinf(found):
         reason = f"the {accountant} accountant finds no epsilon at so small a delta"
     else:
-        reason = _ESTIMATE if accountant == "gdp" and parts.uses else None
+        reason = None
+    caveats = {Caveat.CENTRAL_LIMIT} if reason is None and accountant == "gdp" and parts.uses else set()
     stated = tuple(dict.fromkeys((*assumptions, *_assumed(parts, adjacency))))
-    return Guarantee(found, delta, unit, adjacency, accountant, reason is None, stated, reason)
+    return Guarantee(found, delta, unit, adjacency, accountant, reason is None, stated, reason, frozenset(caveats))
 
 
 def limit_mu(parts: Parts, adjacency: Adjacency) -> float:

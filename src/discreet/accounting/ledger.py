@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from discreet.accounting import ledger_lines
 from discreet.accounting.event_json import event_from_json, event_to_json
 from discreet.accounting.ledger_budget import Allowance
 from discreet.accounting.ledger_file import LedgerFile, Memory, Store
-from discreet.accounting.ledger_statement import Budget, Statement
+from discreet.accounting.ledger_statement import Budget, Statement, Terms
 from discreet.core.checks import non_negative, one_of, refuse
 from discreet.core.errors import LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Guarantee
 
-__all__ = ["Budget", "Ledger", "Receipt", "Statement"]
+__all__ = ["Budget", "Ledger", "Receipt", "Spends", "Statement", "Terms"]
 
 LONGEST_ID = 200
 
@@ -38,6 +38,14 @@ class Receipt:
     repeated: bool = False
     spent_again: bool = False
     durable: bool = True
+
+
+class Spends(Protocol):
+    """Anything that counts spends: a ledger, or the record of all trainings on the same people."""
+
+    def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> object:  # noqa: A002
+        """Count one use of a mechanism; raise if it is not allowed."""
+        ...
 
 
 class Ledger:
@@ -66,6 +74,7 @@ class Ledger:
         self._open = True
         self._settled = True
         self._allowance = Allowance(tally)
+        self.also: Spends | None = None  # whoever else counts each spend, before this ledger does
 
     @classmethod
     def open(
@@ -106,8 +115,18 @@ class Ledger:
             raise LedgerError(f"Expected a ledger at {str(path)!r}: {error.strerror}. Check the path.") from error
         return ledger_lines.read(data, str(path)).statement()
 
-    def spend(self, event: Any, id: str, *, secure: bool = False) -> Receipt:  # noqa: A002
+    def spend(
+        self,
+        event: Any,
+        id: str,  # noqa: A002
+        *,
+        secure: bool = False,
+        terms: Terms | None = None,
+    ) -> Receipt:
         """Count one use of a mechanism and return its receipt; call it before the noise is used.
+
+        `terms` are what its guarantee rests on. They are written into the ledger, and `guarantee` states them: with a
+        caveat, such as a fixed seed, the figure of the whole ledger is an estimate from then on.
 
         When it returns, the spend is on disk. When it raises, do not use the noise: nothing was counted, or, where the
         disk failed half-way, too much. BudgetError is raised before anything is written.
@@ -128,10 +147,16 @@ class Ledger:
                     "id names one draw of randomness: give this one another."
                 )
             if earlier is not None and not secure and id not in tally.secure:
+                if terms is not None and not terms.caveats <= tally.caveats:
+                    self._write(tally.conditions(terms))
                 return self._receipt(id, earlier, repeated=True)
             self._allowance.check(text, id)
             if number is None:
                 event_from_json(text)  # what could not be read back must not be written
+            if self.also is not None:
+                self.also.spend(event, id, secure=secure, terms=terms)
+            if terms != tally.terms:
+                self._write(tally.conditions(terms))
             if number is None or number != tally.in_force:
                 self._write(tally.declaration(text))
             self._write(tally.spend(id, secure))
@@ -177,6 +202,11 @@ class Ledger:
             return self._allowance.at_least(event_to_json(event), budget)
 
     @property
+    def name(self) -> str:
+        """The random name that this ledger was given when it was made; it ties its lines to one file."""
+        return self._tally.name
+
+    @property
     def statement(self) -> Statement:
         """What was spent so far, as a value."""
         return self._tally.statement()
@@ -196,10 +226,13 @@ class Ledger:
     ) -> Guarantee:
         """Return what all spends together guarantee at delta; without delta, at the budget's.
 
+        It states the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
+
         Guarantee: for the unit and adjacency the ledger was opened for, over every spend it holds.
         """
-        at = self.statement.delta(delta)
-        return self._allowance.price(self._allowance.counts(), at, accountant, tuple(assumptions))
+        statement = self.statement
+        found = self._allowance.price(self._allowance.counts(), statement.delta(delta), accountant)
+        return statement.stated(found, assumptions)
 
     def epsilon(self, delta: float | None = None, *, rounding: float = 0.05) -> float:
         """Return a bound on epsilon so far, cheap enough for every step of a progress bar.

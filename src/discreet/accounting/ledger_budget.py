@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 from discreet.accounting.event_json import event_from_json
 from discreet.accounting.ledger_lines import Tally
@@ -43,9 +42,7 @@ class Allowance:
         """Return how often each event was spent so far."""
         return Counts(dict(zip(self._tally.texts, self._tally.counts, strict=True)))
 
-    def price(
-        self, counts: Counts, delta: float, accountant: str = "pld", assumptions: tuple[str, ...] = ()
-    ) -> Guarantee:
+    def price(self, counts: Counts, delta: float, accountant: str = "pld") -> Guarantee:
         """Return what counts of events guarantee; asked again, from memory."""
         spent = [(text, count) for text, count in counts.items() if count]
         key = (tuple(spent), delta, accountant)
@@ -54,8 +51,7 @@ class Allowance:
                 self._prices.clear()
             event = composed([(event_from_json(text), count) for text, count in spent])
             self._prices[key] = priced(event, delta, self._tally.statement(), accountant)
-        found = self._prices[key]
-        return replace(found, assumptions=tuple(dict.fromkeys((*assumptions, *found.assumptions))))
+        return self._prices[key]
 
     def bound(self, delta: float, rounding: float) -> float:
         """Return an epsilon not below the one so far: that of counts rounded up, so that few are ever priced."""

@@ -1,10 +1,12 @@
 r"""The lines of a ledger: how they are written, how they are read back, and why a crash never hides a spend.
 
 A ledger is text, one JSON value a line. The first line says what it is for. An object puts an event in force, the
-first time with the event itself; an array is one spend of the event in force, with its id and whether the randomness
-was secure. Each line ends in a check: a hash of the check before it and of the line.
+first time with the event itself, or says what the guarantee of the spends after it rests on: assumptions and caveats.
+An array is one spend of the event in force under the terms in force, with its id and whether the randomness was secure.
+Each line ends in a check: a hash of the check before it and of the line.
 
     {"discreet-ledger":1,"name":"…","unit":"note","adjacency":"add/remove","budget":null,"check":"…"}
+    {"terms":{"assumptions":["…"],"caveats":["fixed-seed"]},"check":"…"}
     {"event":0,"is":{"GaussianDpEvent":{"noise_multiplier":1.0}},"check":"…"}
     ["step 1",0,"…"]
     ["step 2",0,"…"]
@@ -17,13 +19,14 @@ last write be garbled, at any byte; let L be the whole lines and t the torn rest
 - t is not empty: it is the remains of one line, by (1). If that line is a spend, it is a spend of the event in force
   after L, because the line that put it in force comes earlier and is whole, by (1). So counting one spend of that event
   counts t exactly, whatever is left of it. If the line puts an event in force, no spend of that event is on disk after
-  it, by (1), and counting nothing, or one spend of the event that was in force, is never too little.
+  it, by (1), and counting nothing, or one spend of the event that was in force, is never too little. The same holds of
+  a line that puts terms in force: no spend under them is on disk, and whoever spends next writes them again.
 
-So: a torn line counts as one spend of the event in force, unless it agrees with `{"event":` as far as it goes; with no
-event in force nothing can have been spent. No line is lost before it can be priced, so "torn, of unknown price" does
-not occur. A torn line stays in the file. Opening it for writing ends it with a tab, which no other line holds, and a
-mark that carries on the chain of checks; a mark that is torn in turn is ended by another. A line that has its newline
-and not its check is no crash but damage, and refused.
+So: a torn line counts as one spend of the event in force, unless it agrees with `{"event":` or `{"terms":` as far as it
+goes; with no event in force nothing can have been spent. No line is lost before it can be priced, so "torn, of unknown
+price" does not occur. A torn line stays in the file. Opening it for writing ends it with a tab, which no other line
+holds, and a mark that carries on the chain of checks; a mark that is torn in turn is ended by another. A line that has
+its newline and not its check is no crash but damage, and refused.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from discreet.accounting.event_json import event_from_value
-from discreet.accounting.ledger_statement import Budget, Statement
+from discreet.accounting.ledger_statement import Budget, Statement, Terms
 from discreet.core.errors import DiscreetError, LedgerError
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, Caveat
 
 VERSION = 1
-_DECLARES = b'{"event":'
+_DECLARES = (b'{"event":', b'{"terms":')
 _CHECK_BYTES = 8
 _TAIL = 2 * _CHECK_BYTES + 3  # the check in quotes and the bracket that closes the line
 _TORN_SPEND = re.compile(rb'(\["(?:[^"\\]|\\.)*",[01],)("?[0-9a-f]{0,16}"?\]?)')
@@ -88,6 +91,7 @@ class Tally:
     adjacency: Adjacency
     budget: Budget | None
     chain: bytes
+    name: str = ""
     events: list[Any] = field(default_factory=list)
     texts: dict[str, int] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
@@ -96,6 +100,8 @@ class Tally:
     secure: set[str] = field(default_factory=set)
     respent: int = 0
     torn: int = 0
+    terms: Terms | None = None  # in force; None in a ledger that was written before terms were recorded
+    rests_on: dict[Terms | None, None] = field(default_factory=dict)  # all terms so far, None for a spend without
     unfinished: bytes = b""  # what must be appended before the next line, when the last one is torn
 
     @property
@@ -106,7 +112,24 @@ class Tally:
     def statement(self) -> Statement:
         """Return what was spent, as a value."""
         spent = tuple((event, count) for event, count in zip(self.events, self.counts, strict=True) if count)
-        return Statement(self.unit, self.adjacency, self.budget, spent, self.respent, self.torn, self.ends_torn)
+        terms, unstated = Terms(), False
+        for each in self.rests_on:
+            terms, unstated = (terms, True) if each is None else (terms | each, unstated)
+        return Statement(
+            self.unit, self.adjacency, self.budget, spent, self.respent, self.torn, self.ends_torn, terms, unstated
+        )
+
+    @property
+    def caveats(self) -> frozenset[Caveat]:
+        """The caveats recorded so far."""
+        return frozenset().union(*(each.caveats for each in self.rests_on if each is not None))
+
+    def conditions(self, terms: Terms | None) -> bytes:
+        """Return the line that puts terms in force."""
+        value = None
+        if terms is not None:
+            value = {"assumptions": list(terms.assumptions), "caveats": sorted(terms.caveats)}
+        return seal(self.chain, b'{"terms":' + _dump(value) + b',"check":', b"}")
 
     def declaration(self, text: str) -> bytes:
         """Return the line that puts an event in force."""
@@ -152,11 +175,12 @@ class Tally:
         if known is None:
             assert self.in_force is not None
             self.counts[self.in_force] += 1
+            self.rests_on.setdefault(self.terms)
         else:
             self._count(*known)
 
     def _is_spend(self, torn: bytes) -> bool:
-        agrees = bool(torn) and torn[: len(_DECLARES)] == _DECLARES[: len(torn)]
+        agrees = bool(torn) and any(torn[: len(each)] == each[: len(torn)] for each in _DECLARES)
         return self.in_force is not None and not agrees
 
     def _torn_name(self, torn: bytes) -> tuple[str, bool] | None:
@@ -175,11 +199,18 @@ class Tally:
             raise ValueError("a spend with no event in force")
         self.respent += name in self.ids
         self.counts[self.in_force] += 1
+        self.rests_on.setdefault(self.terms)
         self.ids[name] = self.in_force
         if secure:
             self.secure.add(name)
 
     def _declare(self, value: dict[str, Any]) -> None:
+        if "terms" in value:
+            told = value["terms"]
+            self.terms = None if told is None else Terms(tuple(told["assumptions"]), frozenset(told["caveats"]))
+            if self.terms is not None:
+                self.rests_on.setdefault(self.terms)
+            return
         number = value["event"]
         if "is" in value:
             if number != len(self.events):
@@ -234,7 +265,7 @@ def _read_header(line: bytes, whole: bool, where: str) -> Tally:
     if not whole or check != _hash(line[:-_TAIL]):
         _damaged(where, 1, "its check is wrong")
     budget = None if value["budget"] is None else Budget(**value["budget"])
-    return Tally(value["unit"], Adjacency(value["adjacency"]), budget, check)
+    return Tally(value["unit"], Adjacency(value["adjacency"]), budget, check, str(value.get("name", "")))
 
 
 def _damaged(where: str, number: int, why: str) -> NoReturn:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
 from discreet.core.checks import positive, refuse
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 MOST_STEPS = 10_000_000
 
@@ -35,9 +35,45 @@ class Budget:
         object.__setattr__(self, "delta", float(self.delta))
 
 
+UNSTATED = "the randomness of every spend was secret: a seed that someone knows hides nothing"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the guarantee of a spend rests on: assumptions, as sentences, and caveats, as values.
+
+    They are written into the ledger with the spend, so that everyone who reads it states the same guarantee. They are
+    about the mechanism and never about a text.
+
+    >>> Terms(("the batches are secret",), {Caveat.FIXED_SEED}).caveats
+    frozenset({<Caveat.FIXED_SEED: 'fixed-seed'>})
+    """
+
+    assumptions: tuple[str, ...] = ()
+    caveats: frozenset[Caveat] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Keep plain tuples and sets."""
+        object.__setattr__(self, "assumptions", tuple(self.assumptions))
+        object.__setattr__(self, "caveats", frozenset(map(Caveat, self.caveats)))
+
+    @classmethod
+    def of(cls, found: Guarantee) -> Terms:
+        """Return the terms of a guarantee."""
+        return cls(found.assumptions, found.caveats)
+
+    def __or__(self, other: Terms) -> Terms:
+        """Return what both rest on together."""
+        return Terms(tuple(dict.fromkeys((*self.assumptions, *other.assumptions))), self.caveats | other.caveats)
+
+
 @dataclass(frozen=True)
 class Statement:
-    """What was spent, for which unit and adjacency: each distinct event with its count, in the order of first use."""
+    """What was spent, for which unit and adjacency: each distinct event with its count, in the order of first use.
+
+    `terms` are those of all spends together. `unstated` is true if some spend came without terms, as every spend of a
+    ledger that was written before terms were recorded.
+    """
 
     unit: str
     adjacency: Adjacency
@@ -46,6 +82,8 @@ class Statement:
     respent: int = 0
     torn: int = 0
     unfinished: bool = False
+    terms: Terms = Terms()
+    unstated: bool = False
 
     @property
     def spends(self) -> int:
@@ -62,9 +100,17 @@ class Statement:
     ) -> Guarantee:
         """Return what all spends together guarantee at delta; without delta, at the budget's.
 
+        It states the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
+
         Guarantee: for the unit and adjacency of the ledger, over every spend it holds.
         """
-        return priced(self.event, self.delta(delta), self, accountant, assumptions)
+        return self.stated(priced(self.event, self.delta(delta), self, accountant), assumptions)
+
+    def stated(self, found: Guarantee, assumptions: Sequence[str] = ()) -> Guarantee:
+        """Return a guarantee with the assumptions and caveats of this ledger."""
+        unstated = (UNSTATED,) if self.unstated and Caveat.FIXED_SEED not in self.terms.caveats else ()
+        said = dict.fromkeys((*assumptions, *self.terms.assumptions, *unstated, *found.assumptions))
+        return replace(found, assumptions=tuple(said)).with_caveats(self.terms.caveats)
 
     def remaining(self, event: Any) -> int:
         """Return how many more spends of an event the budget allows, looking no further than ten million."""

@@ -37,7 +37,7 @@ from discreet.accounting.gdp import (
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.interpret import guarantee
 from discreet.core.checks import one_of, positive, refuse, whole
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 SAMPLINGS = ("once", "fixed", "coins")
 CALIBRATIONS = ("sound", "paper", "paper-vector")
@@ -228,7 +228,8 @@ class LocalLayerCost:
             )
         step = self._paper_size * self.clip_norm / positive("noise_std", noise_std)
         claimed = gaussian_epsilon(central_limit_mu(step, self._paper_rate, self.steps), delta)
-        return Guarantee(claimed, delta, unit, Adjacency.REPLACE_ONE, "paper", False, (_ENCODER, _LABELS), _REASON)
+        stated, caveats = (_ENCODER, _LABELS), frozenset({Caveat.PAPER_CALIBRATION})
+        return Guarantee(claimed, delta, unit, Adjacency.REPLACE_ONE, "paper", False, stated, _REASON, caveats)
 
     @property
     def _paper_size(self) -> int:

@@ -149,6 +149,7 @@ def guarantee_of(values: Mapping[str, Any] | None) -> Guarantee | None:
         certified=bool(values["certified"]),
         assumptions=tuple(values["assumptions"]),
         reason=values["reason"],
+        caveats=frozenset(values.get("caveats", ())),  # trials written before caveats were recorded have none
     )
 
 

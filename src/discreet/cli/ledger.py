@@ -16,8 +16,6 @@ from discreet.core.guarantee import in_digits
 if TYPE_CHECKING:
     from discreet.accounting.ledger_statement import Statement
 
-# What a ledger cannot see, and every figure taken from it rests on.
-ASSUMED = ("the randomness of every spend was secret: a seed that someone knows hides nothing",)
 _MOST_KINDS = 8  # events for which it is worked out how many more would fit
 
 
@@ -35,7 +33,7 @@ def ledger(
         values = _values(path, statement, delta) if json else {}
         promise = None
         if delta is not None or statement.budget is not None:
-            promise = statement.guarantee(delta, assumptions=ASSUMED)
+            promise = statement.guarantee(delta)
         budget, room = statement.budget, _room(statement)
         spent = 0.0 if budget is None else statement.guarantee().epsilon
     if json:
@@ -75,7 +73,7 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
         "spent_again": statement.respent,
         "torn": statement.torn,
         "unfinished": statement.unfinished,
-        "guarantee": statement.guarantee(delta, assumptions=ASSUMED).as_dict() if known else None,
+        "guarantee": statement.guarantee(delta).as_dict() if known else None,
         "budget": None if statement.budget is None else vars(statement.budget),
         "remaining": [{"event": text.loads(event_to_json(event)), "spends": more} for event, more in _room(statement)],
     }

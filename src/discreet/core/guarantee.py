@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from discreet.core.checks import refuse
@@ -51,6 +52,37 @@ def strength(epsilon: float) -> Strength:
     return Strength.WEAK if epsilon <= 100 else Strength.NONE
 
 
+class Caveat(enum.StrEnum):
+    """A known reason why a figure is an estimate and not a proven bound; code tests these, never their sentences."""
+
+    FIXED_SEED = "fixed-seed"
+    TRAINED_ENCODER = "trained-encoder"
+    PRIVATE_PROJECTION = "private-projection"
+    VISIBLE_LABELS = "visible-labels"
+    CENTRAL_LIMIT = "central-limit"
+    PAPER_CALIBRATION = "paper-calibration"
+    PRIVATE_CLIENT = "private-client"
+
+    @property
+    def sentence(self) -> str:
+        """Why the figure is no bound, as the end of a sentence that begins with "because"."""
+        return _CAVEATS[self]
+
+
+_CAVEATS = {
+    Caveat.FIXED_SEED: "the noise was drawn from a fixed seed, and whoever knows it can remove the noise",
+    Caveat.TRAINED_ENCODER: "the encoder was trained on private text, and noise on its output does not pay for that",
+    Caveat.PRIVATE_PROJECTION: "the projection was learned from private text",
+    Caveat.VISIBLE_LABELS: (
+        "every vector is sent with its label as it is, which shows among how few sentences it was drawn; labels "
+        "reported by randomized response (label_epsilon) hide that"
+    ),
+    Caveat.CENTRAL_LIMIT: "the central limit theorem approximates the cost of sampled noise from below",
+    Caveat.PAPER_CALIBRATION: "the noise was calibrated by a published rule that is not a proven bound",
+    Caveat.PRIVATE_CLIENT: "the client's encoder or projection depends on private text",
+}
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """Epsilon and delta for a unit under an adjacency: a proven upper bound, or an estimate that says why.
@@ -68,9 +100,15 @@ class Guarantee:
     certified: bool = True
     assumptions: tuple[str, ...] = ()
     reason: str | None = None
+    caveats: frozenset[Caveat] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a guarantee."""
+        """Reject what cannot be a guarantee; with a caveat the figure is an estimate."""
+        object.__setattr__(self, "caveats", frozenset(map(Caveat, self.caveats)))
+        if self.caveats:
+            object.__setattr__(self, "certified", False)
+            if self.reason is None:
+                object.__setattr__(self, "reason", "; ".join(c.sentence for c in Caveat if c in self.caveats))
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise refuse("epsilon", self.epsilon, ">= 0", "Infinity means no guarantee.")
         if not 0 <= self.delta <= 1:
@@ -78,6 +116,25 @@ class Guarantee:
         if not self.certified and not self.reason:
             raise refuse("reason", self.reason, "given when certified is False", "Say why the figure is no bound.")
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
+
+    def with_caveats(self, caveats: Iterable[Caveat]) -> Guarantee:
+        """Return the same figure as an estimate, with the sentences of further caveats added to its reason.
+
+        Where nothing is guaranteed, the reason stays as it is: there is no figure to qualify.
+        """
+        added = frozenset(caveats) - self.caveats
+        if not added:
+            return self
+        told = [self.reason] if self.reason else []
+        if self.exists or not told:
+            told += [caveat.sentence for caveat in Caveat if caveat in added]
+        return replace(self, certified=False, reason="; ".join(told), caveats=self.caveats | added)
+
+    def without_caveat(self, caveat: Caveat) -> Guarantee:
+        """Return the guarantee as it would be without a caveat: certified if it was the only one."""
+        if self.caveats != {caveat} or not self.exists:
+            return self
+        return replace(self, certified=True, reason=None, caveats=frozenset())
 
     @property
     def exists(self) -> bool:
@@ -125,6 +182,7 @@ class Guarantee:
             "certified": self.certified,
             "assumptions": list(self.assumptions),
             "reason": self.reason,
+            "caveats": sorted(self.caveats),
         }
 
 

@@ -17,7 +17,7 @@ from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
 from discreet.calibration.grid import Planned
 from discreet.core.errors import SettingError, UnsupportedError
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import parse
 from discreet.core.types import Leakage, Trial
@@ -45,7 +45,7 @@ from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import evaluate, matched, predict
 from discreet.training.loop import train
-from discreet.training.private import GIVEN_SEED, step_cost
+from discreet.training.private import step_cost
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -191,9 +191,8 @@ def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> 
 
 def of_the_setting(found: Guarantee) -> Guarantee:
     """Return what a setting guarantees where only the seed of a trial's noise stands in the way of a proof."""
-    if found.certified or found.reason != GIVEN_SEED:
-        return found
-    return replace(found, certified=True, reason=None, assumptions=(*found.assumptions, _SETTING))
+    proven = found.without_caveat(Caveat.FIXED_SEED)
+    return found if proven is found else replace(proven, assumptions=(*found.assumptions, _SETTING))
 
 
 def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.instance_encoding import Load
-from discreet.core.guarantee import Guarantee, in_digits
+from discreet.core.guarantee import Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.protections.instance_encoding import ROUNDING, InstanceEncoding
 from discreet.protections.representation import Rows, clip, most_rows, soft_targets, steps_at_once
@@ -228,6 +228,9 @@ def load_of(partners: Rows, weights: np.ndarray[tuple[int, ...], np.dtype[np.flo
 def stated(asked: InstanceEncoding, found: Guarantee) -> Guarantee:
     """Return a guarantee with its assumptions; under the paper's calibration its claim, with the true figure said."""
     said = (*found.assumptions, ENCODER, WEIGHTS, *((PUBLIC_LABELS,) if asked.labels == "public" else ()))
+    said = tuple(dict.fromkeys(said))
+    if asked.projection is not None and not asked.projection.public and found.exists:
+        found = found.with_caveats({Caveat.PRIVATE_PROJECTION})
     if asked.calibration == "sound" or not found.exists:
         return dataclasses.replace(found, assumptions=said)
     true = in_digits(found.epsilon) if math.isfinite(found.epsilon) else "infinite"
@@ -235,6 +238,13 @@ def stated(asked: InstanceEncoding, found: Guarantee) -> Guarantee:
         f"the published calibration takes half the distance of two clipped vectors or less and counts no composition; "
         f"the epsilon of this noise is {true}"
     )
+    caveats = found.caveats | {Caveat.PAPER_CALIBRATION}
     return dataclasses.replace(
-        found, epsilon=asked.epsilon, certified=False, accountant="paper", reason=reason, assumptions=said
+        found,
+        epsilon=asked.epsilon,
+        certified=False,
+        accountant="paper",
+        reason=reason,
+        assumptions=said,
+        caveats=caveats,
     )

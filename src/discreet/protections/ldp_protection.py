@@ -16,7 +16,7 @@ from torch import Tensor
 
 from discreet.accounting.local_layer import LocalLayerCost, Sending
 from discreet.core.checks import refuse
-from discreet.core.guarantee import Adjacency, Guarantee, in_digits
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.protections.ldp_layer import LDPLayer, layer_cost
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 _PUBLIC = "the projection was learned from public text"
 _LABELS_OPEN = "labels are public and not protected"
 _LABELS_HIDDEN = "labels were reported by randomized response, counted in the same figure"
-_LABELS_TELL = (
-    "every vector is sent with its label as it is, which shows among how few sentences it was drawn; labels reported "
-    "by randomized response (label_epsilon) hide that"
-)
 _LENGTH = "the number of tokens of a text is public"
 _HIDDEN = "the server does not learn which sentences were drawn, nor in what order"
 
@@ -166,18 +162,17 @@ class LocalLayer:
             said = (*said, _HIDDEN)
         if self.position == "token":  # the mean over more tokens has less noise
             said = (*said, _LENGTH)
+        doubts = set()
+        if not self.projection.public:
+            doubts.add(Caveat.PRIVATE_PROJECTION)
+        if self.label_epsilon is None and not self.stored and self.sending.drawn < self.sending.pool:
+            doubts.add(Caveat.VISIBLE_LABELS)
         if self.claimed is not None:
             proven = f"{self.claimed.reason}; the proven figure at the same delta is {in_digits(found.epsilon)}"
-            return replace(self.claimed, unit=found.unit, delta=found.delta, reason=proven)
+            stated = replace(self.claimed, unit=found.unit, delta=found.delta, reason=proven)
+            return stated.with_caveats(found.caveats | doubts)
         found = replace(found, assumptions=tuple(dict.fromkeys((*found.assumptions, *said))))
-        doubts = [] if found.certified else [str(found.reason)]
-        if not self.projection.public:
-            doubts.append("the projection was learned from private text")
-        if self.label_epsilon is None and not self.stored and self.sending.drawn < self.sending.pool:
-            doubts.append(_LABELS_TELL)
-        if not found.exists or not doubts:
-            return found
-        return replace(found, certified=False, reason="; ".join(doubts))
+        return found.with_caveats(doubts) if found.exists else found
 
 
 def shape_model(

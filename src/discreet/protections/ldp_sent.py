@@ -46,7 +46,7 @@ class SentOnce:
             one = price(with_label(self.protect.training.event, self.response), found.delta, Adjacency.REPLACE_ONE)
             each = f"each alone has epsilon {in_digits(one)}"
             said = f"it is the sum over up to {self.rows} sentences of one {found.unit}; {each}"
-            found = replace(found, assumptions=(*found.assumptions, said))
+            found = replace(found, assumptions=tuple(dict.fromkeys((*found.assumptions, said))))
         return self.protect.stated(found)
 
     def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

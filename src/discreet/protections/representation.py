@@ -27,7 +27,6 @@ Rows = npt.NDArray[np.int64]
 C = TypeVar("C")
 
 _AT_ONCE, _NUMBERS = 64, 1 << 24  # steps, and numbers, that are drawn together at most
-TRAINED_ENCODER = "the encoder was trained on private text, and noise on its output does not pay for that"
 
 
 class TextProtection(Protocol):

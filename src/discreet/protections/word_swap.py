@@ -21,7 +21,7 @@ import torch
 
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.errors import DataError
-from discreet.core.guarantee import Adjacency, Guarantee, in_digits
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import TextRelease
 from discreet.protections.representation import Place
@@ -211,8 +211,10 @@ class WordSwap:
         """Return the guarantee of a rewritten corpus with what is visible, and the cost of one word beside it."""
         word = f"each {self._word} alone has epsilon = {in_digits(self.epsilon_per_word, 6)} and delta = 0"
         if not found.exists:
-            return dataclasses.replace(found, reason=f"{found.reason}; {word}")
-        return dataclasses.replace(found, assumptions=(*found.assumptions, *self._of_texts, word))
+            told = str(found.reason)
+            return found if word in told else dataclasses.replace(found, reason=f"{told}; {word}")
+        said = dict.fromkeys((*found.assumptions, *self._of_texts, word))
+        return dataclasses.replace(found, assumptions=tuple(said))
 
     def rewrite(self, corpus: C, rng: Rng) -> C:
         """Return a corpus with every text rewritten; labels, units and splits stay."""
@@ -296,6 +298,4 @@ def honest(stated: Guarantee, secret: bool) -> Guarantee:
     """Return a guarantee as it is, or as an estimate if the randomness was not secret."""
     if secret or not stated.exists:
         return stated
-    return dataclasses.replace(
-        stated, certified=False, reason="the randomness came from a given seed, and whoever knows it can undo it"
-    )
+    return stated.with_caveats({Caveat.FIXED_SEED})

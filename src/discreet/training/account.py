@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from discreet.accounting.ledger import Ledger
+from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.checks import open_probability
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.protections.representation import TRAINED_ENCODER, Live, Once, TextProtection
-from discreet.training.private import as_drawn, delta_for, refuse_unit
+from discreet.protections.representation import Live, Once, TextProtection
+from discreet.training.private import delta_for, refuse_unit, terms_of
 
 ASSUMPTIONS = (
-    "noise and partners come from a secret seed, drawn by the operating system and deleted afterwards",
     "the number of rows of every unit, the settings and the encoder's first weights are public",
     "held-out rows are not protected: utility figures are computed on them",
 )
@@ -51,7 +52,26 @@ class Account:
 
     def guarantee(self) -> Guarantee:
         """Return what was spent so far guarantees: a bound only for a frozen encoder and a secret seed."""
-        found = as_drawn(self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS), self.secret)
-        if found.exists and not self.paid:
-            found = replace(found, certified=False, reason=TRAINED_ENCODER)
+        terms = self._drawn
+        found = self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
         return self.about.stated(found)
+
+    def spend(self, event: Any, name: str) -> None:
+        """Count one use in the ledger, with what its guarantee rests on."""
+        self.ledger.spend(event, name, terms=self.terms)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """What the guarantee rests on, as it is written into the ledger: all that is stated for any figure.
+
+        A published calibration that is no bound is left out: the ledger prices the noise that was drawn, by a proof.
+        """
+        drawn, told = self._drawn, self.ledger.statement
+        one = Guarantee(1.0, self.delta, told.unit, told.adjacency, "pld", assumptions=drawn.assumptions)
+        found = drawn | Terms.of(self.about.stated(one.with_caveats(drawn.caveats)))
+        return Terms(found.assumptions, found.caveats - {Caveat.PAPER_CALIBRATION})
+
+    @property
+    def _drawn(self) -> Terms:
+        found = terms_of(self.secret, ASSUMPTIONS)
+        return found if self.paid else Terms(found.assumptions, found.caveats | {Caveat.TRAINED_ENCODER})

@@ -143,7 +143,7 @@ class HiddenStep:
         """Draw a batch, count it, hide its vectors and learn from them."""
         drawn = draw_hidden(self.sampler, step, len(self.rows), self.source)
         event, name = self.live.cost(step, step // self.per_epoch, len(drawn))
-        self.account.ledger.spend(event, f"{self.run} {name}".strip())
+        self.account.spend(event, f"{self.run} {name}".strip())
         if not len(drawn):  # counted all the same: that a step may send nothing is part of its price
             return None, 0
         self.source.fork("dropout", step).seed_torch(self.model.device)

@@ -20,11 +20,11 @@ import torch
 
 from discreet.accounting.events import DpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee as promise
-from discreet.accounting.ledger import Budget, Ledger
+from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.local_layer import Sending
 from discreet.core.checks import refuse, whole
 from discreet.core.errors import DataError
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Tokens, tokenise
@@ -37,7 +37,6 @@ from discreet.training.evaluate import represent
 from discreet.training.local_mixed import Mixed
 from discreet.training.local_sealed import Sealed, same_work
 from discreet.training.local_server import ServerSide
-from discreet.training.private import as_drawn
 
 __all__ = ["ServerSide", "UserSide", "person_ledger", "queries_of"]
 
@@ -45,6 +44,7 @@ UNIT = "sentence"
 PERSON = "person"
 _DRAWS = 3  # how often a query among decoys is drawn, on average
 PUBLIC = "the encoder and the projection are public: no private text went into them"
+SECRET_SEED = "the noise of every query comes from a secret seed, drawn by the operating system"
 _ONE_EACH = "each sentence is sent once: one that is sent again costs again"
 _LENGTH = "the number of tokens of a text is public"
 _TEXTS = "whoever owns several sentences owns the sum of their costs"
@@ -109,6 +109,7 @@ class UserSide:
         """
         tokens = same_work(self.tokens(texts, second), self.model)
         if isinstance(self.model.query, TokenQuery):  # its noise is drawn between states and pooling
+            self.model.query.source = self.rng.fork(self._session, self._next())  # the source that is stated
             released = represent(self.model, tokens)
         else:
             coordinates = self.path.coordinates(represent(self.model, tokens))
@@ -215,7 +216,8 @@ class UserSide:
 
     def _spend(self, event: DpEvent) -> None:
         self._count += 1
-        self.ledger.spend(event, id=f"query {self._session} {self._count}", secure=True)
+        terms = Terms(self._assumptions, self._caveats)
+        self.ledger.spend(event, id=f"query {self._session} {self._count}", secure=True, terms=terms)
 
     def _promise(self, event: DpEvent) -> Guarantee:
         found = promise(
@@ -230,12 +232,17 @@ class UserSide:
     @property
     def _assumptions(self) -> tuple[str, ...]:
         length = (_LENGTH,) if isinstance(self.model.query, TokenQuery) else ()  # which the noise of a mean tells
-        return ((PUBLIC,) if self.public else ()) + length
+        secret = (SECRET_SEED,) if self.rng.is_secret else ()
+        return secret + ((PUBLIC,) if self.public else ()) + length
+
+    @property
+    def _caveats(self) -> frozenset[Caveat]:
+        private = frozenset() if self.public else frozenset({Caveat.PRIVATE_CLIENT})
+        return private if self.rng.is_secret else private | {Caveat.FIXED_SEED}
 
     def _stated(self, found: Guarantee) -> Guarantee:
-        if not self.public:
-            return replace(found, certified=False, reason=self.reason)
-        return as_drawn(found, self.rng)
+        stated = found.with_caveats(self._caveats)
+        return stated if self.public or not self.rng.is_secret else replace(stated, reason=self.reason)
 
 
 def queries_of(texts: Sequence[str], second: Sequence[str] | None = None) -> Corpus:

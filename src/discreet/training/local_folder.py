@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.errors import ModelError
+from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.core.settings import dump, read
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
@@ -23,7 +24,6 @@ from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_projection import Projection
 from discreet.protections.ldp_protection import shape_model
 from discreet.protections.ldp_query import LocalQuery, QueryPath
-from discreet.protections.representation import TRAINED_ENCODER
 from discreet.training.local import UserSide, person_ledger
 from discreet.training.local_server import ServerSide, linear
 from discreet.training.tensors import load_tensors, save_tensors
@@ -81,8 +81,11 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDP
     query = model.query
     assert isinstance(query, LocalQuery)
     path = query.path(model.head)
-    frozen = model.settings.frozen and protect.claimed is None
-    reason = None if frozen else TRAINED_ENCODER if not model.settings.frozen else protect.claimed.reason  # type: ignore[union-attr]
+    reasons = [] if model.settings.frozen else [Caveat.TRAINED_ENCODER.sentence]
+    if not protect.projection.public:
+        reasons.append(Caveat.PRIVATE_PROJECTION.sentence)
+    if model.settings.frozen and protect.claimed is not None:
+        reasons.append(str(protect.claimed.reason))
     client = folder / CLIENT
     client.mkdir(parents=True, exist_ok=True)  # a run that was stopped while it was written goes on here
     layer = path.layer
@@ -102,8 +105,8 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDP
         delta=protect.delta,
         queries=asked.queries,
         learned_from=path.projection.source,
-        public=frozen and path.projection.public,
-        reason=reason,
+        public=not reasons,
+        reason="; ".join(reasons) or None,
         task=model.task,
         label_names=model.label_names,
     )

@@ -103,7 +103,7 @@ def train(
             from discreet.training.stored import rewrite_once
 
             assert secret is not None and ledger is not None
-            split = rewrite_once(split, protect, ledger, secret)
+            split = rewrite_once(split, protect, ledger, secret, delta)
             if held_out is not None and protect.rewrites_queries:
                 held_out = protect.rewrite(held_out, secret.fork("held out"))
         elif at_vectors(protect):

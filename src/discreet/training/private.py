@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.events import DpEvent
-from discreet.accounting.ledger import Ledger
+from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
 from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.errors import LedgerError
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
@@ -35,13 +35,12 @@ Rows = npt.NDArray[np.int64]
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 17}
 _TRIED_ROWS, _TRIED_TOKENS = 6, 16  # of the made-up batch on which a model is tried for mixing its rows
 
+SECRET_SEED = "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards"
 ASSUMPTIONS = (
-    "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards",
     "the number of units, the names of the labels, the settings and the encoder's first weights are public",
     "held-out rows are not protected: utility figures are computed on them",
     "rounding aside, a unit's gradient does not depend on who else is in its batch",
 )
-GIVEN_SEED = "the noise came from a seed that was given, and whoever knows it can take the noise away"
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,13 @@ class PrivateStep:
 
     def guarantee(self) -> Guarantee:
         """Return what all steps so far guarantee: a bound only if nobody could know the seed of the noise."""
-        return as_drawn(self.ledger.guarantee(self.delta, assumptions=ASSUMPTIONS), self.secret)
+        terms = self.terms
+        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+
+    @property
+    def terms(self) -> Terms:
+        """What the guarantee of every step rests on, as it is written into the ledger."""
+        return terms_of(self.secret, ASSUMPTIONS)
 
     @property
     def source(self) -> Rng:
@@ -191,7 +196,7 @@ class PrivateStep:
         drawn = self.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         event, name = step_cost(self.protect, self.sampler, step, len(self.units))
         # The name holds what decides the draw: with another secret, corpus or setting it is another spend.
-        self.ledger.spend(event, f"{self.run} {name}".strip())
+        self.ledger.spend(event, f"{self.run} {name}".strip(), terms=self.terms)
         sums, loss, count = self.gather(drawn, step)
         released = self.protect.release(sums, self.source.fork("noise", step))
         divisor = self.sampler.expected_size(len(self.units))
@@ -230,10 +235,13 @@ class PrivateStep:
 
 
 def as_drawn(found: Guarantee, source: Rng) -> Guarantee:
-    """Return a guarantee as it stands for noise from this source: an estimate where its seed was given."""
-    if source.is_secret or not found.exists:
-        return found
-    return replace(found, certified=False, reason=GIVEN_SEED)
+    """Return a guarantee as it stands for noise from this source: an estimate where its seed is fixed."""
+    return found if source.is_secret or not found.exists else found.with_caveats({Caveat.FIXED_SEED})
+
+
+def terms_of(source: Rng, assumptions: tuple[str, ...]) -> Terms:
+    """Return what a spend rests on whose noise comes from this source: that its seed is secret, or that it is not."""
+    return Terms((SECRET_SEED, *assumptions)) if source.is_secret else Terms(assumptions, {Caveat.FIXED_SEED})
 
 
 def delta_for(units: int) -> float:

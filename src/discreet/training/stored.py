@@ -23,14 +23,16 @@ from discreet.training.local_head import fit_classes, fit_score
 from discreet.training.steps import OpenStep, Parts
 
 
-def release_once(rows: Vectors, once: Once, ledger: Ledger, run: str) -> Vectors:
+def release_once(rows: Vectors, once: Once, account: Account, run: str) -> Vectors:
     """Return the vectors as they leave; the cost is in the ledger before the noise is used."""
-    ledger.spend(once.event, f"{run} release")
+    account.spend(once.event, f"{run} release")
     vectors, targets = once(rows.vectors, rows.targets)
     return Vectors(vectors, targets, rows.truncated)
 
 
-def rewrite_once(corpus: Corpus, protect: TextProtection, ledger: Ledger, secret: Rng) -> Corpus:
+def rewrite_once(
+    corpus: Corpus, protect: TextProtection, ledger: Ledger, secret: Rng, delta: float | None = None
+) -> Corpus:
     """Return a corpus as it is rewritten; the cost is in the ledger before anything random is drawn.
 
     The name of the spend holds what decides the draw: the texts, the settings and the secret.
@@ -39,7 +41,8 @@ def rewrite_once(corpus: Corpus, protect: TextProtection, ledger: Ledger, secret
     for text in (*corpus.texts, *(corpus.second or ())):
         found.update(text.encode() + b"\0")
     run = found.hexdigest()[:16]
-    ledger.spend(protect.cost(corpus), f"{run} rewrite")
+    account = Account.of(ledger, secret, delta, corpus, protect)
+    account.spend(protect.cost(corpus), f"{run} rewrite")
     return protect.rewrite(corpus, secret.fork("rewrite", run))
 
 
@@ -67,7 +70,7 @@ def stored_step(
         run = identity(model, rows, settings, said, parts.rng)[:16]
         once = protect.once(corpus.unit_index, model.width, model.classes, secret.fork("release", run))
         account = Account.of(ledger, secret, delta, corpus, once)
-        rows = release_once(rows, once, ledger, run)
+        rows = release_once(rows, once, account, run)
         solved = solve_head(model, rows, once)
     sampler = parts.shuffled(len(rows))
     return StoredStep(
