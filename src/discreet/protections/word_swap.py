@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from discreet.core.checks import one_of, open_probability, positive, refuse
+from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
@@ -196,6 +197,8 @@ class WordSwap:
 
     def release(self, texts: Sequence[str], rng: Rng) -> TextRelease:
         """Return rewritten texts with the guarantee of the longest."""
+        if rng.is_secret and not rng.is_secure:  # a secret that is used again must not repeat its draws on other texts
+            rng = rng.fork("release", int(rng.words(1)[0]), digest(NOISE_FORMAT, self, tuple(texts)))
         rewritten, changes = self.swap(texts, rng)
         return TextRelease(rewritten, guarantee=self.text_guarantee(max(1, changes.longest), secret=rng.is_secret))
 

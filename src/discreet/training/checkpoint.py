@@ -6,7 +6,6 @@ the next step are all there is to keep. A checkpoint is one safetensors file, re
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.errors import ModelError
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
@@ -25,6 +25,7 @@ from discreet.training.tensors import load_tensors, save_tensors
 
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
+FORMAT = 2  # 1: splits, noise and the identity of a training were drawn in other ways
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
     tensors |= {f"best.{name}": value for name, value in at.best_weights.items()}
     tensors |= {f"averaged.{name}": value for name, value in at.averaged.items()}
     about = {
+        "format": FORMAT,
         "identity": identity,
         "step": at.step,
         "epoch": at.epoch,
@@ -74,7 +76,7 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
     if not path.exists():
         return Progress()
     tensors, said = load_tensors(path)
-    about = json.loads(said["progress"])
+    about = _of_this_format(folder, json.loads(said["progress"]))
     if about["identity"] != identity:
         raise ModelError(
             f"Expected the settings and data with which {str(folder)!r} was begun. Something changed since; "
@@ -109,18 +111,41 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
     )
 
 
-def identity(model: Classifier, rows: Tokens | Vectors, settings: TrainSettings, step: object, rng: Rng) -> str:
-    """Return a fingerprint of all that decides where a training ends, so that only the same one is resumed."""
-    text = hashlib.sha256()
-    key = rng.fork("identity").words(2).tolist()
+def identity(
+    model: Classifier, rows: Tokens | Vectors, settings: TrainSettings, step: object, rng: Rng, start: str
+) -> str:
+    """Return a hash of all that decides where a training ends: only the same one is resumed, and counted once.
+
+    `start` is the hash of the weights it starts from (`digest.weights`), taken before anything changes them: the same
+    secret on other weights is another training, with noise of its own and a price of its own.
+    """
     with autocast(model.device, settings.precision) as cast:
         format_used = (model.device.type, cast.fast_dtype if torch.is_autocast_enabled(model.device.type) else None)
-    said = (settings, step, model.settings, model.label_names, model.fingerprint, format_used, key)
-    text.update(repr(said).encode())
-    tensors = rows.columns.values() if isinstance(rows, Tokens) else [rows.vectors]
-    for tensor in (*tensors, rows.targets):
-        text.update(tensor.cpu().numpy().tobytes())
-    return text.hexdigest()
+    about = (settings, step, model.settings, model.label_names, model.fingerprint, format_used, rng, start)
+    columns = rows.columns if isinstance(rows, Tokens) else {"vectors": rows.vectors}
+    return digest(NOISE_FORMAT, about, columns, rows.targets)
+
+
+def refuse_older(folder: Path) -> None:
+    """Reject an unfinished run of an earlier version, before anything of it is opened or changed."""
+    path = folder / NAME
+    try:
+        about = json.loads(load_tensors(path)[1]["progress"]) if path.exists() else {"format": FORMAT}
+    except (ModelError, KeyError, ValueError):
+        return  # a damaged one is rejected when it is loaded
+    _of_this_format(folder, about)
+
+
+def _of_this_format(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    found = about.get("format", 1)
+    if found != FORMAT:
+        raise ModelError(
+            f"Expected an unfinished run of format {FORMAT} in {str(folder)!r}, got format {found}. It was started by "
+            f"{'an earlier' if found < FORMAT else 'a later'} version, which drew splits and noise in another way, so "
+            "it cannot be resumed with the same result. Resume it with the version that started it, or train again "
+            "with another --out. What its ledger counts stays spent."
+        )
+    return about
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.checks import refuse
+from discreet.core.digest import digest
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
@@ -98,8 +99,8 @@ class HiddenStep:
             if sampler != counted:
                 raise refuse("sampler", sampler, f"{counted}, as counted", "Leave it out.")
             if secret.is_secret:  # another training with the same secret must not draw the same noise
-                said = (protect, sampler, secret.fork("identity").words(2).tolist())
-                source = secret.fork("training", identity(model, rows, settings, said, parts.rng))
+                said = (protect, sampler, secret, digest(public))
+                source = secret.fork("training", identity(model, rows, settings, said, parts.rng, parts.start))
         live = protect.live(len(rows), model.width, model.classes, source, model.device)
         account = Account.of(ledger, secret, delta, corpus, live, model.settings.frozen)
         return cls(model, parts.optimizer, protect, rows, public, sampler, live, account, settings, source)
@@ -122,9 +123,8 @@ class HiddenStep:
         return self.sampler.steps_per_epoch(len(self.rows))
 
     def describe(self) -> object:
-        """Return the sampler, the protection, the amount of public text and a fingerprint of the secret."""
-        public = None if self.public is None else len(self.public)
-        return self.sampler, self.protect, public, self.account.secret.fork("identity").words(2).tolist()
+        """Return the sampler, the protection, the public text and the secret, all of which are hashed."""
+        return self.sampler, self.protect, self.public, self.account.secret
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from discreet.core.checks import refuse
+from discreet.core.digest import weights
 from discreet.core.errors import BudgetError, DataError, UnsupportedError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
@@ -95,6 +96,8 @@ def train(
         )
     split = matched_split(corpus, model, "train")
     settings = complete(settings, model, protect, split)
+    # The outputs of a frozen encoder are hashed with the rows.
+    start = weights(model, leave_out="encoder" if model.settings.frozen else None)
     with ExitStack() as opened:
         if protect is not None:
             secret, ledger = _opened(protect, settings, split, secret, ledger, workspace, opened)
@@ -112,7 +115,7 @@ def train(
             protect.begin(model, secret)
         rows = ready(model, split, cache, settings.precision, watch)
         validation = None if held_out is None else ready(model, held_out, cache, settings.precision)
-        parts = Parts(model, optimizer_for(model, settings), settings, rng, sampler)
+        parts = Parts(model, optimizer_for(model, settings), settings, rng, sampler, start)
         step: Step
         if secret is None or ledger is None or protect is None:
             step = OpenStep(model, parts.optimizer, rows, parts.shuffled(len(rows)), rng, settings)
@@ -129,7 +132,7 @@ def train(
             )
         opened.callback(torch.set_num_threads, torch.get_num_threads())  # going on sets those of the beginning
         opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
-        name = identity(model, step.rows, settings, step.describe(), rng)
+        name = identity(model, step.rows, settings, step.describe(), rng, start)
         step.run = name[:16]
         run = _Run(model, parts.optimizer, step, validation, settings, workspace, name)
         return run.go(checkpoint_seconds, watch, should_stop)

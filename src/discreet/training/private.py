@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,9 +159,8 @@ class PrivateStep:
         return self.sampler.steps_per_epoch(len(self.units))
 
     def describe(self) -> object:
-        """Return the sampler, the protection, who owns which row, and a fingerprint of the secret."""
-        owners = hashlib.sha256(self.units.rows.tobytes() + self.units.starts.tobytes()).hexdigest()
-        return self.sampler, self.protect, owners, self.secret.fork("identity").words(2).tolist()
+        """Return the sampler, the protection, who owns which row, and the secret, all of which are hashed."""
+        return self.sampler, self.protect, self.units, self.secret
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
@@ -241,7 +239,9 @@ def as_drawn(found: Guarantee, source: Rng) -> Guarantee:
 
 def terms_of(source: Rng, assumptions: tuple[str, ...]) -> Terms:
     """Return what a spend rests on whose noise comes from this source: that its seed is secret, or that it is not."""
-    return Terms((SECRET_SEED, *assumptions)) if source.is_secret else Terms(assumptions, {Caveat.FIXED_SEED})
+    return (
+        Terms((SECRET_SEED, *assumptions)) if source.is_secret else Terms(assumptions, frozenset({Caveat.FIXED_SEED}))
+    )
 
 
 def delta_for(units: int) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from discreet.clipping.tape import Tape
+from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease
@@ -61,7 +62,7 @@ def protected_release(
     """
     from discreet.accounting.interpret import guarantee
 
-    rng = fresh(rng)
+    rng = fresh(rng, model, batch, protect)
     sums, lengths = _sums(model, batch, protect, rng.fork("directions"))
     released = protect.release(sums, rng.fork("noise"))
     units = float(batch.unit_count)
@@ -104,7 +105,7 @@ def hidden_release(
     from discreet.training.hidden import hidden_batch, hidden_losses, refuse_units, same_kind
 
     protect.check(len(batch), len(batch))
-    rng = fresh(rng)
+    rng = fresh(rng, model, batch, protect, public)
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
     other = None
     if protect.needs_public:
@@ -138,12 +139,14 @@ def hidden_release(
     )
 
 
-def fresh(rng: Rng) -> Rng:
+def fresh(rng: Rng, *released: Any) -> Rng:
     """Return a source of a release's own: two releases from one secret must not share their noise.
 
-    A seed that was given repeats a release, which is what it is for; the guarantee is then an estimate.
+    It holds a number drawn from the source and a hash of all that is released: the model, the rows and the protection.
+    So another source made from the same secret repeats its noise only for the same release. A fixed seed repeats its
+    noise, which is what it is for; the guarantee is then an estimate.
     """
-    return rng.fork("release", int(rng.words(1)[0])) if rng.is_secret else rng
+    return rng.fork("release", int(rng.words(1)[0]), digest(NOISE_FORMAT, released)) if rng.is_secret else rng
 
 
 def of_one_release(event: Any, about: Once | Live, corpus: Corpus, rng: Rng, delta: float | None) -> Guarantee:

@@ -53,7 +53,7 @@ def representation_release(
     rows = encode(model, corpus, cache, "float32")
     if protect is None:
         return RepresentationRelease(rows.vectors.clone(), rows.targets), _alone(len(rows))
-    rng = fresh(rng)
+    rng = fresh(rng, model, corpus, protect, public, batch_size, epochs)
     if protect.stored:
         return _stored_vectors(model, corpus, protect, rows, rng, delta)
     others = None

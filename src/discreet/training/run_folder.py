@@ -82,6 +82,8 @@ def workspace_of(out: Path, *, resume: bool) -> Path:
         raise OutputError(f"Expected no folder at {str(out)!r}. It exists; choose another --out, or delete it.")
     if resume and not workspace.exists():
         raise OutputError(f"Expected an unfinished run at {str(workspace)!r}. There is none; start without --resume.")
+    if resume:
+        checkpoint.refuse_older(workspace)
     if workspace.exists() and not resume:
         if (workspace / checkpoint.NAME).exists() or any(workspace.glob("ledger*")):
             raise OutputError(

@@ -72,6 +72,7 @@ class Parts:
     settings: TrainSettings
     rng: Rng
     sampler: Sampler | None = None
+    start: str = ""  # the hash of the weights that training starts from
 
     def shuffled(self, rows: int) -> Sampler:
         """Return the sampler that was asked for, or every row in turn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.checks import refuse
+from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
@@ -35,12 +35,9 @@ def rewrite_once(
 ) -> Corpus:
     """Return a corpus as it is rewritten; the cost is in the ledger before anything random is drawn.
 
-    The name of the spend holds what decides the draw: the texts, the settings and the secret.
+    The name of the spend holds what decides the draw: the texts, who owns them, the settings and the secret.
     """
-    found = hashlib.sha256(repr((protect, secret.fork("identity").words(2).tolist())).encode())
-    for text in (*corpus.texts, *(corpus.second or ())):
-        found.update(text.encode() + b"\0")
-    run = found.hexdigest()[:16]
+    run = digest(NOISE_FORMAT, protect, secret, corpus.texts, corpus.second, corpus.unit_index)[:16]
     account = Account.of(ledger, secret, delta, corpus, protect)
     account.spend(protect.cost(corpus), f"{run} rewrite")
     return protect.rewrite(corpus, secret.fork("rewrite", run))
@@ -66,8 +63,8 @@ def stored_step(
             remedy = "Vectors are released once, so the encoder keeps its weights."
             raise refuse("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
         protect.check(settings.batch_size, len(rows))
-        said = (protect, secret.fork("identity").words(2).tolist(), corpus.unit_index.tobytes())
-        run = identity(model, rows, settings, said, parts.rng)[:16]
+        said = (protect, secret, corpus.unit_index)
+        run = identity(model, rows, settings, said, parts.rng, parts.start)[:16]
         once = protect.once(corpus.unit_index, model.width, model.classes, secret.fork("release", run))
         account = Account.of(ledger, secret, delta, corpus, once)
         rows = release_once(rows, once, account, run)
@@ -134,7 +131,7 @@ class StoredStep(OpenStep):
     def describe(self) -> object:
         """Return the sampler, the protection and a fingerprint of the secret."""
         assert self.account is not None
-        return self.sampler, self.name, self.account.secret.fork("identity").words(2).tolist()
+        return self.sampler, self.name, self.account.secret
 
     def epsilon(self) -> float | None:  # type: ignore[override]
         """Return a bound on what was spent, infinite if nothing is guaranteed."""
