@@ -72,6 +72,10 @@ def calibrate(
             watch=watch,
             should_stop=lambda: bool(stop),
         )
+    from discreet.training.encode import cached
+
+    if done.done and cached().files:
+        note(cached().sentence())
     for key, why in done.failures.items():
         note(f"Failed, {key}: {why}")
     left = done.total - done.before - done.done - len(done.failures)

@@ -10,6 +10,7 @@ import typer
 from discreet.cli.options import Data, Device, Json, RunFolder, RunLabel, RunText, TextPair
 from discreet.cli.output import as_json, note, say_quality, table
 from discreet.cli.progress import working
+from discreet.core.errors import SettingError
 
 
 def evaluate(
@@ -44,6 +45,16 @@ def evaluate(
     same = same_source(data, asked.data.source)
     if same:
         refuse_old_split(asked)
+        if asked.protect is not None:
+            made = data in BUILT_IN and seed is not None and seed != asked.seed  # other rows under the same name
+            own = asked.data
+            changed: dict[str, tuple[object, object]] = {
+                "--seed": (seed, asked.seed),
+                "--text": (text, own.text),
+                "--text-pair": (text_pair, own.text_pair),
+                "--label": (label, own.label),
+            }
+            refuse_protected(data, split, {} if made else changed)
     corpus = load(
         data,
         # The hold-out depends on the columns, so on the run's own data the run's own are read.
@@ -61,6 +72,8 @@ def evaluate(
         label_names=model.label_names or None,
     )
     name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
+    if same and asked.protect is not None and name is None:
+        refuse_protected(data, "train", {})
     rows = matched(corpus.split(name) if name else corpus, model)
     tokens = tokenise(rows, model.tokenizer, model.max_length, model.device)
     if tokens.truncated:
@@ -82,6 +95,22 @@ def evaluate(
         return
     table(quality.metrics, title=f"Utility on {len(rows)} rows of {data}" + (f" ({name})" if name else ""))
     say_quality(quality.as_dict())
+
+
+def refuse_protected(data: str, split: str | None, changed: dict[str, tuple[object, object]]) -> None:
+    """Reject an evaluation that would print a figure about the rows that a protected run was trained on.
+
+    The held-out rows are found again from the run's own columns and seed, so on its own data these must not change.
+    """
+    remedy = "Its guarantee does not cover figures computed from them: evaluate on the validation split, or other data."
+    if split == "train":
+        raise SettingError(f"Expected held-out rows of {data!r}, got the training rows of a protected run. {remedy}")
+    for option, (value, own) in changed.items():
+        if value is not None and value != own:
+            raise SettingError(
+                f"Expected {option} to be that of the run, {own!r}, on the data it was trained on, got {value!r}. "
+                f"Another value would move training rows into the held-out split. {remedy}"
+            )
 
 
 def same_source(one: str, other: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from discreet.cli.attack import attack
+from discreet.cli.cache import cache
 from discreet.cli.calibrate import calibrate
 from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
@@ -69,6 +70,7 @@ app.command("query")(query)
 app.command("spend")(spend)
 app.command("solve")(solve)
 app.command("ledger")(ledger)
+app.command("cache")(cache)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -49,8 +49,13 @@ def train(
         bool, typer.Option("--resume", help="Go on with a run that was stopped.", rich_help_panel="Training")
     ] = False,
     cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Keep a frozen encoder's outputs.", rich_help_panel="Training")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Keep a frozen encoder's outputs; not by default with --protect.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
     download: Annotated[
         bool, typer.Option("--download", help="Allow fetching the encoder from the hub.", rich_help_panel="Model")
     ] = False,

@@ -17,7 +17,7 @@ from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.models.classifier import Classifier
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import at_vectors, place_of
-from discreet.training.encode import cache_folder, ready
+from discreet.training.encode import cache_folder, cached, ready
 from discreet.training.evaluate import assess, evaluate, matched
 from discreet.training.loop import Trained, train
 from discreet.training.meter import Report
@@ -61,12 +61,14 @@ def run_training(
     resume: bool = False,
     checkpoint_seconds: float = 30.0,
     download: bool = False,
-    cache: bool = True,
+    cache: bool | None = None,
     watch: Callable[[Report], None] = lambda report: None,
     say: Callable[[str], None] = lambda text: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Load, train, evaluate and write a run folder; return what `train --json` prints.
+
+    Without `cache`, the outputs of a frozen encoder are kept for the next training, but not in a protected one.
 
     Guarantee: that of the protection, in the result; none without one.
     """
@@ -79,7 +81,7 @@ def run_training(
     rng = Rng(request.seed)
     workspace = workspace_of(out, resume=resume)
     model = Classifier.build(corpus, request.model, rng=rng.fork("model"), download=download).to(where)
-    kept = cache_folder() if cache else None
+    kept = cache_folder() if (request.protect is None if cache is None else cache) else None
     with prepared(workspace):
         plan = plan_for(request, model, corpus, workspace, say) if request.protect is not None else None
         opened: AbstractContextManager[Any] = plan.ledger if plan is not None else nullcontext()
@@ -101,6 +103,8 @@ def run_training(
                 watch=watch,
                 should_stop=should_stop,
             )
+            if kept is not None and model.settings.frozen:
+                say(cached().sentence())
             if trained.truncated:
                 say(f"{trained.truncated} of {len(corpus.split('train'))} texts were cut to {model.max_length} tokens.")
             if not trained.finished:

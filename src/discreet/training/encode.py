@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -24,6 +25,45 @@ def cache_folder() -> Path:
     if "DISCREET_CACHE" in os.environ:
         return Path(os.environ["DISCREET_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "discreet"
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What the cache holds: where, how many files and how many bytes."""
+
+    folder: Path
+    files: int
+    bytes: int
+
+    def sentence(self) -> str:
+        """Return what is kept, where, and how to delete it."""
+        if not self.files:
+            return f"Nothing is kept in {self.folder}."
+        count = "1 file" if self.files == 1 else f"{self.files:,} files"
+        return (
+            f"Encoded text is kept in {self.folder} ({count}, {self.bytes / 1e6:.1f} MB, readable by you only) and "
+            "gives the text away. Delete it with: discreet cache clear"
+        )
+
+
+def cached() -> Cached:
+    """Return what the cache holds now."""
+    sizes = [path.stat().st_size for path in _cache_files()]
+    return Cached(cache_folder(), len(sizes), sum(sizes))
+
+
+def clear_cache() -> Cached:
+    """Delete what the cache holds, and return what that was; files that are not the cache's own stay."""
+    found = cached()
+    for path in _cache_files():
+        path.unlink(missing_ok=True)
+    return found
+
+
+def _cache_files() -> list[Path]:
+    folder = cache_folder()
+    patterns = ("*.safetensors", "*.safetensors.*.partial")
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
 def ready(
@@ -48,7 +88,8 @@ def encode(
 ) -> Vectors:
     """Return the sentence vectors of a corpus, from the cache if they were computed before.
 
-    Guarantee: none, the vectors give the text away. The cache is readable by its owner only.
+    Guarantee: none, the vectors give the text away. The cache is readable by its owner only, and kept until it is
+        cleared (`clear_cache`); without a `cache` folder nothing is kept.
     """
     tokens = tokenise(corpus, model.tokenizer, model.max_length, model.device)
     path = None if cache is None else cache / f"{_key(model, tokens, precision)}.safetensors"
@@ -59,6 +100,8 @@ def encode(
         with suppress(OutputError, OSError):
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if "DISCREET_CACHE" not in os.environ and path.parent == cache_folder():
+                    path.parent.chmod(0o700)  # one that was made before; a folder of the user's choice is left alone
                 save_tensors({"vectors": vectors}, path)
     return Vectors(vectors.to(model.device), tokens.targets, tokens.truncated)
 
