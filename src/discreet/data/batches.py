@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Rows = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32]
+
+# A tokenizer takes over 100 bytes for each character it is given, so it is given a bounded number of them.
+_CHARACTERS_AT_ONCE = 1 << 20
+_CHARACTERS_A_TOKEN, _MOST_CHARACTERS_A_TOKEN = 16, 1024
+_LEAST_CHARACTERS = 1 << 12  # a word cut in the middle is still longer than any that WordPiece takes apart
+_SPARE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,9 @@ def targets_of(corpus: Corpus, device: torch.device | str = "cpu") -> Tensor:
 def tokenise(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, device: torch.device | str = "cpu"
 ) -> Tokens:
-    """Return a corpus as tokens on a device; longer texts are cut, and counted.
+    """Return a corpus as tokens on a device; longer texts are truncated, and counted.
+
+    A text is cut before it is tokenised, so that memory and time do not grow with its length; its tokens stay the same.
 
     Guarantee: none, the tokens are the private text.
     """
@@ -138,24 +147,90 @@ def tokenise(
     return Tokens(columns, lengths, targets_of(corpus, device), truncated, pad_to)
 
 
-def _padded(rows: list[list[int]], real: npt.NDArray[np.bool_], fill: int, device: torch.device | str) -> Tensor:
+def _padded(rows: list[Ids], real: npt.NDArray[np.bool_], fill: int, device: torch.device | str) -> Tensor:
     array = np.full(real.shape, fill, dtype=np.int32)
-    array[real] = np.fromiter((i for row in rows for i in row), dtype=np.int32, count=int(real.sum()))
+    if rows:
+        array[real] = np.concatenate(rows)
     return torch.from_numpy(array).to(device)
 
 
 def _encode(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[list[int]], list[list[int]] | None, int]:
-    second = list(corpus.second) if corpus.second is not None else None
-    texts = list(corpus.texts)
-    found = tokenizer(texts, second, truncation=True, max_length=max_length, return_attention_mask=False)
-    ids: list[list[int]] = found["input_ids"]
-    full = [i for i, row in enumerate(ids) if len(row) >= max_length]  # only these may have been cut
+) -> tuple[list[Ids], list[Ids] | None, int]:
+    """Return the ids and types of every row, and how many rows were truncated; some rows are tokenised at a time."""
+    ids: list[Ids] = []
+    types: list[Ids] = []
     truncated = 0
-    if full:
-        some = [texts[i] for i in full]
-        pairs = [second[i] for i in full] if second is not None else None
-        whole = tokenizer(some, pairs, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
-        truncated = sum(len(row) > max_length for row in whole)
-    return ids, found.get("token_type_ids"), truncated
+    for first, second, cut in _portions(corpus, tokenizer, max_length):
+        encoded = tokenizer(first, second, truncation=True, max_length=max_length, return_attention_mask=False)
+        rows: list[list[int]] = encoded["input_ids"]
+        # Only these may have been truncated by the tokenizer; those that were cut before are known to be.
+        full = [i for i, row in enumerate(rows) if len(row) >= max_length and not cut[i]]
+        if full:
+            pairs = [second[i] for i in full] if second is not None else None
+            whole = tokenizer([first[i] for i in full], pairs, return_attention_mask=False, verbose=False)["input_ids"]
+            truncated += sum(len(row) > max_length for row in whole)
+        truncated += sum(cut)
+        ids += [np.array(row, dtype=np.int32) for row in rows]
+        types += [np.array(row, dtype=np.int32) for row in encoded.get("token_type_ids", ())]
+    return ids, types or None, truncated
+
+
+def _portions(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Iterator[tuple[list[str], list[str] | None, list[bool]]]:
+    """Yield first and second texts, cut to what can matter, and whether they were, in portions of bounded size."""
+    first: list[str] = []
+    second: list[str] = []
+    cut: list[bool] = []
+    held = 0
+    for row, text in enumerate(corpus.texts):
+        pair = "" if corpus.second is None else corpus.second[row]
+        # The longer of a pair may keep one token more; if both are cut, the one with more characters stays the longer.
+        spares = (4 * _SPARE_TOKENS, _SPARE_TOKENS) if len(text) > len(pair) else (_SPARE_TOKENS, 4 * _SPARE_TOKENS)
+        short, other = (shortened(t, tokenizer, max_length, s) for t, s in zip((text, pair), spares, strict=True))
+        first.append(short)
+        second.append(other)
+        cut.append(len(short) < len(text) or len(other) < len(pair))
+        held += len(short) + len(other)
+        if held >= _CHARACTERS_AT_ONCE:
+            yield first, None if corpus.second is None else second, cut
+            first, second, cut, held = [], [], [], 0
+    if first:
+        yield first, None if corpus.second is None else second, cut
+
+
+def shortened(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int, spare_tokens: int = _SPARE_TOKENS) -> str:
+    """Return the beginning of a long text whose first `max_length` tokens are those of the text, or all of a short one.
+
+    The beginning is as long as it must be to give more tokens than can be kept, with some to spare, and ends before
+    white space if it can: what a tokenizer does there depends on one word. A tokenizer that gives so few tokens that
+    1,024 characters for each one kept are not enough (unknown words without end) sees no more than those.
+    """
+    size = max(_CHARACTERS_A_TOKEN * max_length, _LEAST_CHARACTERS)
+    most = max(_MOST_CHARACTERS_A_TOKEN * max_length, _LEAST_CHARACTERS)
+    enough = max_length + spare_tokens
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    while size < len(text):
+        begun = text[: _cut_before(text, size)]
+        found = tokenizer(begun, return_attention_mask=False, return_offsets_mapping=fast, verbose=False)
+        if len(found["input_ids"]) >= enough:
+            # Far more tokens than are needed would each be taken for the beginning of a further window of the text.
+            return begun[: _cut_after(begun, int(found["offset_mapping"][enough - 1][1]))] if fast else begun
+        if size == most:
+            return begun
+        size = min(4 * size, most)
+    return text
+
+
+def _cut_before(text: str, size: int) -> int:
+    """Return where to cut: before the last white space of the first `size` characters, if it is in their second half."""
+    for place in range(size, size // 2, -1):
+        if text[place].isspace() and not text[place - 1].isspace():
+            return place
+    return size
+
+
+def _cut_after(text: str, start: int) -> int:
+    """Return where to cut: before the first white space from `start` on, or at the end."""
+    return next((place for place in range(max(start, 1), len(text)) if text[place].isspace()), len(text))
