@@ -224,7 +224,7 @@ def shortened(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int, sp
 
 
 def _cut_before(text: str, size: int) -> int:
-    """Return where to cut: before the last white space of the first `size` characters, if it is in their second half."""
+    """Return where to cut: before the last white space in the second half of the first `size` characters."""
     for place in range(size, size // 2, -1):
         if text[place].isspace() and not text[place - 1].isspace():
             return place
