@@ -1,5 +1,6 @@
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -60,8 +61,8 @@ def test_every_format_gives_the_same_corpus(
     folder = tmp_path_factory.mktemp("formats")
     columns = Columns("text", "pair", "label", "who")
     loaded = [
-        content(load(write(folder / f"a{suffix}", rows), columns, validation=0))
-        for suffix in (".csv", ".tsv", ".jsonl", ".parquet")
+        content(load(write(folder / f"a{suffix}", rows), replace(columns, quoting=quoting), validation=0))
+        for suffix, quoting in ((".csv", None), (".tsv", "csv"), (".jsonl", None), (".parquet", None))
     ]
     assert loaded[0] == loaded[1] == loaded[2] == loaded[3]
     assert loaded[0][0] == tuple(row["text"] for row in rows)
@@ -231,3 +232,49 @@ def test_built_in_corpora_take_rows_a_fraction_and_known_classes() -> None:
         load("notes", Columns(text="x"))
     with pytest.raises(DataError, match="to be a fraction"):
         load("notes", validation="x.csv")
+
+
+def test_every_bad_row_is_named_at_once(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {
+            "text": "" if i % 4 == 0 else f"t{i}",
+            "label": "" if i in (2, 3) else i % 2,
+            "who": "" if i == 1 else "p",
+        }
+        for i in range(60)
+    ]
+    with pytest.raises(DataError) as rejected:
+        load(write(tmp_path / "a.csv", rows), Columns(unit="who"))
+    said = str(rejected.value)
+    assert "a text in rows 1, 5, 9, 13, 17, 21, 25, 29, 33, 37 and 5 more of" in said
+    assert "a label in rows 3 and 4 of" in said
+    assert "a unit in row 2 of" in said
+
+
+def test_missing_and_mistyped_texts_are_two_faults(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": 1, "label": 0}\n{"label": 1}\n{"text": 2, "label": 1}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"rows 1 and 3 of .* type int.*in row 2 of .* is missing"):
+        load(path)
+
+
+def test_every_missing_column_is_named_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", [{"body": "x", "kind": "a"}, {"body": "y", "kind": "b"}])
+    with pytest.raises(DataError, match=r"column 'text' for text .*column 'label' for label"):
+        load(path)
+
+
+def test_labels_of_another_task_are_said_to_be_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", [{"text": f"t{i}", "label": "xyz"[i % 3]} for i in range(9)])
+    with pytest.raises(DataError, match=r"known classes: good, bad. Found 'x', 'y', 'z'. No label is known"):
+        load(path, label_names=["good", "bad"])
+    with pytest.raises(DataError, match=r"label='z' in rows 3, 6 and 9 of .* known classes: x, y"):
+        load(path, label_names=["x", "y"])
+
+
+def test_numbers_with_a_decimal_comma_are_no_classes(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"text": f"t{i}", "label": f"{i},5" if i % 2 else i} for i in range(9)]
+    path = write(tmp_path / "a.csv", rows)
+    with pytest.raises(DataError, match="decimal point, found a comma in row 2"):
+        load(path)
+    assert load(path, task="classification", validation=0).classes == 9

@@ -2,11 +2,12 @@ import csv
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, SettingError
+from discreet.data.separated import Layout
 from discreet.data.tables import read_table
 
 
@@ -38,12 +39,16 @@ def test_a_tsv_without_quoting_keeps_its_quotation_marks(tmp_path: Path) -> None
     assert columns(path, "text") == [['" lone mark', 'she said "no"', '"whole"']]
 
 
-def test_a_tsv_with_a_sentence_in_marks_is_not_quoted_unless_one_needed_it(tmp_path: Path) -> None:
+def test_a_tsv_that_fits_both_readings_is_rejected_and_a_quoted_header_decides(tmp_path: Path) -> None:
     plain = write(tmp_path, "a.tsv", 'text\tlabel\n"whole"\t1\nx\t0\n')
-    quoted = write(tmp_path, "b.tsv", 'text\tlabel\n"whole"\t1\n"say ""x"""\t0\n')
+    doubled = write(tmp_path, "b.tsv", 'text\tlabel\nx\t1\n"say ""x"""\t0\n')
     header = write(tmp_path, "c.tsv", '"text"\t"label"\n"whole"\t"1"\n')
-    assert columns(plain, "text") == [['"whole"', "x"]]
-    assert columns(quoted, "text") == [["whole", 'say "x"']]
+    for path, line in ((plain, 2), (doubled, 3)):
+        with pytest.raises(DataError, match=rf"fits two: in line {line} .*--quoting csv .*--quoting none"):
+            read_table(path)
+    assert read_table(plain, Layout(quoting="none")).column("text", "text") == ['"whole"', "x"]
+    assert read_table(plain, Layout(quoting="csv")).column("text", "text") == ["whole", "x"]
+    assert read_table(doubled, Layout(quoting="csv")).column("text", "text") == ["x", 'say "x"']
     assert columns(header, "text", "label") == [["whole"], ["1"]]
 
 
@@ -53,7 +58,7 @@ def test_a_quoted_tsv_may_hold_tabs_and_new_lines(tmp_path: Path) -> None:
 
 
 def test_a_carriage_return_in_a_quoted_tsv_field_is_text(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.tsv", b'text\tlabel\r\n"one\rtwo"\t1\r\n')
+    path = write(tmp_path, "a.tsv", b'"text"\tlabel\r\n"one\rtwo"\t1\r\n')
     assert columns(path, "text") == [["one\rtwo"]]
 
 
@@ -85,8 +90,8 @@ def test_a_missing_key_is_a_missing_value(tmp_path: Path) -> None:
         ("a.csv", b"\n\n", "but the file is empty"),
         ("a.csv", b"text,label\n", "found none"),
         ("a.csv", b"text,label\nfine,1\ncaf\xe9 secret,0\n", "Expected UTF-8 in"),
-        ("a.csv", b"text,label\nfine,1\ncaf\xe9 secret,0\n", "line 3 is not. Convert it, for example: iconv"),
-        ("a.csv", "text,label\nsecret,1\n".encode("utf-16"), "NUL bytes"),
+        ("a.csv", b"text,label\nfine,1\ncaf\xe9 secret,0\n", "line 3 is not. It looks like Windows-1252. Convert it"),
+        ("a.csv", "text,label\nsecret,1\n".encode("utf-16"), "found UTF-16. Convert it: iconv -f UTF-16 "),
         ("a.csv", b"text,label\nsecret\0,1\n", "found one in line 2"),
         ("a.csv", b"text,label\nsecret,1\nsecret,1,2\n", "Expected 2 fields in row 2"),
         ("a.csv", b'text,label\n"secret" x,1\n', "reading stopped at line 2"),
@@ -125,40 +130,79 @@ def test_a_missing_column_is_refused_with_the_columns_there_are(tmp_path: Path) 
         table.column("zzz", "unit")
 
 
-def test_a_file_with_semicolons_is_recognised(tmp_path: Path) -> None:
-    table = read_table(write(tmp_path, "a.csv", "text;label\na;1\n"))
-    with pytest.raises(DataError, match="separated by ';'"):
-        table.column("text", "text")
+@pytest.mark.parametrize(
+    ("name", "content", "option"),
+    [
+        ("a.csv", "text;label\na, b;1\n", "--separator ';'"),
+        ("a.csv", "text\tlabel\na\t1\n", "--separator tab"),
+        ("a.csv", "text|label\na|1\n", "--separator '|'"),
+        ("a.tsv", "text,label\na,1\n", "--separator comma"),
+    ],
+)
+def test_another_separator_is_recognised_by_the_header(tmp_path: Path, name: str, content: str, option: str) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(DataError, match="its header has none and holds") as rejected:
+        read_table(path)
+    assert option in str(rejected.value)
+    table = read_table(path, Layout(separator=option.split()[1].strip("'")))
+    assert table.names == ("text", "label") and table.column("label", "label") == ["1"]
+
+
+def test_the_first_line_of_a_spreadsheet_may_name_the_separator(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", 'sep=;\r\ntext;label\r\n"a;b";1\r\n')
+    assert columns(path, "text", "label") == [["a;b"], ["1"]]
+
+
+def test_one_column_may_have_any_name(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, "a.csv", "a;b\nx\n"), Layout(separator=","))
+    assert table.names == ("a;b",)
+
+
+@pytest.mark.parametrize("separator", ["", ";;", '"', "\n"])
+def test_a_separator_is_one_character(separator: str) -> None:
+    with pytest.raises(SettingError, match="one character"):
+        Layout(separator=separator)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_separator_for_another_format_is_rejected(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="Expected no separator"):
+        read_table(write(tmp_path, name, b'{"text": 1}'), Layout(separator=";"))
+
+
+def test_every_ragged_row_and_broken_line_is_named(tmp_path: Path) -> None:
+    ragged = write(tmp_path, "a.csv", "text,label\n" + "x,1\nx\n" * 20)
+    with pytest.raises(DataError, match=r"rows 2, 4, 6, 8, 10, 12, 14, 16, 18, 20 and 10 more"):
+        read_table(ragged)
+    broken = write(tmp_path, "a.jsonl", '{"text": 1}\n{"text\n\n{]\n')
+    with pytest.raises(DataError, match="in lines 2 and 4 of"):
+        read_table(broken)
+
+
+NESTED = [{"ticket": {"body": "x", "meta": {"kind": "a"}}, "id": 1}, {"ticket": {"body": "y"}, "id": 2}]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_a_value_inside_an_object_is_named_by_its_path(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(NESTED), path)
+    else:
+        path.write_text(json.dumps(NESTED) if suffix == ".json" else "\n".join(map(json.dumps, NESTED)), "utf-8")
+    assert columns(path, "ticket.body", "ticket.meta.kind", "id") == [["x", "y"], ["a", None], [1, 2]]
+    table = read_table(path)
+    with pytest.raises(DataError, match=r"'id', 'ticket.body', 'ticket.meta.kind'. Did you mean 'ticket.body'"):
+        table.column("body", "text")
+    with pytest.raises(DataError, match=r"is an object there and holds .* Did you mean 'ticket.body'"):
+        table.column("ticket", "text")
+
+
+def test_a_name_with_a_dot_is_a_name_first(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"a.b": "name", "a": {"b": "path"}}')
+    assert columns(path, "a.b") == [["name"]]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = read_table(write(tmp_path, "a.csv", "text,text,label\na,b,c\n"))
     with pytest.raises(DataError, match="found 2. Rename"):
         table.column("text", "text")
-
-
-words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(words, words), min_size=1, max_size=8))
-def test_what_the_csv_module_writes_is_read_back(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
-) -> None:
-    path = tmp_path_factory.mktemp("round") / "a.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        writer.writerows(rows)
-    assert columns(path, "text", "label") == [[row[0] for row in rows], [row[1] for row in rows]]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(words, min_size=1, max_size=8), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-def test_a_quoted_tsv_is_read_back(tmp_path_factory: pytest.TempPathFactory, texts: list[str], quoting: int) -> None:
-    path = tmp_path_factory.mktemp("round") / "a.tsv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter="\t", quoting=quoting)  # type: ignore[arg-type]
-        writer.writerow(["text", "label"])
-        writer.writerows([text, "1"] for text in texts)
-    assert columns(path, "text") == [texts]

@@ -10,7 +10,7 @@ import typer
 
 from discreet.cli.attack_strengths import protections_asked, strengths_given
 from discreet.cli.catalog import ATTACKS, ONE_OF_N
-from discreet.cli.options import Device, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
+from discreet.cli.options import Device, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
 from discreet.cli.progress import working
 from discreet.cli.threads import Threads, use_threads
@@ -88,6 +88,8 @@ def attack(
     text_pair: TextPair = None,
     label: Label = "label",
     unit: Unit = None,
+    separator: Separator = None,
+    quoting: Quoting = None,
     rows: Rows = None,
     share: Share = None,
     seed: Seed = 0,
@@ -141,7 +143,7 @@ def attack(
     )
     asked = SceneRequest(
         source=data,
-        columns=Columns(text=text, text_pair=text_pair, label=label, unit=unit),
+        columns=Columns(text, text_pair, label, unit, separator, quoting),
         model=ModelSettings(
             encoder=model,
             pooling=pooling,

@@ -133,5 +133,5 @@ def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tens
     from discreet.experiment.plan import public_text, public_vectors
 
     data = None if scene.run is None else scene.run.settings.data
-    columns = Columns() if data is None else Columns(data.text, label=data.label)
+    columns = Columns() if data is None else dataclasses.replace(data.columns, text_pair=None, unit=None)
     return lambda: public_vectors(scene.model, public_text(source, columns), "float32")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Data, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
+from discreet.cli.options import Data, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, console, one_line
 from discreet.cli.progress import working
 
@@ -23,6 +23,8 @@ def data(
     text_pair: TextPair = None,
     label: Label = "label",
     unit: Unit = None,
+    separator: Separator = None,
+    quoting: Quoting = None,
     rows: Rows = None,
     share: Share = None,
     examples: Annotated[int, typer.Option(min=0, help="How many rows to show; they are shown as they are.")] = 3,
@@ -36,7 +38,8 @@ def data(
     with working("reading the text"):
         from discreet.data.sources import Columns, load
 
-        corpus = load(data, Columns(text, text_pair, label, unit), seed=seed, rows=rows, share=share)
+        columns = Columns(text, text_pair, label, unit, separator, quoting)
+        corpus = load(data, columns, seed=seed, rows=rows, share=share)
         found = summary(corpus, examples)
     if json:
         as_json(found)

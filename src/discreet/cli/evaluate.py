@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from discreet.cli.options import Data, Device, Json, RunFolder, RunLabel, RunText, TextPair
+from discreet.cli.options import Data, Device, Json, Quoting, RunFolder, RunLabel, RunText, Separator, TextPair
 from discreet.cli.output import as_json, note, say_quality, table
 from discreet.cli.progress import working
 from discreet.core.errors import SettingError
@@ -22,6 +22,8 @@ def evaluate(
     text: RunText = None,
     text_pair: TextPair = None,
     label: RunLabel = None,
+    separator: Separator = None,
+    quoting: Quoting = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of generated notes; the run's own if not given.")] = None,
     device: Device = "auto",
     json: Json = False,
@@ -63,6 +65,8 @@ def evaluate(
             text_pair or asked.data.text_pair,
             label or asked.data.label,
             asked.data.unit if same else None,
+            separator or (asked.data.separator if same else None),
+            quoting or (asked.data.quoting if same else None),
         ),
         seed=asked.seed if seed is None else seed,
         rows=asked.data.rows if same else None,

@@ -24,6 +24,18 @@ Rows = Annotated[
     typer.Option("--rows", help="Keep exactly this many training rows, or make this many notes; else use --share."),
 ]
 Share = Annotated[float | None, typer.Option("--share", help="Keep about this share of the training units.")]
+Separator = Annotated[
+    str | None,
+    typer.Option("--separator", help="Between the columns of CSV and TSV files: ',' or tab by their name, or ';'."),
+]
+Quoting = Annotated[
+    str | None,
+    typer.Option(
+        "--quoting",
+        help="csv: quotation marks stand around fields; none: they are text. CSV is quoted; a TSV is if its header is, "
+        "else where only one reading fits, and is rejected where both do.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed repeats the run.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]

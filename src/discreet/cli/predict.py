@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Device, Json, RunFolder, RunText, TextPair
+from discreet.cli.options import Device, Json, Quoting, RunFolder, RunText, Separator, TextPair
 from discreet.cli.output import as_json, line, note
 from discreet.cli.progress import working
 from discreet.core.errors import DataError
@@ -25,6 +24,8 @@ def predict(
     ] = "-",
     text: RunText = None,
     text_pair: TextPair = None,
+    separator: Separator = None,
+    quoting: Quoting = None,
     seed: Annotated[int, typer.Option("--seed", hidden=True)] = 0,
     device: Device = "auto",
     json: Json = False,
@@ -39,7 +40,7 @@ def predict(
         from discreet.training.run_folder import load_run
 
         loaded = load_run(run, find_device(device))
-    corpus = read(source, text, text_pair, loaded.settings)
+    corpus = read(source, text, text_pair, loaded.settings, separator, quoting)
     with working("predicting 1 text" if len(corpus) == 1 else f"predicting {len(corpus):,} texts"):
         found = say(loaded.model, corpus)
     if found.truncated:
@@ -58,15 +59,23 @@ def predict(
         line(*(f"{value:.4f}" if isinstance(value, float) else value for value in row.values()), sep="\t")
 
 
-def read(source: str, text: str | None, text_pair: str | None, asked: RunSettings) -> Corpus:
+def read(
+    source: str,
+    text: str | None,
+    text_pair: str | None,
+    asked: RunSettings,
+    separator: str | None = None,
+    quoting: str | None = None,
+) -> Corpus:
     """Return the texts of a file or of stdin, without labels; columns not named are those of the run."""
     from discreet.data.corpus import Corpus
+    from discreet.data.encoding import lines_of, read_bytes
     from discreet.data.sources import Columns, load
     from discreet.data.tables import READERS
 
     pairs = asked.pairs
     if Path(source).suffix.lower() in READERS:
-        columns = Columns(text or asked.data.text, text_pair or asked.data.text_pair, label=None)
+        columns = Columns(text or asked.data.text, text_pair or asked.data.text_pair, None, None, separator, quoting)
         corpus = load(source, columns, validation=0)
     else:
         if text or text_pair:
@@ -74,7 +83,7 @@ def read(source: str, text: str | None, text_pair: str | None, asked: RunSetting
                 f"Expected a file with columns for --text, found {source!r}. Lines of plain text have none; give a "
                 f"file that ends in one of {', '.join(READERS)}."
             )
-        lines = _lines(source)
+        lines = lines_of(read_bytes(source), source)
         if not lines:
             raise DataError(f"Expected at least one line of text in {source!r}. It is empty.")
         second = None
@@ -89,18 +98,3 @@ def read(source: str, text: str | None, text_pair: str | None, asked: RunSetting
         wants = "pairs of texts; name the second column with --text-pair" if pairs else "single texts"
         raise DataError(f"Expected what the model was trained on: {wants}.")
     return corpus
-
-
-def _lines(source: str) -> list[str]:
-    try:
-        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        return raw.decode("utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"Expected a file at {source!r}. There is none; check the path, or use - for stdin.") from None
-    except IsADirectoryError:
-        raise DataError(f"Expected a file at {source!r}, found a folder. Name a file in it.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"Expected UTF-8 in {source!r}, found byte {error.object[error.start]:#04x} at offset {error.start}. "
-            "Convert it, for example with iconv."
-        ) from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Json
+from discreet.cli.options import Json, Quoting, Separator
 from discreet.cli.output import as_json, line, note, printable, stderr
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import one_of, open_probability, positive, refuse
@@ -45,6 +45,8 @@ def sanitize(
     ),
     delta: Annotated[float, typer.Option(help="For the second figure of a whole text.")] = 1e-5,
     kind: Annotated[str | None, typer.Option("--format", help="Of stdin and stdout: txt, csv, tsv or jsonl.")] = None,
+    separator: Separator = None,
+    quoting: Quoting = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if it is there.")] = False,
     seed: Annotated[int | None, typer.Option(help="Repeatable, for experiments; then nothing is certified.")] = None,
     threads: Threads = 1,
@@ -53,6 +55,7 @@ def sanitize(
     """Rewrite every word of a text under metric privacy; other columns are copied as they are."""
     from discreet.core.randomness import Rng
     from discreet.data.columns import check_fits, format_of, read_columns, render, write_whole
+    from discreet.data.separated import Layout
 
     positive("epsilon-per-word", epsilon_per_word, "It is the cost of one word; 8 is very noisy, 40 keeps most words.")
     open_probability("delta", delta)
@@ -60,7 +63,7 @@ def sanitize(
         one_of("format", kind, FORMATS)
     _check_output(source, out, force)
     suffix = "." + (kind or (Path(source).suffix.lower().lstrip(".") if source != "-" else "txt"))
-    found = read_columns(source, suffix, tuple(text or ("text",)))
+    found = read_columns(source, suffix, tuple(text or ("text",)), Layout(separator, quoting))
     ending = suffix if out == "-" else format_of(out, suffix)
     check_fits(found, ending)
     use_threads(threads)

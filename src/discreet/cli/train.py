@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from discreet.cli.options import Data, Device, Json, Label, Rows, Seed, Share, Text, TextPair, Unit
+from discreet.cli.options import Data, Device, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
 from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
@@ -63,6 +63,8 @@ def train(
     text_pair: TextPair = None,
     label: Label = "label",
     unit: Unit = None,
+    separator: Separator = None,
+    quoting: Quoting = None,
     rows: Rows = None,
     share: Share = None,
     task: Annotated[str | None, typer.Option(help="classification or regression, if labels leave it open.")] = None,
@@ -95,7 +97,7 @@ def train(
     asked = {key: value for key, value in training.items() if key not in _TUNED}
     request = RunRequest(
         source=data,
-        columns=Columns(text=text, text_pair=text_pair, label=label, unit=unit),
+        columns=Columns(text, text_pair, label, unit, separator, quoting),
         model=ModelSettings(**chosen),
         train=TrainSettings(**asked),
         protect=protection,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import Any
 
 from discreet.core.errors import DataError, OutputError
 from discreet.data.corpus import check_texts
+from discreet.data.encoding import lines_of, read_bytes
+from discreet.data.separated import Layout, write_rows
 from discreet.data.tables import READERS, Table, read_table
 
 _LINES = ".txt"
@@ -38,16 +38,19 @@ class FileColumns:
         return self.table.read(name)
 
 
-def read_columns(source: str, suffix: str, text: Sequence[str]) -> FileColumns:
+def read_columns(source: str, suffix: str, text: Sequence[str], layout: Layout | None = None) -> FileColumns:
     """Return a file, or stdin as `-`, with the columns named in `text` read and checked; plain text is one column."""
+    layout = layout or Layout()
     if suffix not in READERS:
         return _read_lines(source, text)
     if source == "-":
-        table = READERS[suffix](_STDIN)
+        table = READERS[suffix](_STDIN, layout)
         if table.rows == 0:
             raise DataError("Expected rows on stdin, found none. Check what is piped in.")
+    elif Path(source).suffix.lower() == suffix:
+        table = read_table(Path(source), layout)
     else:
-        table = read_table(Path(source)) if Path(source).suffix.lower() == suffix else READERS[suffix](Path(source))
+        table = READERS[suffix](Path(source), layout)
     twice = sorted({name for name in table.names if table.names.count(name) > 1})
     if twice:
         raise DataError(f"Expected each column once in {source!r}, found {twice[0]!r} again. Rename all but one.")
@@ -63,20 +66,7 @@ def _read_lines(source: str, text: Sequence[str]) -> FileColumns:
             f"Expected no --text for {source!r}. Lines of plain text have no columns; give a file that ends in one of "
             f"{', '.join(READERS)}, or say --format csv."
         )
-    try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"Expected a file at {source!r}. There is none; check the path, or use - for stdin.") from None
-    except IsADirectoryError:
-        raise DataError(f"Expected a file at {source!r}, found a folder. Name a file in it.") from None
-    try:
-        lines = data.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"Expected UTF-8 in {source!r}, but line {line} is not. Convert it, as with iconv.") from None
-    if lines[-1] == "":
-        lines.pop()  # after the last new line
-    lines = [line.removesuffix("\r") for line in lines]
+    lines = lines_of(read_bytes(source), source)
     if not any(line.strip() for line in lines):
         raise DataError(f"Expected at least one line of text in {source!r}. It is empty; check that it was written.")
     check_texts([line for line in lines if line.strip()], source)
@@ -105,10 +95,13 @@ def format_of(out: str, usual: str) -> str:
 def render(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
     """Return the file again with new texts, in the format that a suffix names; other columns are as they were."""
     columns = {name: texts[name] if name in texts else found.other(name) for name in found.names}
+    for path in [name for name in texts if name not in columns]:  # a value inside an object
+        top, *rest = path.split(".")
+        columns[top] = [_replaced(value, rest, new) for value, new in zip(columns[top], texts[path], strict=True)]
     if suffix in (".parquet", ".pq"):
         return _parquet(columns)
     if suffix in (".csv", ".tsv", ".tab"):
-        return _separated(columns, "," if suffix == ".csv" else "\t").encode()
+        return write_rows(columns, "," if suffix == ".csv" else "\t").encode()
     if suffix in (".jsonl", ".ndjson", ".json"):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
@@ -118,13 +111,9 @@ def render(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) 
     return ("\n".join(next(iter(columns.values()))) + "\n").encode()
 
 
-def _separated(columns: Mapping[str, Sequence[Any]], mark: str) -> str:
-    held = io.StringIO()
-    writer = csv.writer(held, delimiter=mark, lineterminator="\n")
-    writer.writerow(columns)
-    for row in zip(*columns.values(), strict=True):
-        writer.writerow(["" if value is None else value for value in row])
-    return held.getvalue()
+def _replaced(value: Mapping[str, Any], path: Sequence[str], new: str) -> dict[str, Any]:
+    inner = new if len(path) == 1 else _replaced(value[path[0]], path[1:], new)
+    return {**value, path[0]: inner}
 
 
 def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +15,11 @@ import numpy.typing as npt
 
 from discreet.core.checks import did_you_mean
 from discreet.core.errors import DataError
+from discreet.data.bad_rows import BadRows
 
 Task = Literal["classification", "regression", "unlabelled"]
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PER_ROW = ("texts", "labels", "scores", "second", "units", "splits")
 
 
@@ -205,35 +208,32 @@ def joined(first: Corpus, second: Corpus) -> Corpus:
 
 
 def check_texts(texts: Sequence[object], where: str, what: str = "text") -> None:
-    """Refuse what is no text, empty, or not writable as UTF-8, naming the row and not the text."""
+    """Reject what is no text, empty, or not writable as UTF-8, naming the rows and not the texts."""
+    bad = BadRows(where)
     for row, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            if text is None:
-                raise _bad_text(where, row, what, "is missing", "Fill it in, or remove the row.")
-            kind = type(text).__name__
-            raise _bad_text(where, row, what, f"is of type {kind}", "Write it as text, or name another column.")
-        if not text or text.isspace():
-            raise _bad_text(where, row, what, "is empty", "Fill it in, or remove the row.")
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError:
-                raise _bad_text(
-                    where, row, what, "holds half a surrogate pair", "It is no valid Unicode; mend the row."
-                ) from None
-        if "\0" in text:
-            raise _bad_text(where, row, what, "holds a NUL character", "Remove it; the file may be damaged.")
+        if fault := _fault(text):
+            bad.add(row, f"a {what}", f", but it {fault}")
+    bad.check()
+
+
+def _fault(text: object) -> str:
+    if not isinstance(text, str):
+        if text is None:
+            return "is missing. Fill it in, or remove the row."
+        return f"is of type {type(text).__name__}. Write it as text, or name another column."
+    if not text or text.isspace():
+        return "is empty. Fill it in, or remove the row."
+    if not text.isascii() and _SURROGATE.search(text):
+        return "holds half a surrogate pair. It is no valid Unicode; fix the row."
+    if "\0" in text:
+        return "holds a NUL character. Remove it; the file may be damaged."
+    return ""
 
 
 def check_scores(scores: Sequence[float], where: str) -> None:
-    """Refuse a score that is NaN or infinite, naming the row."""
+    """Reject scores that are NaN or infinite, naming the rows."""
+    bad = BadRows(where)
     for row, score in enumerate(scores, start=1):
         if not math.isfinite(score):
-            raise DataError(
-                f"Expected score={score!r} in row {row} of {where!r} to be a finite number. "
-                "Fill it in, or remove the row."
-            )
-
-
-def _bad_text(where: str, row: int, what: str, fault: str, remedy: str) -> DataError:
-    return DataError(f"Expected a {what} in row {row} of {where!r}, but it {fault}. {remedy}")
+            bad.add(row, f"score={score!r}", " to be a finite number. Fill it in, or remove the row.")
+    bad.check()

@@ -16,9 +16,12 @@ from typing import Any
 
 from discreet.core.checks import did_you_mean
 from discreet.core.errors import DataError
+from discreet.data.bad_rows import BadRows, numbers
 from discreet.data.corpus import Task
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+_COMMA = re.compile(r"-?[0-9]+,[0-9]+")
+_MISSING, _INFINITE = "missing", "infinite"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -45,23 +48,27 @@ def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[st
     (0.5, 2.0)
     """
     kinds: dict[tuple[type, Any], str] = {}
-    for where, values in columns:
-        _note_kinds(where, values, kinds)
+    bad = [_note_kinds(where, values, kinds) for where, values in columns]
+    if sentences := [sentence for one in bad for sentence in one.sentences()]:
+        raise DataError(" ".join(sentences))
     found = set(kinds.values())
+    if task is None and label_names is None:
+        _check_points(columns, kinds)
     if task is None:
         if label_names is None and "decimal" in found and "word" in found:
             where, row = _first(columns, kinds, "word")
             raise DataError(
                 "Expected classes or scores, but the labels mix numbers with a decimal point and words; the first "
-                f"word is in row {row} of {where!r}. Mend the column, or say which with task='classification'."
+                f"word is in row {row} of {where!r}. Fix the column, or say which with task='classification'."
             )
         task = "regression" if "decimal" in found and label_names is None else "classification"
     if task == "regression":
         if "word" in found:
-            where, row = _first(columns, kinds, "word")
+            words = [_rows_of_kind(values, kinds, "word") for _, values in columns]
+            where, rows = next((where, rows) for (where, _), rows in zip(columns, words, strict=True) if rows)
             raise DataError(
-                f"Expected a number as score in row {row} of {where!r}, found a word. "
-                "Mend the row, or name another column."
+                f"Expected a number as score in {numbers('row', rows)} of {where!r}, found a word. "
+                "Fix the row, or name another column."
             )
         return Outcome(scores=tuple(float(value) for _, values in columns for value in values))
     names = sorted({_class_name(value) for _, value in kinds})
@@ -70,15 +77,7 @@ def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[st
             names.sort(key=lambda name: (int(name), name))
     else:
         known = [str(name) for name in label_names]
-        for name in names:
-            if name not in known:
-                where, row = _where_is(columns, name)
-                # A long label is perhaps a text from a column named by mistake, and texts are private.
-                shown = f"={name!r}" if len(name) <= 30 else ""
-                raise DataError(
-                    f"Expected label{shown} in row {row} of {where!r} to be one of the known classes: "
-                    f"{', '.join(known)}. {did_you_mean(name, known)}".rstrip()
-                )
+        _check_known(columns, names, known)
         names = known
     number = {name: i for i, name in enumerate(names)}
     lookup = {key: number[_class_name(key[1])] for key in kinds}
@@ -86,55 +85,87 @@ def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[st
     return Outcome(labels=labels, label_names=tuple(names))
 
 
-def _note_kinds(where: str, values: Sequence[Any], kinds: dict[tuple[type, Any], str]) -> None:
-    """Add the kind of each different value (whole, decimal or word), refusing what is missing or no label at all."""
+def _note_kinds(where: str, values: Sequence[Any], kinds: dict[tuple[type, Any], str]) -> BadRows:
+    """Add the kind of each different value (whole, decimal or word); return the rows with no label or no value."""
+    bad = BadRows(where)
     for row, value in enumerate(values, start=1):
         try:
             if (type(value), value) in kinds:
                 continue
+            kind = _kind(value)
         except TypeError:
-            raise _unknown(where, row, value) from None
-        kinds[type(value), value] = _kind(where, row, value)
+            kind = None
+        if kind is None:
+            found = f", found {type(value).__name__}. Name another column, or write one label per row."
+            bad.add(row, "a word or a number as label", found)
+        elif kind == _MISSING:
+            bad.add(row, "a label", ", but it is missing or NaN. Fill it in, or remove the row.")
+        elif kind == _INFINITE:
+            bad.add(row, "a finite number as score", f", found {value}. Fix the row.")
+        else:
+            kinds[type(value), value] = kind
+    return bad
 
 
-def _kind(where: str, row: int, value: Any) -> str:
+def _kind(value: Any) -> str | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise _missing(where, row)
+        return _MISSING
     if isinstance(value, bool):
         return "word"
     if isinstance(value, int):
         return "whole"
     if isinstance(value, float | decimal.Decimal):
-        if not math.isfinite(value):
-            raise DataError(
-                f"Expected a finite number as score in row {row} of {where!r}, found {value}. Mend the row."
-            )
-        return "decimal"
+        return "decimal" if math.isfinite(value) else _INFINITE
     if isinstance(value, str):
         text = value.strip()
         if not text or text.casefold() == "nan":
-            raise _missing(where, row)
+            return _MISSING
         if _WHOLE.fullmatch(text):
             return "whole"
         return "decimal" if _NUMBER.fullmatch(text) and math.isfinite(float(text)) else "word"
-    raise _unknown(where, row, value)
+    return None
+
+
+def _check_points(columns: Answers, kinds: dict[tuple[type, Any], str]) -> None:
+    """Reject numbers with a decimal comma, which would be taken for classes."""
+    words = [value for (_, value), kind in kinds.items() if kind == "word"]
+    if words and all(isinstance(value, str) and _COMMA.fullmatch(value.strip()) for value in words):
+        where, row = _first(columns, kinds, "word")
+        raise DataError(
+            f"Expected scores with a decimal point, found a comma in row {row} of {where!r} and {len(words)} different "
+            "such numbers. Write 3.5 for 3,5, or say task='classification' if they are classes."
+        )
+
+
+def _check_known(columns: Answers, names: Sequence[str], known: Sequence[str]) -> None:
+    """Reject labels that are not among the known classes, with how many rows have one."""
+    strange = [name for name in names if name not in known]
+    if not strange:
+        return
+    total = sum(len(values) for _, values in columns)
+    by_place = [
+        (where, [row for row, value in enumerate(values, start=1) if _class_name(value) in set(strange)])
+        for where, values in columns
+    ]
+    where, rows = next((where, rows) for where, rows in by_place if rows)
+    # A long label is perhaps a text from a column named by mistake, and texts are private.
+    shown = [repr(name) for name in strange if len(name) <= 30][:3]
+    which = f"={shown[0]}" if len(strange) == 1 and shown else ""
+    others = (
+        f" Found {', '.join(shown)}{' and others' if len(strange) > len(shown) else ''}." if len(strange) > 1 else ""
+    )
+    if sum(len(rows) for _, rows in by_place) == total:
+        remedy = " No label is known: this is another task, or another column; name it with --label."
+    else:
+        remedy = f" {did_you_mean(strange[0], known)}".rstrip() or " Fix the rows, or remove them."
+    raise DataError(
+        f"Expected label{which} in {numbers('row', rows)} of {where!r} to be one of the known classes: "
+        f"{', '.join(known)}.{others if shown else ''}{remedy}"
+    )
 
 
 def _class_name(value: Any) -> str:
     return str(value).strip()
-
-
-def _missing(where: str, row: int) -> DataError:
-    return DataError(
-        f"Expected a label in row {row} of {where!r}, but it is missing or NaN. Fill it in, or remove the row."
-    )
-
-
-def _unknown(where: str, row: int, value: Any) -> DataError:
-    return DataError(
-        f"Expected a word or a number as label in row {row} of {where!r}, found {type(value).__name__}. "
-        "Name another column, or write one label per row."
-    )
 
 
 def _first(columns: Answers, kinds: dict[tuple[type, Any], str], kind: str) -> tuple[str, int]:
@@ -146,10 +177,5 @@ def _first(columns: Answers, kinds: dict[tuple[type, Any], str], kind: str) -> t
     )
 
 
-def _where_is(columns: Answers, name: str) -> tuple[str, int]:
-    return next(
-        (where, row)
-        for where, values in columns
-        for row, value in enumerate(values, start=1)
-        if _class_name(value) == name
-    )
+def _rows_of_kind(values: Sequence[Any], kinds: dict[tuple[type, Any], str], kind: str) -> list[int]:
+    return [row for row, value in enumerate(values, start=1) if kinds[type(value), value] == kind]

@@ -6,14 +6,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from discreet.core.checks import did_you_mean, refuse, whole
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency
+from discreet.data.bad_rows import BadRows
 from discreet.data.corpus import Corpus, Task, check_texts
 from discreet.data.labels import Outcome, outcome
 from discreet.data.partition import hold_out, keep_rows, keep_share
+from discreet.data.separated import Layout
 from discreet.data.tables import READERS, Table, read_table
 
 HELD_OUT = 0.1
@@ -27,12 +29,22 @@ _NEEDED = ("train", "validation")
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns to read; label=None reads texts alone, unit names whose privacy is at stake."""
+    """The names of the columns to read; label=None reads texts alone, unit names whose privacy is at stake.
+
+    `separator` and `quoting` ("csv" or "none") say how CSV and TSV files are written, where their names do not.
+    """
 
     text: str = "text"
     text_pair: str | None = None
     label: str | None = "label"
     unit: str | None = None
+    separator: str | None = None
+    quoting: str | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How CSV and TSV files are written."""
+        return Layout(self.separator, self.quoting)
 
 
 def load(
@@ -91,13 +103,13 @@ def load(
                 f"Expected validation={str(validation)!r} to be a fraction for {name!r}. Its rows are built in."
             )
         return _part_of(corpus, None if made else rows, share, seed, near)
-    tables = _tables(name)
+    tables = _tables(name, columns.layout)
     if isinstance(validation, str | Path):
         if "validation" in tables:
             raise DataError(
                 f"Expected validation={str(validation)!r} alone, but {name!r} has validation rows too. Leave one out."
             )
-        tables["validation"] = read_table(Path(validation))
+        tables["validation"] = read_table(Path(validation), columns.layout)
     corpus = _from_tables(name, tables, columns, task, label_names)
     if each_row:
         corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
@@ -141,24 +153,26 @@ def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corp
     return dataclasses.replace(corpus, labels=found.labels, label_names=found.label_names)
 
 
-def _tables(name: str) -> dict[str, Table]:
+def _tables(name: str, layout: Layout) -> dict[str, Table]:
     if name.startswith("hub:"):
+        if layout != Layout():
+            raise DataError(f"Expected no separator or quoting for {name!r}. They are for CSV and TSV files.")
         from discreet.data.hub import read_hub
 
         return read_hub(name.removeprefix("hub:"))
     path = Path(name)
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, layout)
     if not path.exists() and path.suffix.lower() not in READERS:
         guess = did_you_mean(name, list(BUILT_IN)) or "For a Hugging Face data set write hub:NAME."
         raise DataError(
             f"Expected data={name!r} to be a file, a folder or one of {', '.join(BUILT_IN)}. "
             f"There is no such file. {guess}"
         )
-    return {"train": read_table(path)}
+    return {"train": read_table(path, layout)}
 
 
-def _folder(path: Path) -> dict[str, Table]:
+def _folder(path: Path, layout: Layout) -> dict[str, Table]:
     found: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         split = _SPLIT_FILES.get(file.stem.lower())
@@ -175,7 +189,7 @@ def _folder(path: Path) -> dict[str, Table]:
             f"A folder holds train.* and perhaps validation.* and test.*, each one of {', '.join(READERS)}."
         )
     order = [split for split in ("train", "validation", "test") if split in found]
-    return {split: read_table(found[split]) for split in order}
+    return {split: read_table(found[split], layout) for split in order}
 
 
 def _from_tables(
@@ -192,18 +206,34 @@ def _from_tables(
     units: list[str] = []
     splits: list[str] = []
     answers: list[tuple[str, list[object]]] = []
+    faults: list[str] = []  # gathered, so that a file is fixed in one go
+
+    def attempt(read: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        try:
+            return read(*arguments)
+        except DataError as error:
+            faults.append(str(error))
+            return []
+
     for split, table in tables.items():
-        texts += _texts(table, columns.text, "text")
+        texts += attempt(_texts, table, columns.text, "text")
         if columns.text_pair is not None:
-            second += _texts(table, columns.text_pair, "text-pair")
+            second += attempt(_texts, table, columns.text_pair, "text-pair")
         if columns.label is not None:
-            answers.append((table.where, table.column(columns.label, "label")))
+            answers.append((table.where, attempt(table.column, columns.label, "label")))
         if columns.unit is not None:
-            units += _units(table, columns.unit)
+            units += attempt(_units, table, columns.unit)
         splits += [split] * table.rows
     if label_names is None and task != "regression" and columns.label is not None:
         label_names = tables["train"].classes.get(columns.label)
-    found = outcome(answers, task, label_names) if columns.label is not None else Outcome()
+    found = Outcome()
+    if columns.label is not None and all(values for _, values in answers):
+        try:
+            found = outcome(answers, task, label_names)
+        except DataError as error:
+            faults.append(str(error))
+    if faults:
+        raise DataError(" ".join(faults))
     if found.labels is not None and len(found.label_names) < 2:
         raise DataError(
             f"Expected at least 2 classes in column {columns.label!r} of {name!r}, found {len(found.label_names)}. "
@@ -231,17 +261,16 @@ def _texts(table: Table, name: str, role: str) -> list[str]:
 
 def _units(table: Table, name: str) -> list[str]:
     units = table.column(name, "unit")
+    bad = BadRows(table.where)
     for row, unit in enumerate(units, start=1):
         if unit is None or unit != unit or not str(unit).strip():
-            raise DataError(
-                f"Expected a unit in row {row} of {table.where!r}, but column {name!r} is empty there. "
-                "Every row must say whose it is; fill it in, or remove the row."
+            fault = (
+                f", but column {name!r} is empty there. Every row must say whose it is; fill it in, or remove the row."
             )
-        if isinstance(unit, float | list | dict | bytes):
-            raise DataError(
-                f"Expected a name or a whole number as unit in row {row} of {table.where!r}, "
-                f"found {type(unit).__name__}. Name another column."
-            )
+            bad.add(row, "a unit", fault)
+        elif isinstance(unit, float | list | dict | bytes):
+            bad.add(row, "a name or a whole number as unit", f", found {type(unit).__name__}. Name another column.")
+    bad.check()
     return [str(unit).strip() for unit in units]
 
 

@@ -178,8 +178,9 @@ def load_scene(request: SceneRequest) -> Scene:
     where = find_device(request.device)
     public = None
     if request.public is not None:
-        text = (request.columns or Columns()).text
-        columns = Columns() if request.public in BUILT_IN else Columns(text, label=None)
+        asked = request.columns or Columns()
+        columns = Columns(asked.text, label=None, separator=asked.separator, quoting=asked.quoting)
+        columns = Columns() if request.public in BUILT_IN else columns
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
         return _scene_of_run(request, request.run, public)
@@ -197,7 +198,7 @@ def _scene_of_run(request: SceneRequest, folder: Path, public: Sequence[str] | N
     columns = request.columns
     if own:
         refuse_old_split(asked)
-        columns = Columns(asked.data.text, asked.data.text_pair, asked.data.label, asked.data.unit)
+        columns = asked.data.columns
     corpus = load(
         request.source or asked.data.source,
         columns,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from discreet.core.randomness import Rng
 from discreet.core.settings import parse
 from discreet.data.corpus import Corpus
-from discreet.data.sources import Columns, load
+from discreet.data.sources import load
 from discreet.experiment.scene import Scene
 from discreet.experiment.study import DataTable, ReleaseTable
 from discreet.models.classifier import Classifier, ModelSettings
@@ -77,7 +77,7 @@ def _corpus(data: str) -> Corpus:
     asked = parse(DataTable, json.loads(data), "data")
     return load(
         asked.source,
-        Columns(text=asked.text, text_pair=asked.text_pair, label=asked.label, unit=asked.unit),
+        asked.columns,
         seed=asked.seed,
         rows=asked.rows,
         share=asked.share,

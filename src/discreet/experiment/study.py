@@ -13,6 +13,7 @@ from discreet.calibration.study import Goal, Study
 from discreet.core.checks import did_you_mean, one_of, open_probability, refuse
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse
+from discreet.data.sources import Columns
 from discreet.experiment.attack import AttackRequest
 from discreet.experiment.identification import METRIC
 from discreet.experiment.reading import metrics_for
@@ -42,6 +43,13 @@ class DataTable:
     validation: str | None = None
     task: Literal["classification", "regression"] | None = None
     seed: int = 0
+    separator: str | None = None
+    quoting: str | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The columns to read."""
+        return Columns(self.text, self.text_pair, self.label, self.unit, self.separator, self.quoting)
 
 
 @dataclass(frozen=True)

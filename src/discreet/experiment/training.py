@@ -230,6 +230,8 @@ def run_settings(request: RunRequest, corpus: Corpus) -> RunSettings:
         rows=request.rows,
         share=request.share,
         validation=request.validation,
+        separator=columns.separator,
+        quoting=columns.quoting,
     )
     return RunSettings(
         data=data,

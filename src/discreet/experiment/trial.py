@@ -21,7 +21,6 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import parse
 from discreet.core.types import Leakage, Trial
-from discreet.data.sources import Columns
 from discreet.experiment.attack import AttackResult, run_attack
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.experiment.releases import LEAVES, READS, fits, kind_of
@@ -172,7 +171,7 @@ def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> 
     name = None if protect is None else protect.name
     request = RunRequest(
         source=data.source,
-        columns=Columns(text=data.text, text_pair=data.text_pair, label=data.label, unit=data.unit),
+        columns=data.columns,
         model=model,
         train=TrainSettings(warmup=asked.warmup, optimizer=asked.optimizer, precision=asked.precision),
         protect=protect,

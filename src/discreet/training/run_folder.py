@@ -18,6 +18,7 @@ from discreet.core.errors import DataError, DiscreetError, ModelError, OutputErr
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
+from discreet.data.sources import Columns
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
 from discreet.models.builtin import sha256
 from discreet.models.classifier import Classifier, ModelSettings
@@ -47,6 +48,13 @@ class DataSettings:
     rows: int | None = None
     share: float | None = None
     validation: str | None = None
+    separator: str | None = None
+    quoting: str | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The columns that were read."""
+        return Columns(self.text, self.text_pair, self.label, self.unit, self.separator, self.quoting)
 
 
 @dataclass(frozen=True)
