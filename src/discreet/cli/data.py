@@ -9,6 +9,7 @@ import typer
 from discreet.cli.options import Data, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, console, one_line
 from discreet.cli.progress import working
+from discreet.core.errors import DataError
 
 if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
@@ -39,7 +40,12 @@ def data(
         from discreet.data.sources import Columns, load
 
         columns = Columns(text, text_pair, label, unit, separator, quoting)
-        corpus = load(data, columns, seed=seed, rows=rows, share=share)
+        try:
+            corpus = load(data, columns, seed=seed, rows=rows, share=share)
+        except DataError as error:
+            # what cannot be divided can be looked at; what cannot be read is rejected again, with the same words
+            corpus = load(data, columns, seed=seed, rows=rows, share=share, validation=0)
+            corpus = corpus.renamed(corpus.name, f"train rejects this: {error}")
         found = summary(corpus, examples)
     if json:
         as_json(found)
