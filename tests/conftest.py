@@ -58,8 +58,9 @@ WORDS = _WORDS.split()
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests away from the user's cache."""
+    """Keep the tests away from the user's cache and from the user's records of trainings."""
     monkeypatch.setenv("DISCREET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("DISCREET_HOME", str(tmp_path_factory.getbasetemp() / "home"))
 
 
 @pytest.fixture(autouse=True)

@@ -207,6 +207,11 @@ class Ledger:
         return self._tally.name
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The ids that were spent, in the order of their first use."""
+        return tuple(self._tally.ids)
+
+    @property
     def statement(self) -> Statement:
         """What was spent so far, as a value."""
         return self._tally.statement()

@@ -62,6 +62,9 @@ def calibrate(
             f"The study limits the time of {', '.join(limited)}. A search that the limit stops gives other figures on "
             "another machine; leave seconds out of the study, and searches count their steps."
         )
+    from discreet.training.people import People, record_study
+
+    record_study(People(), out, str(asked.data["source"]))
     with stop_on_interrupt() as stop, _table(hidden=json) as watch:
         done = sweep(
             asked,

@@ -20,11 +20,20 @@ _MOST_KINDS = 8  # events for which it is worked out how many more would fit
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A ledger's file, or the folder of a run.")],
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PATH]", help="A ledger's file, or the folder of a run; without it, all trainings."),
+    ] = None,
     delta: Annotated[float | None, typer.Option("--delta", help="Account at this delta; else the budget's.")] = None,
     json: Json = False,
 ) -> None:
-    """Show what a ledger holds: what was spent, the guarantee, the budget left, and what a crash left behind."""
+    """Show what a ledger holds: what was spent, the guarantee, the budget left, and what a crash left behind.
+
+    Without PATH, show the trainings recorded on this machine and what they add up to.
+    """
+    if path is None:
+        _all_trainings(json)
+        return
     path = path / "ledger.jsonl" if path.is_dir() else path
     with working("reading the ledger and accounting for it"):
         from discreet.accounting.ledger import Ledger
@@ -56,6 +65,36 @@ def ledger(
         )
         for event, more in room:
             paragraph(f"Room for {more:,} more of {_words(event)}.")
+
+
+def _all_trainings(json: bool) -> None:
+    from discreet.training.people import STUDY, TRAINING, People
+
+    people = People()
+    records, totals = people.records(), people.touched_most()
+    if json:
+        keys = ("kind", "began", "unit", "adjacency", "units", "protection", "out", "finished", "spends")
+        as_json(
+            {
+                "home": str(people.home),
+                "trainings": [{key: getattr(record, key) for key in keys} for record in records],
+                "totals": [
+                    {"unit": unit, "adjacency": adjacency.value, "trainings": count, "guarantee": found.as_dict()}
+                    for unit, adjacency, count, found in totals
+                ],
+            }
+        )
+        return
+    paragraph(f"Trainings recorded in {people.home}, not for release:" if records else "No training was recorded.")
+    for record in records:
+        study = record.kind == STUDY
+        spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} spends"
+        state = "" if record.finished or study else ", unfinished"
+        apart = "" if record.kind == TRAINING else f" ({record.kind}, recorded apart: for experiments, not for release)"
+        paragraph(f"{record.protection}{spends}{state}: {record.out}{apart}", f"{record.began[:10]}  ")
+    for unit, adjacency, count, found in totals:
+        many = "1 training" if count == 1 else f"{count} trainings"
+        paragraph(f"The {unit} with the largest total over {many} ({adjacency.value}): {found.sentence()}")
 
 
 def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, Any]:

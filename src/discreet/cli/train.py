@@ -42,6 +42,14 @@ def train(
     noise_seed: Annotated[
         int | None, typer.Option(help="Repeatable noise for experiments; keep it secret.", rich_help_panel="Privacy")
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", help="Ledger that several trainings spend from.", rich_help_panel="Privacy"),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", help="Most epsilon of these people, all trainings.", rich_help_panel="Privacy"),
+    ] = None,
     checkpoint_seconds: Annotated[
         float, typer.Option(help="Save progress this often.", rich_help_panel="Training")
     ] = 30.0,
@@ -88,6 +96,11 @@ def train(
 
     protection = protection_of(protect, delta, private)
     positive("checkpoint-seconds", checkpoint_seconds)
+    for option, value in (("ledger", ledger), ("budget", budget)):
+        if value is not None and protection is None:
+            raise refuse(option, str(value), "together with --protect", "Add it, or leave this out.")
+    if budget is not None:
+        positive("budget", budget, "It is the most epsilon that these people may lose in all trainings together.")
     if rows is not None and rows > _MOST_ROWS:
         raise refuse("rows", rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
     chooses_part = "train" not in model
@@ -130,6 +143,8 @@ def train(
             checkpoint_seconds=checkpoint_seconds,
             download=download,
             cache=cache,
+            ledger=ledger,
+            budget=budget,
             watch=watch,
             say=note,
             should_stop=lambda: bool(stopping),
@@ -198,6 +213,8 @@ def _say_privacy(done: dict[str, Any]) -> None:
         line("Privacy: no guarantee, this training was not protected.")
         return
     paragraph("Privacy: " + promise["sentence"])
+    if "people" in done:
+        paragraph(done["people"]["sentence"])
     if promise["epsilon"] is None:
         return
     columns = {

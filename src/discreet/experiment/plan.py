@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from discreet.core.checks import refuse
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
+from discreet.data.samplers import Shuffled
 from discreet.data.sources import BUILT_IN, Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.representation import at_text, place_of
+from discreet.protections.representation import at_text, at_vectors, place_of
 from discreet.protections.settings import Conditions, ProtectSettings
 from discreet.training.defaults import Defaults
 from discreet.training.encode import cache_folder, encode
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from discreet.accounting.ledger import Ledger
     from discreet.data.corpus import Corpus, Task
     from discreet.data.samplers import Sampler
+    from discreet.protections.gradient import GradientProtection
     from discreet.training.loop import Protection
+    from discreet.training.people import Entry, Shared
 
 _MANY = 500  # public texts whose encoding takes long enough to say so
 
@@ -110,6 +114,82 @@ def plan_for(
         budget=Budget(asked.epsilon, delta) if limited and asked.epsilon is not None else None,
     )
     return Plan(protect, sampler, ledger, secret, delta, units, public)
+
+
+def planned_spends(plan: Plan, request: RunRequest, model: Classifier, split: Corpus) -> dict[str, int]:
+    """Return how often a run would spend each event, at most; nothing where the one release decides its own cost."""
+    from discreet.accounting.event_json import event_to_json
+    from discreet.training.hidden import sampler_of
+    from discreet.training.private import step_cost
+
+    protect, epochs = plan.protect, request.train.epochs
+    if at_text(protect):
+        return {event_to_json(protect.cost(split)): 1}
+    if at_vectors(protect):
+        if protect.stored:
+            return {}
+        rows = len(split)
+        live = protect.live(rows, model.width, model.classes, Rng.secret(), model.device)
+        per_epoch = sampler_of(protect, min(request.train.batch_size, rows), rows).steps_per_epoch(rows)
+        names = {}
+        for step in range(max(1, round(epochs * per_epoch))):
+            event, name = live.cost(step, step // per_epoch)
+            names[name] = event_to_json(event)
+        return dict(Counter(names.values()))
+    sampler, gradient = plan.sampler, cast("GradientProtection", protect)
+    assert sampler is not None
+    steps = max(1, round(epochs * sampler.steps_per_epoch(plan.units)))
+    event, _ = step_cost(gradient, sampler, 0, plan.units)
+    if isinstance(sampler, Shuffled):
+        steps = -(-steps // sampler.steps_per_epoch(plan.units))
+    if plan.ledger.budget is not None:
+        steps = min(steps, plan.ledger.statement.spends + plan.ledger.remaining(event))
+    return {event_to_json(event): steps}
+
+
+def counted_for(
+    plan: Plan,
+    request: RunRequest,
+    model: Classifier,
+    split: Corpus,
+    out: Path,
+    *,
+    ledger: Path | None,
+    budget: float | None,
+    say: Callable[[str], None],
+) -> Entry | Shared:
+    """Return what counts a run beside its own ledger: a ledger that was named, or the record of these people.
+
+    A run that would take them beyond the budget is rejected here, before its first step.
+    """
+    from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, Shared
+
+    planned = planned_spends(plan, request, model, split)
+    found: Entry | Shared
+    if ledger is not None:
+        from discreet.accounting.ledger import Ledger
+
+        held = Ledger.read(ledger).budget if ledger.exists() else None
+        shared = Ledger.open(ledger, unit=split.unit_name, adjacency=plan.protect.adjacency, budget=held)
+        found = Shared(shared, plan.delta, planned, budget)
+        try:
+            found.check_resumed(plan.ledger)
+            found.check()
+        except BaseException:
+            shared.close()
+            raise
+    else:
+        fixed = request.noise_seed is not None
+        found = Entry.of(
+            People(), split, plan.ledger, kind=FIXED_SEED if fixed else TRAINING, delta=plan.delta, out=out,
+            protection=plan.protect.name, planned=planned, budget=budget,
+        )  # fmt: skip
+        before = found.before()
+        if before.trainings:
+            say(f"Before this training. {before.sentence()}")
+        found.check()
+    plan.ledger.also = found
+    return found
 
 
 def public_corpus(request: RunRequest, private: Corpus, say: Callable[[str], None]) -> Corpus | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.sources import BUILT_IN, load
-from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
+from discreet.experiment.plan import Plan, RunRequest, asked_as, counted_for, plan_for
 from discreet.models.classifier import Classifier
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import at_vectors, place_of
@@ -62,13 +62,17 @@ def run_training(
     checkpoint_seconds: float = 30.0,
     download: bool = False,
     cache: bool | None = None,
+    ledger: Path | None = None,
+    budget: float | None = None,
     watch: Callable[[Report], None] = lambda report: None,
     say: Callable[[str], None] = lambda text: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Load, train, evaluate and write a run folder; return what `train --json` prints.
 
-    Without `cache`, the outputs of a frozen encoder are kept for the next training, but not in a protected one.
+    Without `cache`, the outputs of a frozen encoder are kept for the next training, but not in a protected one. A
+    protected training is also counted in `ledger`, or, without one, in the record of these people on this machine
+    (`discreet.training.people`); if that would go beyond `budget`, it is rejected before its first step.
 
     Guarantee: that of the protection, in the result; none without one.
     """
@@ -85,7 +89,7 @@ def run_training(
     with prepared(workspace):
         plan = plan_for(request, model, corpus, workspace, say) if request.protect is not None else None
         opened: AbstractContextManager[Any] = plan.ledger if plan is not None else nullcontext()
-        with opened:
+        with opened, counting(plan, request, model, corpus, out, ledger, budget, say) as total:
             trained = train(
                 model,
                 corpus,
@@ -128,9 +132,40 @@ def run_training(
                 plan.protect.end(model)
             if plan is not None:
                 hand_out(request.protect, workspace, model, plan.protect, say)
+            sentence, people = total()
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
-    return result
+    # For the owner, not for release: no file of the run says what else these people were in.
+    return result if plan is None else {**result, "people": {**people, "sentence": sentence}}
+
+
+@contextmanager
+def counting(
+    plan: Plan | None,
+    request: RunRequest,
+    model: Classifier,
+    corpus: Corpus,
+    out: Path,
+    ledger: Path | None,
+    budget: float | None,
+    say: Callable[[str], None],
+) -> Iterator[Callable[[], tuple[str, dict[str, Any]]]]:
+    """Count a run beside its own ledger as well, and yield what returns the total, which ends the counting."""
+    if plan is None:
+        yield lambda: ("", {})
+        return
+    counted = counted_for(plan, request, model, corpus.split("train"), out, ledger=ledger, budget=budget, say=say)
+    finished = False
+
+    def total() -> tuple[str, dict[str, Any]]:
+        nonlocal finished
+        finished = True
+        return counted.told()
+
+    try:
+        yield total
+    finally:
+        counted.close(finished=finished)
 
 
 def hand_out(

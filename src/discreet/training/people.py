@@ -1,0 +1,527 @@
+"""What all trainings on the same people add up to, kept on the user's machine and never in a run folder.
+
+    $DISCREET_HOME or ~/.local/state/discreet   (mode 0700)
+      key                a local secret of 32 bytes (mode 0600)
+      people/NAME.json   one training: what it spent, for which unit, when (mode 0600)
+      people/NAME.units  keyed hashes of its units, 8 bytes each, sorted (mode 0600)
+
+A unit is known by a hash of its id, keyed with the local secret; without ids, by a hash of the row's texts. So one more
+or one less finds the same people again. The total of a set of people is the largest total of one of them: all trainings
+that this unit was in, composed. It is an upper bound for everybody in the set. Two units of different corpora with the
+same name and id count as one, which only raises it.
+
+A training reserves before it spends: what is written here is at all times at least what its own ledger holds, by at
+most twice, and is set to the ledger's count when the training ends or is stopped. A training whose folder is deleted
+still counts: its model may have been released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from discreet.accounting.event_json import event_from_json, event_to_json
+from discreet.accounting.interpret import guarantee
+from discreet.accounting.ledger import Ledger, Terms
+from discreet.accounting.ledger_statement import composed
+from discreet.core.errors import BudgetError, LedgerError, OutputError
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
+from discreet.data.corpus import Corpus
+
+Marks = npt.NDArray[np.uint64]
+Spent = Mapping[str, int]  # events as JSON, and how often each is spent
+
+TRAINING, FIXED_SEED, STUDY = "training", "fixed-seed", "study"
+_FORMAT = 1
+_MOST_PATTERNS = 8  # sets of trainings that are priced one by one; beyond, all of them together are
+_MARK_BYTES = 8
+
+
+def home_folder() -> Path:
+    """Return where the user's own records are kept: $DISCREET_HOME, or the user's state folder."""
+    if "DISCREET_HOME" in os.environ:
+        return Path(os.environ["DISCREET_HOME"])
+    return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "discreet"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One training, or one study, as it is kept."""
+
+    name: str
+    kind: str
+    unit: str
+    adjacency: str
+    delta: float
+    units: int
+    out: str
+    protection: str
+    began: str
+    finished: bool = False
+    spent: dict[str, int] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def spends(self) -> int:
+        """How many spends are counted."""
+        return sum(self.spent.values())
+
+
+@dataclass(frozen=True)
+class Total:
+    """What the trainings on a set of people add up to for the one of them with the largest total.
+
+    `apart` counts trainings that are not in it: with a fixed seed, which are for experiments. `elsewhere` counts those
+    under another adjacency, whose figures do not add up with these.
+    """
+
+    guarantee: Guarantee
+    trainings: int
+    apart: int = 0
+    elsewhere: int = 0
+
+    def sentence(self, fresh: bool = False) -> str:
+        """Return the total as a sentence; `fresh` says that no limit was set."""
+        found, count = self.guarantee, self.trainings
+        over = "1 protected training" if count == 1 else f"{count} protected trainings"
+        if not count:
+            text = f"These {found.unit}s: nothing is spent so far."
+        elif not found.exists:
+            text = f"These {found.unit}s: no bound over {over} on this machine, as {found.reason}."
+        else:
+            kind = "" if found.certified else "an estimated "
+            text = (
+                f"These {found.unit}s: {kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)} over "
+                f"{over} on this machine ({found.adjacency.value})."
+            )
+        if self.elsewhere:
+            text += f" {self.elsewhere} more under another adjacency are not in this figure."
+        if self.apart:
+            text += f" {self.apart} more with a fixed seed are recorded apart: for experiments, not for release."
+        return text + (" No limit is set; --budget sets one." if fresh else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the total as plain values for JSON."""
+        return {
+            "guarantee": self.guarantee.as_dict(),
+            "trainings": self.trainings,
+            "fixed_seed": self.apart,
+            "other_adjacency": self.elsewhere,
+        }
+
+
+class People:
+    """The records of a user's trainings, and the totals that follow from them."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        """Use a home folder, the user's if none is given; nothing is written yet."""
+        self.home = home or home_folder()
+        self.folder = self.home / "people"
+
+    def marks_of(self, corpus: Corpus) -> Marks:
+        """Return keyed hashes of the units of a corpus, sorted, each once."""
+        key = self._key()
+        if corpus.units is not None:
+            names: Sequence[tuple[str, ...]] = [(name,) for name in corpus.unit_names]
+        else:
+            second = corpus.second or ("",) * len(corpus)
+            names = list(zip(corpus.texts, second, strict=True))
+        kind = corpus.unit_name if corpus.units is not None else ""
+        found = [
+            hashlib.blake2b(json.dumps((kind, *name)).encode(), key=key, digest_size=_MARK_BYTES).digest()
+            for name in names
+        ]
+        return np.unique(np.frombuffer(b"".join(found), dtype="<u8").astype(np.uint64))
+
+    def records(self) -> list[Record]:
+        """Return all records, in the order in which they were begun."""
+        found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
+        return sorted(found, key=lambda record: (record.began, record.name))
+
+    def total(
+        self,
+        marks: Marks,
+        unit: str,
+        adjacency: Adjacency,
+        delta: float,
+        planned: Spent | None = None,
+        *,
+        leave_out: str = "",
+        caveats: frozenset[Caveat] = frozenset(),
+    ) -> Total:
+        """Return what earlier trainings on these people add up to, with what is planned for all of them.
+
+        `leave_out` is the name of a record that is not counted: that of the training whose plan is given.
+        """
+        touched: list[tuple[Record, npt.NDArray[np.bool_]]] = []
+        apart = elsewhere = 0
+        for record in self.records():
+            if record.name == leave_out or record.kind == STUDY or record.unit != unit or not record.spends:
+                continue
+            shared = np.isin(marks, self._marks(record.name), assume_unique=True)
+            if not shared.any():
+                continue
+            apart += record.kind == FIXED_SEED
+            elsewhere += record.kind == TRAINING and record.adjacency != adjacency.value
+            if record.kind == TRAINING and record.adjacency == adjacency.value:
+                touched.append((record, shared))
+        worst: Guarantee | None = None
+        for chosen in _patterns([shared for _, shared in touched]):
+            counts = Counter(planned or {})
+            for place in chosen:
+                counts.update(touched[place][0].spent)
+            event = composed([(event_from_json(text), count) for text, count in counts.items()])
+            one = guarantee(event, delta=delta, adjacency=adjacency, unit=unit)
+            worst = one if worst is None or one.epsilon > worst.epsilon else worst
+        assert worst is not None
+        known = frozenset(Caveat(value) for record, _ in touched for value in record.caveats)
+        trainings = len(touched) + (planned is not None)
+        return Total(worst.with_caveats(known | caveats), trainings, apart, elsewhere)
+
+    def write(self, record: Record, marks: Marks | None = None) -> None:
+        """Write a record, whole or not at all, and on disk when this returns; its units are written first."""
+        self._make()
+        try:
+            if marks is not None and not self._marks_path(record.name).exists():
+                self._replace(self._marks_path(record.name), marks.astype("<u8").tobytes())
+            about = {"format": _FORMAT, **{name: getattr(record, name) for name in record.__dataclass_fields__}}
+            self._replace(self._path(record.name), json.dumps(about, allow_nan=False).encode())
+        except OSError as error:
+            raise self._cannot(error) from None
+
+    def find(self, name: str) -> Record | None:
+        """Return a record by its name, if there is one."""
+        path = self._path(name)
+        return self._read(path) if path.exists() else None
+
+    def touched_most(self) -> list[tuple[str, Adjacency, int, Guarantee]]:
+        """Return the total of whoever has the largest, for each unit and adjacency, with the number of trainings."""
+        found = []
+        records = [record for record in self.records() if record.kind == TRAINING and record.spends]
+        for unit, adjacency in dict.fromkeys((record.unit, record.adjacency) for record in records):
+            own = [record for record in records if (record.unit, record.adjacency) == (unit, adjacency)]
+            marks = np.unique(np.concatenate([self._marks(record.name) for record in own]))
+            at = min(record.delta for record in own)
+            total = self.total(marks, unit, Adjacency(adjacency), at)
+            found.append((unit, Adjacency(adjacency), total.trainings, total.guarantee))
+        return found
+
+    def delete(self, name: str) -> None:
+        """Delete the record of a training that spent nothing."""
+        for path in (self._path(name), self._marks_path(name)):
+            path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one process at a time look at the totals and write what follows from them."""
+        self._make()
+        handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _make(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if "DISCREET_HOME" not in os.environ:
+                self.home.chmod(0o700)
+            self.folder.chmod(0o700)
+        except OSError as error:
+            raise self._cannot(error) from None
+
+    def _key(self) -> bytes:
+        path = self.home / "key"
+        try:
+            if not path.exists():
+                self._make()
+                partial = self.home / f"key.{os.getpid()}.partial"
+                self._put(partial, secrets.token_hex(32).encode())
+                with contextlib.suppress(FileExistsError):
+                    os.link(partial, path)  # of two processes, one wins
+                partial.unlink()
+                _sync(self.home)
+            return bytes.fromhex(path.read_text(encoding="ascii"))
+        except OSError as error:
+            raise self._cannot(error) from None
+        except ValueError:
+            raise LedgerError(
+                f"Expected 64 hexadecimal digits in {str(path)!r}. It is the key that earlier trainings were recorded "
+                "with, and without it their people are not found: restore it, or move the folder away to start anew."
+            ) from None
+
+    def _read(self, path: Path) -> Record:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            values["spent"] = {str(text): int(count) for text, count in values["spent"].items()}
+            return Record(**{**values, "caveats": tuple(values["caveats"])})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            raise LedgerError(
+                f"Expected a record of a training at {str(path)!r}, found something else. What was spent can no longer "
+                "be added up: restore the file, or move it away to leave its training out of the total."
+            ) from None
+
+    def _marks(self, name: str) -> Marks:
+        try:
+            data = self._marks_path(name).read_bytes()
+            return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+        except (OSError, ValueError):
+            path = str(self._marks_path(name))
+            raise LedgerError(f"Expected the units of a training at {path!r}. Restore the file from a copy.") from None
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def _marks_path(self, name: str) -> Path:
+        return self.folder / f"{name}.units"
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        self._put(partial, data)
+        partial.replace(path)
+        _sync(path.parent)
+
+    def _put(self, path: Path, data: bytes) -> None:
+        path.unlink(missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _cannot(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"Expected to be able to keep records of trainings in {str(self.home)!r}. {error.strerror}. Set "
+            "DISCREET_HOME to a folder of yours, or name a ledger with --ledger FILE."
+        )
+
+
+@dataclass
+class Entry:
+    """The record of one training while it runs; whoever spends in its ledger spends here first.
+
+    Guarantee: what is on disk here is at least what the training's own ledger holds.
+    """
+
+    people: People
+    record: Record
+    marks: Marks
+    used: Counter[str]
+    planned: Spent
+    budget: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        people: People,
+        corpus: Corpus,
+        ledger: Ledger,
+        *,
+        kind: str,
+        delta: float,
+        out: Path,
+        protection: str,
+        planned: Spent,
+        budget: float | None = None,
+    ) -> Entry:
+        """Return the entry of a training, found again by the name of its ledger if it is resumed."""
+        told = ledger.statement
+        used = Counter({event_to_json(event): count for event, count in told.spent})
+        marks = people.marks_of(corpus)
+        record = people.find(ledger.name) or Record(
+            ledger.name,
+            kind,
+            told.unit,
+            told.adjacency.value,
+            delta,
+            len(marks),
+            str(out.resolve()),
+            protection,
+            _now(),
+        )
+        return cls(people, record, marks, used, planned, budget)
+
+    def before(self) -> Total:
+        """Return what earlier trainings on these people add up to, without this one."""
+        told = self.record
+        return self.people.total(self.marks, told.unit, Adjacency(told.adjacency), told.delta, leave_out=told.name)
+
+    def now(self) -> Total:
+        """Return what all trainings on these people add up to, with what this one has spent; not with a fixed seed."""
+        return self._with(self.used) if self.record.kind == TRAINING else self.before()
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        """Return the total in words and as plain values."""
+        total = self.now()
+        apart = "" if self.record.kind == TRAINING else "This training had a fixed seed and is recorded apart. "
+        return apart + total.sentence(self.budget is None), total.as_dict()
+
+    def check(self) -> None:
+        """Reject a plan that would take the total of these people beyond the budget; nothing is written."""
+        if self.budget is None or not self.planned:
+            return
+        self._allow(Counter(self.planned) | self.used, self.budget, "this training")
+
+    def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> None:  # noqa: A002
+        """Count one spend, on disk before this returns; what is written runs ahead by at most as much again."""
+        text = event_to_json(event)
+        needed = self.used[text] + 1
+        caveats = tuple(sorted({*self.record.caveats, *(terms.caveats if terms else ())}))
+        if needed > self.record.spent.get(text, 0) or caveats != self.record.caveats:
+            with self.people.locked():
+                if self.budget is not None and text not in self.planned:
+                    self._allow(self.used + Counter({text: 1}), self.budget, repr(id))
+                reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
+                spent = {**self.record.spent, text: max(int(reserved), needed)}
+                self.record = _changed(self.record, spent=spent, caveats=caveats)
+                self.people.write(self.record, self.marks)
+        self.used[text] = needed
+
+    def close(self, *, finished: bool = False) -> None:
+        """Set the record to what was spent, which its own ledger holds; one that spent nothing is deleted."""
+        with self.people.locked():
+            if not self.used.total():
+                self.people.delete(self.record.name)
+                return
+            self.record = _changed(self.record, spent=dict(self.used), finished=finished)
+            self.people.write(self.record, self.marks)
+
+    def _with(self, spent: Counter[str]) -> Total:
+        told = self.record
+        caveats = frozenset(map(Caveat, told.caveats))
+        return self.people.total(
+            self.marks,
+            told.unit,
+            Adjacency(told.adjacency),
+            told.delta,
+            spent,
+            leave_out=told.name,
+            caveats=caveats,
+        )
+
+    def _allow(self, spent: Counter[str], budget: float, what: str) -> None:
+        if self.record.kind != TRAINING:
+            return
+        found = self._with(spent).guarantee
+        refuse_beyond(found.epsilon, budget, found.delta, f"these {found.unit}s", what)
+
+
+@dataclass
+class Shared:
+    """A ledger that several trainings spend from, as `--ledger` names it; a training spends here first."""
+
+    ledger: Ledger
+    delta: float
+    planned: Spent
+    budget: float | None = None
+
+    def check(self) -> None:
+        """Reject a plan that would take the ledger beyond the budget; nothing is written."""
+        if self.budget is not None and self.planned:
+            self._allow(self.planned, "this training")
+
+    def check_resumed(self, own: Ledger) -> None:
+        """Reject a ledger that lacks what the training has spent before."""
+        if any(not self.ledger.holds(name) for name in own.names):
+            raise LedgerError(
+                f"Expected every spend of the unfinished run in {str(self.ledger.path)!r}, some are missing. Resume "
+                "with the --ledger that the run was started with."
+            )
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        """Return what the ledger guarantees so far, in words and as plain values."""
+        found, path = self.ledger.guarantee(self.delta), str(self.ledger.path)
+        kind = "" if found.certified else "an estimated "
+        figure = f"{kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
+        text = f"The ledger {path}, all trainings that spent from it: {figure if found.exists else 'no bound'}."
+        return text, {"ledger": path, "guarantee": found.as_dict()}
+
+    def close(self, *, finished: bool = False) -> None:
+        """Close the ledger; what was spent stays spent."""
+        self.ledger.close()
+
+    def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> None:  # noqa: A002
+        """Count one spend in the shared ledger."""
+        text = event_to_json(event)
+        if self.budget is not None and text not in self.planned and not self.ledger.holds(id):
+            self._allow({text: 1}, repr(id))
+        self.ledger.spend(event, id, secure=secure, terms=terms)
+
+    def _allow(self, more: Spent, what: str) -> None:
+        told = self.ledger.statement
+        added = [(event_from_json(text), count) for text, count in more.items()]
+        event = composed([*told.spent, *added])
+        found = guarantee(event, delta=self.delta, adjacency=told.adjacency, unit=told.unit)
+        assert self.budget is not None
+        refuse_beyond(found.epsilon, self.budget, self.delta, f"the ledger {str(self.ledger.path)!r}", what)
+
+
+def refuse_beyond(epsilon: float, budget: float, delta: float, whose: str, what: str) -> None:
+    """Reject a total beyond the budget."""
+    if epsilon > budget:
+        raise BudgetError(
+            f"Expected epsilon <= {in_digits(budget)}, the budget of {whose} at delta {in_digits(delta)}, got "
+            f"{in_digits(epsilon)} with {what}. Nothing was spent: train with a smaller --epsilon or fewer steps, or "
+            "give a larger --budget."
+        )
+
+
+def _patterns(touched: Sequence[npt.NDArray[np.bool_]]) -> list[tuple[int, ...]]:
+    """Return the sets of trainings that some unit was in, without those that are part of another one.
+
+    >>> _patterns([np.array([True, True, False]), np.array([False, True, False])])
+    [(0, 1)]
+    """
+    if not touched:
+        return [()]
+    distinct = np.unique(np.stack(touched, axis=1), axis=0)
+    sets = [frozenset(np.flatnonzero(row).tolist()) for row in distinct]
+    largest = [one for one in sets if not any(one < other for other in sets)]
+    if len(largest) > _MOST_PATTERNS:
+        return [tuple(range(len(touched)))]
+    return [tuple(sorted(one)) for one in largest]
+
+
+def _changed(record: Record, **changes: Any) -> Record:
+    import dataclasses
+
+    return dataclasses.replace(record, **changes)
+
+
+def _now() -> str:
+    import datetime
+
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def record_study(people: People, out: Path, source: str) -> None:
+    """List a study: its trials draw from fixed seeds, so they are not added to anyone's total."""
+    name = hashlib.blake2b(str(out.resolve()).encode(), digest_size=_MARK_BYTES).hexdigest()
+    if people.find(name) is None:
+        record = Record(name, STUDY, "", "", 0.0, 0, str(out.resolve()), f"trials on {source}", _now())
+        with people.locked():
+            people.write(record)

@@ -1,0 +1,290 @@
+"""The record of all trainings on the same people: what they add up to, and who is found again."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from discreet.accounting.event_json import event_to_json
+from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from discreet.accounting.interpret import epsilon
+from discreet.accounting.ledger import Ledger, Terms
+from discreet.cli.main import main
+from discreet.core.errors import BudgetError, LedgerError, OutputError
+from discreet.core.guarantee import Adjacency, Caveat
+from discreet.data.corpus import Corpus
+from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, record_study
+
+EVENT = PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0))
+ONE = event_to_json(EVENT)
+DELTA = 1e-5
+
+
+def corpus(*names: str) -> Corpus:
+    texts = tuple(f"a note of {name}" for name in names)
+    return Corpus("toy", texts, units=names, unit_name="patient")
+
+
+def price(count: int) -> float:
+    return epsilon(SelfComposedDpEvent(EVENT, count), DELTA, Adjacency.ZERO_OUT)
+
+
+class Training:
+    """A training that spends through the record, as `run_training` does."""
+
+    def __init__(
+        self, home: Path, rows: Corpus, kind: str = TRAINING, planned: int = 100, budget: float | None = None,
+        path: Path | None = None, adjacency: str = "zero-out",
+    ) -> None:  # fmt: skip
+        self.ledger = Ledger.open(path, unit=rows.unit_name, adjacency=adjacency)
+        self.entry = Entry.of(
+            People(home), rows, self.ledger, kind=kind, delta=DELTA, out=home / "run", protection="dp-sgd",
+            planned={ONE: planned}, budget=budget,
+        )  # fmt: skip
+        self.ledger.also = self.entry
+
+    def steps(self, first: int, last: int, terms: Terms | None = None) -> None:
+        for step in range(first, last):
+            self.ledger.spend(EVENT, f"step {step}", terms=terms)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def test_two_trainings_on_the_same_people_add_up_and_one_more_or_less_finds_them(home: Path) -> None:
+    first = Training(home, corpus("a", "b", "c"))
+    first.steps(0, 10)
+    first.entry.close(finished=True)
+    for names in (("a", "b", "c"), ("a", "b", "c", "d"), ("a", "b"), ("c", "x", "y")):
+        second = Training(home, corpus(*names))
+        assert second.entry.before().guarantee.epsilon == pytest.approx(price(10))
+        second.steps(0, 5)
+        total = second.entry.now()
+        assert total.trainings == 2 and total.guarantee.epsilon == pytest.approx(price(15))
+        second.entry.people.delete(second.entry.record.name)
+    assert Training(home, corpus("x", "y")).entry.before().trainings == 0
+
+
+def test_the_total_is_that_of_the_unit_with_the_largest(home: Path) -> None:
+    for names, steps in ((("a", "b"), 10), (("c",), 40), (("d",), 5), (("a", "d"), 8)):
+        one = Training(home, corpus(*names))
+        one.steps(0, steps)
+        one.entry.close(finished=True)
+    total = Training(home, corpus("a", "b", "c", "d")).entry.before()
+    assert total.trainings == 4 and total.guarantee.epsilon == pytest.approx(price(40))
+    assert Training(home, corpus("a", "b", "d")).entry.before().guarantee.epsilon == pytest.approx(price(18))
+
+
+def test_rows_without_ids_are_found_by_their_texts(home: Path) -> None:
+    rows = Corpus("toy", ("first text", "second text", "third text"))
+    one = Training(home, rows)
+    one.steps(0, 4)
+    one.entry.close(finished=True)
+    assert Training(home, replace(rows, texts=("new", *rows.texts[1:]))).entry.before().trainings == 1
+    assert Training(home, Corpus("toy", ("quite", "other", "texts"))).entry.before().trainings == 0
+
+
+def test_what_is_on_disk_is_never_less_than_the_ledger_and_at_most_twice(home: Path) -> None:
+    one = Training(home, corpus("a"), planned=60)
+    for step in range(60):
+        one.steps(step, step + 1)
+        kept = People(home).find(one.ledger.name)
+        assert kept is not None
+        assert step + 1 <= kept.spent[ONE] <= min(2 * (step + 1), 60)
+    one.entry.close(finished=True)
+    kept = People(home).find(one.ledger.name)
+    assert kept is not None and kept.spent == {ONE: 60} and kept.finished
+
+
+def test_a_resumed_training_is_not_counted_twice_and_a_lost_record_is_made_again(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    one = Training(home, corpus("a", "b"), path=path)
+    one.steps(0, 7)
+    one.ledger.close()  # killed: the record is not closed
+    again = Training(home, corpus("a", "b"), path=path)
+    again.steps(0, 12)  # the first seven are repeated
+    again.entry.close(finished=True)
+    again.ledger.close()
+    (kept,) = People(home).records()
+    assert kept.spent == {ONE: 12}
+    other = tmp_path / "other"
+    once_more = Training(other, corpus("a", "b"), path=path)
+    once_more.entry.close(finished=True)
+    (kept,) = People(other).records()
+    assert kept.spent == {ONE: 12}
+
+
+def test_a_training_that_spent_nothing_leaves_no_record(home: Path) -> None:
+    one = Training(home, corpus("a"))
+    one.entry.close()
+    assert People(home).records() == [] and list((home / "people").iterdir()) == []
+
+
+def test_fixed_seeds_and_studies_are_listed_apart(home: Path) -> None:
+    one = Training(home, corpus("a"), FIXED_SEED)
+    one.steps(0, 5, Terms((), frozenset({Caveat.FIXED_SEED})))
+    one.entry.close(finished=True)
+    record_study(People(home), home / "study", "notes.csv")
+    record_study(People(home), home / "study", "notes.csv")
+    total = Training(home, corpus("a")).entry.before()
+    assert total.trainings == 0 and total.apart == 1 and total.guarantee.epsilon == 0
+    assert sorted(record.kind for record in People(home).records()) == ["fixed-seed", "study"]
+
+
+def test_other_adjacencies_are_named_and_not_added(home: Path) -> None:
+    one = Training(home, corpus("a"), adjacency="add/remove")
+    one.steps(0, 5)
+    one.entry.close(finished=True)
+    total = Training(home, corpus("a")).entry.before()
+    assert (total.trainings, total.elsewhere) == (0, 1)
+
+
+def test_a_plan_beyond_the_budget_is_rejected_before_anything_is_spent(home: Path) -> None:
+    one = Training(home, corpus("a", "b"))
+    one.steps(0, 50)
+    one.entry.close(finished=True)
+    limit = price(100)
+    Training(home, corpus("b"), planned=50, budget=limit * 1.0001).entry.check()
+    with pytest.raises(BudgetError, match="Nothing was spent"):
+        Training(home, corpus("b"), planned=51, budget=limit).entry.check()
+    Training(home, corpus("x"), planned=51, budget=limit).entry.check()
+    dear = Training(home, corpus("b"), planned=1, budget=limit)
+    with pytest.raises(BudgetError):  # a cost that no plan named is checked when it is spent
+        dear.ledger.spend(GaussianDpEvent(0.01), "release")
+    assert dear.ledger.statement.spends == 0
+
+
+def test_the_home_is_for_its_owner_only_and_holds_no_word_and_no_plain_hash(home: Path) -> None:
+    one = Training(home, corpus("anna", "bert"))
+    one.steps(0, 3)
+    one.entry.close(finished=True)
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in home.rglob("*") if path.is_dir()} == {0o700}
+    assert not any(b"anna" in path.read_bytes() for path in files)
+    marks = People(home).marks_of(corpus("anna", "bert"))
+    assert np.array_equal(marks, People(home).marks_of(corpus("bert", "anna", "anna")))
+    assert not np.isin(marks, People(home.with_name("elsewhere")).marks_of(corpus("anna", "bert"))).any()
+
+
+def test_a_damaged_record_or_key_is_said_and_not_skipped(home: Path) -> None:
+    one = Training(home, corpus("a"))
+    one.steps(0, 3)
+    path = home / "people" / f"{one.ledger.name}.json"
+    whole = path.read_bytes()
+    for data in (b"", whole[:20], b"[]", whole.replace(b'"format": 1', b'"format": 9')):
+        path.write_bytes(data)
+        with pytest.raises(LedgerError, match="record of a training"):
+            Training(home, corpus("a")).entry.before()
+    path.write_bytes(whole)
+    path.with_suffix(".units").unlink()
+    with pytest.raises(LedgerError, match="units of a training"):
+        Training(home, corpus("a")).entry.before()
+    (home / "key").write_text("broken")
+    with pytest.raises(LedgerError, match="key"):
+        Training(home, corpus("a"))
+
+
+def test_a_home_that_cannot_be_made_is_said_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="DISCREET_HOME"):
+        Training(tmp_path / "file" / "home", corpus("a"))
+
+
+# On the command line.
+
+
+def go(rows: Path, encoder: Path, out: Path, *more: str) -> int:
+    model = ["--model", str(encoder), "--train", "head", "--epochs", "2", "--batch-size", "20"]
+    protect = ["--protect", "dp-sgd", "--noise-multiplier", "2", "--delta", "1e-4"]
+    return main(["train", str(rows), "--out", str(out), *model, *protect, *more])
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DISCREET_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_train_prints_the_total_and_writes_none_of_it_into_the_run(
+    own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    encoder, figures = tiny_encoder("bert"), []
+    more = tmp_path / "more.csv"
+    more.write_text(toy_csv.read_text() + "one row more,ward\n")
+    for name, rows in (("a", toy_csv), ("b", more)):
+        assert go(rows, encoder, tmp_path / name, "--json") == 0
+        shown = capsys.readouterr()
+        figures.append(json.loads(shown.out))
+    assert [found["people"]["trainings"] for found in figures] == [1, 2]
+    total = figures[1]["people"]["guarantee"]["epsilon"]
+    assert total > max(found["guarantee"]["epsilon"] for found in figures)
+    assert "1 protected training on this machine" in shown.err
+    record = json.loads(next(iter((own_home / "people").glob("*.json"))).read_text())
+    assert record["finished"]
+    for name in ("a", "b"):
+        kept = json.loads((tmp_path / name / "metrics.json").read_text())
+        assert "people" not in kept
+        files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+        marks = next(iter((own_home / "people").glob("*.units"))).read_bytes()
+        for path in files:
+            data = path.read_bytes()
+            assert not any(marks[at : at + 8] in data or marks[at : at + 8].hex().encode() in data for at in (0, 8))
+    assert main(["ledger"]) == 0
+    assert "largest total over 2 trainings" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_budget_stops_a_training_before_its_first_step(
+    own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    encoder = tiny_encoder("bert")
+    assert go(toy_csv, encoder, tmp_path / "a", "--json") == 0
+    one = json.loads(capsys.readouterr().out)["guarantee"]["epsilon"]
+    assert go(toy_csv, encoder, tmp_path / "b", "--budget", str(one * 1.05)) == 2
+    assert "BudgetError" in capsys.readouterr().err and not (tmp_path / "b.unfinished").exists()
+    assert len(People().records()) == 1
+    assert go(toy_csv, encoder, tmp_path / "c", "--budget", str(one * 3)) == 0
+    for option in (["--budget", "3"], ["--ledger", str(tmp_path / "x")]):
+        assert main(["train", str(toy_csv), "--out", str(tmp_path / "d"), *option]) == 2
+
+
+def test_several_trainings_spend_from_one_named_ledger(
+    own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    encoder, shared = tiny_encoder("bert"), tmp_path / "all.jsonl"
+    spends = []
+    for name in ("a", "b"):
+        assert go(toy_csv, encoder, tmp_path / name, "--ledger", str(shared)) == 0
+        spends.append(Ledger.read(shared).spends)
+        own = Ledger.read(tmp_path / name / "ledger.jsonl")
+    assert spends[1] == 2 * spends[0] == 2 * own.spends
+    assert Ledger.read(shared).guarantee(1e-4).epsilon > own.guarantee(1e-4).epsilon
+    assert People().records() == []
+    one = own.guarantee(1e-4).epsilon
+    assert go(toy_csv, encoder, tmp_path / "c", "--ledger", str(shared), "--budget", str(1.5 * one)) == 2
+    assert Ledger.read(shared).spends == spends[1]
+    assert Counter(line[:2] for line in shared.read_text().splitlines())['["'] == spends[1]
+
+
+def test_a_fixed_seed_is_recorded_apart(
+    own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert go(toy_csv, tiny_encoder("bert"), tmp_path / "a", "--noise-seed", "3") == 0
+    assert "recorded apart" in " ".join(capsys.readouterr().out.split())
+    (record,) = People().records()
+    assert record.kind == FIXED_SEED and record.caveats == ("fixed-seed",)
+    assert go(toy_csv, tiny_encoder("bert"), tmp_path / "b", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["people"]["trainings"] == 1
