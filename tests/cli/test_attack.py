@@ -75,7 +75,7 @@ LONG = "the heart was dull and the knee was cold and the hand was warm and the p
 
 def test_long_texts_are_cut_to_three_lines_unless_they_are_wanted_whole(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
-    rows = [f"{LONG} {word} {number},{word}\n" for word in ("good", "bad") for number in range(10)]
+    rows = [f"{LONG} {word} {number},{word}\n" for word in ("good", "bad") for number in range(60)]
     path.write_text("text,label\n" + "".join(rows), encoding="utf-8")
     usual = ("--data", path, "--attack", "tag", "--examples", 1, "--seconds", 0.1)
     shown = say(*usual, data=False)[1].split("tag, n")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,14 +43,20 @@ def marked(text: str, other: str) -> Text:
     """Return a text with the words that stand in the other one too made visible, each as often as it stands there."""
     from rich.text import Text
 
-    left = Counter(one_line(other).lower().split())
+    left = Counter(_parts(one_line(other)))
     drawn = Text(overflow="fold")
     for number, word in enumerate(one_line(text).split()):
         drawn.append(" " if number else "")
-        found = left[word.lower()] > 0
-        left[word.lower()] -= 1
+        mine = Counter(_parts(word))
+        found = mine <= left
+        left -= mine if found else Counter()
         drawn.append(word, style=_FOUND if found else "")
     return drawn
+
+
+def _parts(text: str) -> list[str]:
+    """Return words and marks apart, in lower case, as a tokenizer sets them: "Fall." is as good as "fall ."."""
+    return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from discreet.core.types import Guess, Leakage
 from discreet.data.corpus import Corpus
 from discreet.experiment.releases import REPRESENTATION, kind_of
 from discreet.metrics.text import PAIRS, match, semantic_cosine, text_leakage
+from discreet.models import spelling
 from discreet.models.classifier import Classifier
+from discreet.models.spelling import pieces, written
 
 METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
 BAG_METRICS = ("bag_recall", "jaccard")
@@ -22,7 +24,10 @@ SEMANTIC = "semantic_cosine"
 
 @dataclass(frozen=True)
 class Example:
-    """One text under attack: the truth as the tokenizer spells it, what was read, and how close that is.
+    """One text under attack: the truth as it was written, what was read, and how close that is.
+
+    Scores compare what was read with `spelling`: the truth in the tokenizer's spelling, perhaps without case, accents
+    and spaces around marks, but with the characters that the tokenizer does not know, which nobody can have read.
 
     For an attack that reads a set of tokens from a gradient, both are the tokens of the whole batch and have no order.
     """
@@ -31,6 +36,12 @@ class Example:
     guess: str
     scores: Mapping[str, float] = field(default_factory=dict)
     batch: int = 0
+    spelling: str | None = None
+
+    @property
+    def scored(self) -> str:
+        """The truth that scores compare with."""
+        return self.truth if self.spelling is None else self.spelling
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -62,31 +73,35 @@ def compared(
 ) -> list[Example]:
     """Return the texts of a batch beside what was read of them, a guess for each by the matching best for the attacker.
 
-    Truths are spelled as the tokenizer gives them back: an attack that has every token right is right.
+    An attack that has every token right is right, where every character of the text has a token: case, accents and
+    spaces that the tokenizer drops do not count, characters that it does not know do.
     """
+    texts = _texts(batch)
     if reads_a_bag(attack) and kind_of(attack) == REPRESENTATION:  # words of each text
-        truths = [" ".join(dict.fromkeys(spelled(model, text).split())) for text in _texts(batch)]
-        pairs = list(zip(truths, (*guess.texts, *[""] * len(batch)), strict=False))
+        truths = [" ".join(dict.fromkeys(spelled(model, text).split())) for text in texts]
+        shown = truths
+        guesses: Sequence[str] = (*guess.texts, *[""] * len(batch))[: len(batch)]
     elif reads_a_bag(attack):
-        pieces = [piece for text in _texts(batch) for piece in model.tokenizer.tokenize(text)]
+        every = [piece for text in texts for piece in pieces(model.tokenizer, text)]
         read = model.tokenizer.convert_ids_to_tokens(list(guess.indices))
         special = set(model.tokenizer.all_special_tokens)
-        pairs = [(" ".join(dict.fromkeys(pieces)), " ".join(piece for piece in read if piece not in special))]
+        shown = truths = [" ".join(dict.fromkeys(every))]
+        guesses = [" ".join(piece for piece in read if piece not in special)]
     else:
-        truths = [spelled(model, text) for text in _texts(batch)]
+        truths = [spelled(model, text) for text in texts]
+        shown = [written(model.tokenizer, text, model.max_length) for text in texts]
         read = [spelled(model, text) for text in guess.texts[: len(batch)]]
         in_order = (*read, *[""] * (len(batch) - len(read)))
         guesses = in_order if aligned(attack) else match(read, truths)
-        pairs = list(zip(truths, guesses, strict=True))
     return [
-        Example(truth, read, {m: float(PAIRS[m](read, truth)) for m in metrics if m in PAIRS}, number)
-        for truth, read in pairs
+        Example(text, read, {m: float(PAIRS[m](read, truth)) for m in metrics if m in PAIRS}, number, truth)
+        for text, truth, read in zip(shown, truths, guesses, strict=True)
     ]
 
 
 def leakages(examples: Sequence[Example], metrics: Sequence[str], rng: Rng) -> tuple[Leakage, ...]:
     """Return every metric over the examples with interval, sample size and chance level."""
-    guesses, truths = [e.guess for e in examples], [e.truth for e in examples]
+    guesses, truths = [e.guess for e in examples], [e.scored for e in examples]
     found = []
     for metric in metrics:
         source = rng.fork(metric)
@@ -98,10 +113,8 @@ def leakages(examples: Sequence[Example], metrics: Sequence[str], rng: Rng) -> t
 
 
 def spelled(model: Classifier, text: str) -> str:
-    """Return a text as the tokenizer spells what it keeps of it: perhaps without case, cut where the model cuts."""
-    ids = model.tokenizer(text, truncation=True, max_length=model.max_length)["input_ids"]
-    found: str = model.tokenizer.decode(ids, skip_special_tokens=True)
-    return found
+    """Return a text as the model's tokenizer spells it, cut where the model cuts; what it does not know is kept."""
+    return spelling.spelled(model.tokenizer, text, model.max_length)
 
 
 def sentence_vectors(texts: Sequence[str]) -> Any:
