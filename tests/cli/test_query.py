@@ -260,7 +260,16 @@ def test_pairs_are_protected_as_one_and_asked_with_a_tab(
     rows = [f"the heart was {a},the {b} was calm,{'same' if i % 2 else 'other'}" for i, (a, b) in enumerate(PAIRS)]
     table.write_text("\n".join(["text,other,label", *rows]) + "\n", encoding="utf-8")
     made = trained(
-        tmp_path / "a", table, "--model", str(tiny_encoder("bert")), "--text-pair", "other", "--queries", "5"
+        tmp_path / "a",
+        table,
+        "--model",
+        str(tiny_encoder("bert")),
+        "--text-pair",
+        "other",
+        "--queries",
+        "5",
+        "--validation",
+        "0.3",
     )
     with serving(made) as server:
         client = made / "client"

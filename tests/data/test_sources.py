@@ -85,6 +85,14 @@ def test_a_share_may_be_asked_for_instead_of_a_number(tmp_path: Path) -> None:
         load(path, rows=5, share=0.5)
 
 
+def test_who_only_looks_is_not_stopped_by_a_hold_out_that_cannot_be_made(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", rows_of(2))
+    with pytest.raises(DataError, match="holding out 10%"):
+        load(path)
+    corpus = load(path, strict=False)
+    assert corpus.split_names == ("train",) and "no rows were held out" in corpus.remarks[-1]
+
+
 def test_a_fraction_may_be_written_as_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", rows_of(200))
     assert load(path, validation="0.3").splits == load(path, validation=0.3).splits

@@ -151,7 +151,7 @@ def test_a_setting_beyond_the_slider_is_used_as_it_is(page: Page) -> None:
     page.done()
     assert page.run("document.querySelector('.slider input[type=number]').value") == "12.5"
     shown = page.text("epsilon")
-    assert shown.startswith("0.2") and "certified, add/remove" in shown, "that of one release at noise 12.5"
+    assert shown.startswith("0.2") and "certified, zero-out" in shown, "that of one release at noise 12.5"
     assert "of the same length and label" in page.text("bound-words")
     assert page.run("document.getElementById('assumed').offsetParent !== null"), "assumptions are seen at once"
 

@@ -100,7 +100,7 @@ def test_train_evaluate_predict(command: list[object], toy_csv: Path, tmp_path: 
     }  # fmt: skip
     told, _ = run("evaluate", out, toy_csv, "--json")
     assert json.loads(told)["utility"] == pytest.approx(done["utility"])
-    assert json.loads(told)["rows"] == done["rows"] // 9
+    assert json.loads(told)["rows"] == 120 - done["rows"] > 0
     told, _ = run("predict", out, text="the heart was dull\nthe knee was sharp\n")
     assert [line.split("\t")[0] for line in told.splitlines()] == ["ward", "clinic"]
     told, _ = run("predict", out, toy_csv, "--json")

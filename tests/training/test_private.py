@@ -104,7 +104,7 @@ def test_an_empty_batch_still_adds_noise_and_is_counted(corpus: Corpus, tiny_enc
     model = build(corpus, tiny_encoder("bert"), train="head")
     before = weights(model)
     settings = TrainSettings(epochs=3e-6)
-    with Ledger.open(None, unit="person", adjacency="add/remove") as ledger:
+    with Ledger.open(None, unit="person", adjacency="zero-out") as ledger:
         done = train(model, corpus, settings, rng=Rng(0), sampler=Poisson(1e-6), protect=DPSGD(1.0), ledger=ledger)
         assert done.steps == ledger.statement.spends == 3
     assert not torch.equal(before, weights(model))
@@ -114,7 +114,7 @@ def test_the_ledger_is_spent_before_the_noise_is_drawn(
     corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(corpus, tiny_encoder("bert"), train="head")
-    with Ledger.open(None, unit="person", adjacency="add/remove") as ledger:
+    with Ledger.open(None, unit="person", adjacency="zero-out") as ledger:
         counts: list[int] = []
         release = DPSGD.release
         monkeypatch.setattr(
@@ -127,7 +127,7 @@ def test_the_ledger_is_spent_before_the_noise_is_drawn(
 def test_a_budget_stops_training_before_it_is_exceeded(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"), train="head")
     budget = Budget(2.0, 1e-3)
-    with Ledger.open(None, unit="person", adjacency="add/remove", budget=budget) as ledger:
+    with Ledger.open(None, unit="person", adjacency="zero-out", budget=budget) as ledger:
         done = train(
             model, corpus, TrainSettings(epochs=500, batch_size=10), rng=Rng(0), protect=DPSGD(1.0), ledger=ledger,
             delta=1e-3,
@@ -175,7 +175,7 @@ def test_another_secret_or_corpus_is_another_spend(
 ) -> None:
     """The same step number with other noise, or on other rows, is never taken for a repetition."""
     settings = TrainSettings(epochs=1, batch_size=20)
-    with Ledger.open(None, unit="person", adjacency="add/remove") as ledger:
+    with Ledger.open(None, unit="person", adjacency="zero-out") as ledger:
         counts = []
         for rows, secret in ((corpus, 1), (corpus, 1), (corpus, 2), (corpus.take(range(1, len(corpus))), 2)):
             model = build(rows, tiny_encoder("bert"), train="head")
@@ -248,7 +248,7 @@ def test_other_owners_or_another_unit_are_refused(
         model = build(other, tiny_encoder("bert"), train="head")
         train(model, other, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
     with (
-        Ledger.open(None, unit="patient", adjacency="add/remove") as ledger,
+        Ledger.open(None, unit="patient", adjacency="zero-out") as ledger,
         pytest.raises(SettingError, match="unit='patient' 'person' in the ledger"),
     ):
         train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger)
@@ -258,8 +258,11 @@ def test_samplers_are_paired_with_what_they_are_proven_for(corpus: Corpus, tiny_
     model = build(corpus, tiny_encoder("bert"), train="head")
     settings = TrainSettings(epochs=2, batch_size=10)
     direction = DirDPSGD.for_model(model, 50.0)
-    with pytest.raises(SettingError, match="Poisson under add/remove"):
-        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), sampler=Shuffled(10))
+    for sampler in (Shuffled(10), FixedSize(10)):
+        with pytest.raises(SettingError, match="Poisson under add/remove"):
+            train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), sampler=sampler, population=100)
+    summed = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(4.0), sampler=Shuffled(10)).guarantee
+    assert summed is not None and summed.adjacency is Adjacency.ZERO_OUT
     with pytest.raises(UnsupportedError, match="FixedSize"):
         train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=Poisson(0.1))
     by_epoch = train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=Shuffled(10)).guarantee
@@ -286,6 +289,6 @@ def test_a_refused_training_lets_its_ledger_go(
 ) -> None:
     model = build(corpus, tiny_encoder("bert"), train="head")
     with pytest.raises(SettingError, match="Poisson under add/remove") as kept:  # the error holds its frames alive
-        train(model, corpus, rng=Rng(0), protect=DPSGD(1.0), sampler=Shuffled(10), workspace=tmp_path)
+        train(model, corpus, rng=Rng(0), protect=DPSGD(1.0), sampler=Shuffled(10), population=9, workspace=tmp_path)
     Ledger.open(tmp_path / "ledger.jsonl", unit="person", adjacency="add/remove").close()
     assert kept.value

@@ -180,6 +180,8 @@ def _assumed(parts: Parts, adjacency: Adjacency) -> list[str]:
     for use, _ in parts.uses:
         if isinstance(use, PoissonSampledDpEvent):
             found.append("records are drawn independently at the stated rate and nobody learns which were drawn")
+            if adjacency is Adjacency.ADD_REMOVE:
+                found.append("rate, divisor, steps and delta were chosen without looking at the number of records")
             if isinstance(use.event, ClippedSumDpEvent):
                 found.append("only the noisy sum is visible")
         elif isinstance(use, SampledWithoutReplacementDpEvent | VisibleVectorsDpEvent):

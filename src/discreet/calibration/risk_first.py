@@ -85,7 +85,7 @@ def certified_noise(
     ceiling: float,
     candidates: int,
     event: str,
-    adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     tolerance: float = 1e-3,
 ) -> Recommendation:
     """Return the least noise under which no attack names the right one of n more often than the ceiling.
@@ -141,7 +141,7 @@ def measured_noise(
     ceiling: float,
     event: str,
     texts: int,
-    adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     margin: float = 1.1,
     guess: float = 1.0,
     proven: Recommendation | None = None,

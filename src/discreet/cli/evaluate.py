@@ -11,6 +11,7 @@ from discreet.cli.options import Data, Device, Json, Quoting, RunFolder, RunLabe
 from discreet.cli.output import as_json, note, say_quality, table
 from discreet.cli.progress import working
 from discreet.core.errors import SettingError
+from discreet.core.guarantee import Adjacency
 
 
 def evaluate(
@@ -74,6 +75,7 @@ def evaluate(
         validation=asked.data.validation if same else None if data in BUILT_IN else 0,
         task="regression" if model.task == "regression" else None,
         label_names=model.label_names or None,
+        adjacency=asked.adjacency if same else Adjacency.ZERO_OUT,
     )
     name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
     if same and asked.protect is not None and name is None:

@@ -42,7 +42,8 @@ AdjacencyName = Annotated[
     str | None,
     typer.Option(
         "--adjacency",
-        help="add/remove, zero-out or replace-one; add/remove for gaussian and laplace, else replace-one.",
+        help="add/remove, zero-out (the number of records is public, as train has it) or replace-one; add/remove for "
+        "gaussian and laplace, else replace-one.",
     ),
 ]
 Accountant = Annotated[str, typer.Option("--accountant", help="pld, rdp, or gdp (an estimate under sampling).")]

@@ -39,6 +39,13 @@ def train(
     delta: Annotated[
         str, typer.Option(help="auto is a tenth of one over the units.", rich_help_panel="Privacy")
     ] = "auto",
+    population: Annotated[
+        int | None,
+        typer.Option(
+            help="dp-sgd: a public number of units, given beforehand, in place of the true one; add/remove then holds.",
+            rich_help_panel="Privacy",
+        ),
+    ] = None,
     noise_seed: Annotated[
         int | None, typer.Option(help="Repeatable noise for experiments; keep it secret.", rich_help_panel="Privacy")
     ] = None,
@@ -76,6 +83,9 @@ def train(
     rows: Rows = None,
     share: Share = None,
     task: Annotated[str | None, typer.Option(help="classification or regression, if labels leave it open.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="The names of the classes, A,B,C, where they should not be found in the data.")
+    ] = None,
     validation: Annotated[
         str | None, typer.Option(help="File with held-out rows, or the share to hold out (0.1).")
     ] = None,
@@ -96,7 +106,7 @@ def train(
 
     protection = protection_of(protect, delta, private)
     positive("checkpoint-seconds", checkpoint_seconds)
-    for option, value in (("ledger", ledger), ("budget", budget)):
+    for option, value in (("ledger", ledger), ("budget", budget), ("population", population)):
         if value is not None and protection is None:
             raise refuse(option, str(value), "together with --protect", "Add it, or leave this out.")
     if budget is not None:
@@ -117,6 +127,8 @@ def train(
         seed=seed,
         rows=rows,
         share=share,
+        population=population,
+        label_names=_classes(classes),
         noise_seed=noise_seed,
         validation=validation,
         task=_task(task),
@@ -124,14 +136,14 @@ def train(
     with working("reading the text"):
         corpus = load_corpus(request)
     if chooses_part:
-        part = part_to_train(request.model.train, protect, corpus.split("train").unit_count, request.model.encoder)
+        part = part_to_train(request.model.train, protect, request.size_of(corpus), request.model.encoder)
         if part != request.model.train:
             request = replace(request, model=replace(request.model, train=part))
             note(
                 f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {protect}: the encoder is frozen and the head is "
                 "trained, which learns more from few. Use --train all to train every layer."
             )
-    usual = defaults_for(request.model.train, protect, corpus.split("train").unit_count)
+    usual = defaults_for(request.model.train, protect, request.size_of(corpus))
     request = request.tuned(usual, **{key: value for key, value in {**model, **training}.items() if key in _TUNED})
     with stop_on_interrupt() as stopping, training_bar() as watch:
         done = run_training(
@@ -196,6 +208,15 @@ def _task(name: str | None) -> Literal["classification", "regression"] | None:
     if name is None or name == "classification" or name == "regression":
         return name  # type: ignore[return-value]
     raise refuse("task", name, "in classification, regression", "")
+
+
+def _classes(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if len(names) < 2:
+        raise refuse("classes", text, "two or more names, A,B,C", "With one class there is nothing to learn.")
+    return names
 
 
 def _delta(text: str) -> float | None:

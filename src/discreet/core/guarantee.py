@@ -21,7 +21,7 @@ class Adjacency(enum.StrEnum):
 
 _MEANING = {
     Adjacency.ADD_REMOVE: "one {unit} is present or absent",
-    Adjacency.ZERO_OUT: "one {unit} is replaced by an empty record",
+    Adjacency.ZERO_OUT: "one {unit} is replaced by an empty record; the number of {unit}s is public",
     Adjacency.REPLACE_ONE: "one {unit} is exchanged for any other",
 }
 

@@ -58,6 +58,7 @@ def load(
     task: Task | None = None,
     label_names: Sequence[str] | None = None,
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
+    strict: bool = True,
 ) -> Corpus:
     """Return a corpus from a built-in name, a file, a folder of splits or the hub.
 
@@ -73,6 +74,8 @@ def load(
     their number is public. `label_names` gives the classes (those of a trained model); without it they are found, and
     `task` may overrule what they are taken for. `adjacency` is the one under which a protected training on the corpus
     will be certified: under add/remove a row without a named unit is known by its text, otherwise by its position.
+    Where rows cannot be held out, as one side would be empty or lack a class, that is an error; without `strict`, for
+    those who only look, all rows stay in "train" and a remark says so.
 
     Guarantee: none, this reads private data; errors name rows, never texts.
     """
@@ -115,7 +118,12 @@ def load(
         corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
     fraction = validation if isinstance(validation, int | float) else HELD_OUT
     if "validation" not in corpus.split_names and fraction > 0:
-        corpus = hold_out(corpus, fraction, adjacency=near, every_class=label_names is None)
+        try:
+            corpus = hold_out(corpus, fraction, adjacency=near, every_class=label_names is None)
+        except DataError as error:
+            if strict:
+                raise
+            corpus = corpus.renamed(corpus.name, f"no rows were held out: {error}")
     if corpus.labels is not None and label_names is None:
         _check_train_classes(corpus)
     return _part_of(corpus, rows, share, seed, near)

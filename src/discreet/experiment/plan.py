@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from discreet.core.checks import refuse
 from discreet.core.errors import DataError
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.samplers import Shuffled
 from discreet.data.sources import BUILT_IN, Columns, load
@@ -46,9 +47,20 @@ class RunRequest:
     seed: int = 0
     rows: int | None = None
     share: float | None = None
+    population: int | None = None
+    label_names: tuple[str, ...] | None = None
     noise_seed: int | None = None
     validation: str | None = None
     task: Task | None = None
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The one that rows are selected for: with a population it is hidden who is absent."""
+        return Adjacency.ZERO_OUT if self.population is None else Adjacency.ADD_REMOVE
+
+    def size_of(self, corpus: Corpus) -> int:
+        """Return the number of units that is public: the population, or the number in the train split."""
+        return corpus.split("train").unit_count if self.population is None else self.population
 
     def tuned(self, usual: Defaults, **asked: Any) -> RunRequest:
         """Return the request with what was asked for and, where nothing was, what is usual."""
@@ -68,8 +80,9 @@ class Plan:
     ledger: Ledger
     secret: Rng
     delta: float
-    units: int
+    units: int  # the public number of them: their own, or the population
     public: Corpus | None = None
+    population: int | None = None
 
 
 def plan_for(
@@ -78,12 +91,12 @@ def plan_for(
     """Return the protection with its noise solved, its sampler, and its ledger opened in the workspace."""
     from discreet.accounting.ledger import Budget, Ledger
     from discreet.training.checkpoint import LEDGER
-    from discreet.training.private import delta_for, sampler_for
+    from discreet.training.private import adjacency_of, delta_for, sampler_for
 
     asked = request.protect
     assert asked is not None
     train_split = corpus.split("train")
-    units = train_split.unit_count
+    units = request.size_of(corpus)
     delta = asked.delta if asked.delta is not None else delta_for(units)
     if delta > 1 / units:
         say(
@@ -110,10 +123,44 @@ def plan_for(
     ledger = Ledger.open(
         workspace / LEDGER,
         unit=corpus.unit_name,
-        adjacency=protect.adjacency,
+        adjacency=adjacency_of(protect, request.population),
         budget=Budget(asked.epsilon, delta) if limited and asked.epsilon is not None else None,
     )
-    return Plan(protect, sampler, ledger, secret, delta, units, public)
+    return Plan(protect, sampler, ledger, secret, delta, units, public, request.population)
+
+
+def refuse_private_labels(request: RunRequest, corpus: Corpus) -> None:
+    """Refuse to find in the data what will be written into a protected run and would rest on one unit alone.
+
+    The names of the classes are found in the labels. Where every class is held by two training units, or by held-out
+    rows, which are not protected, another unit in place of one finds the same names, or is refused here. Whether labels
+    are classes or scores rests on a single decimal point, so that scores must be asked for.
+
+    Guarantee: of two neighbouring corpora that are not refused, both have the same names.
+    """
+    if request.source in BUILT_IN:
+        return
+    if corpus.task == "regression" and request.task is None:
+        raise DataError(
+            "Expected --task regression for a protected run with scores. One decimal point decides whether labels are "
+            "classes or scores, and may be one person's; say which."
+        )
+    if corpus.labels is None or request.label_names is not None:
+        return
+    holders: dict[int, set[int]] = {}
+    held_out: set[int] = set()
+    for label, split, unit in zip(corpus.labels, corpus.splits, corpus.unit_index.tolist(), strict=True):
+        if split == "train":
+            holders.setdefault(label, set()).add(unit)
+        else:
+            held_out.add(label)
+    alone = [label for label, units in holders.items() if len(units) < 2 and label not in held_out]
+    if alone:
+        raise DataError(
+            f"Expected every class to be held by at least 2 {corpus.unit_name}s, found {len(alone)} of "
+            f"{len(corpus.label_names)} held by one alone. The names of the classes are public, and such a name would "
+            "tell of that one; give the names with --classes A,B,C, or merge the class with another."
+        )
 
 
 def planned_spends(plan: Plan, request: RunRequest, model: Classifier, split: Corpus) -> dict[str, int]:
@@ -170,7 +217,7 @@ def counted_for(
         from discreet.accounting.ledger import Ledger
 
         held = Ledger.read(ledger).budget if ledger.exists() else None
-        shared = Ledger.open(ledger, unit=split.unit_name, adjacency=plan.protect.adjacency, budget=held)
+        shared = Ledger.open(ledger, unit=split.unit_name, adjacency=plan.ledger.statement.adjacency, budget=held)
         found = Shared(shared, plan.delta, planned, budget)
         try:
             found.check_resumed(plan.ledger)

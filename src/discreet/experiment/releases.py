@@ -210,7 +210,8 @@ def by_adjacency(
     """Return the epsilon of one release, or of several of the same record, under each adjacency; None where none.
 
     Where the cost depends on the rows, only what was found for the release, its `promise`, is known: the event of a
-    protection of text is that of one word.
+    protection of text is that of one word. The batch is known, so who is absent is seen to be: under add/remove nothing
+    is stated.
     """
     if protect is None or place_of(protect) != GRADIENT or not hasattr(protect, "event"):
         return {} if promise is None else {promise.adjacency.value: promise.epsilon if promise.exists else None}
@@ -220,6 +221,9 @@ def by_adjacency(
     event = protect.event if steps == 1 else SelfComposedDpEvent(protect.event, steps)
     columns: dict[str, float | None] = {}
     for adjacency in Adjacency:
+        if adjacency is Adjacency.ADD_REMOVE:
+            columns[adjacency.value] = None
+            continue
         try:
             found = guarantee(event, delta=delta, adjacency=adjacency, unit="record")
             columns[adjacency.value] = found.epsilon if found.exists else None

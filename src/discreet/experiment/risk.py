@@ -68,7 +68,7 @@ def risk_first(scene: Scene, request: RiskRequest, trained: Scene | None = None)
 
     `trained` is the scene of what is trained, where that is not what is released in the scene.
 
-    Guarantee: the certified one is a proven bound on any attack under add/remove; the measured one is an estimate.
+    Guarantee: the certified one is a proven bound on any attack under zero-out; the measured one is an estimate.
     """
     found = groups_of(scene, request)
     rng = Rng(request.seed)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from discreet.core.checks import refuse, whole
 from discreet.core.errors import UnsupportedError
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import BUILT_IN, Columns, load
@@ -184,7 +185,14 @@ def load_scene(request: SceneRequest) -> Scene:
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
         return _scene_of_run(request, request.run, public)
-    corpus = load(request.source or "notes", request.columns, seed=request.seed, rows=request.rows, share=request.share)
+    corpus = load(
+        request.source or "notes",
+        request.columns,
+        seed=request.seed,
+        rows=request.rows,
+        share=request.share,
+        strict=False,
+    )
     rng = Rng(request.seed).fork("model")
     model = Classifier.build(corpus, request.model, rng=rng, download=request.download).to(where).eval()
     return Scene.of(corpus, model, split=request.split, public=public, origin=f"a fresh {request.model.encoder}")
@@ -208,6 +216,7 @@ def _scene_of_run(request: SceneRequest, folder: Path, public: Sequence[str] | N
         validation=asked.data.validation if own else None,
         task="regression" if done.model.task == "regression" else None,
         label_names=done.model.label_names or None,
+        adjacency=asked.adjacency if own else Adjacency.ZERO_OUT,
     )
     return Scene.of(corpus, done.model, split=request.split, public=public, origin=f"the model of {folder}", run=done)
 

@@ -13,7 +13,7 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.sources import BUILT_IN, load
-from discreet.experiment.plan import Plan, RunRequest, asked_as, counted_for, plan_for
+from discreet.experiment.plan import Plan, RunRequest, asked_as, counted_for, plan_for, refuse_private_labels
 from discreet.models.classifier import Classifier
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import at_vectors, place_of
@@ -49,6 +49,8 @@ def load_corpus(request: RunRequest) -> Corpus:
         share=request.share,
         validation=request.validation,
         task=request.task,
+        label_names=request.label_names,
+        adjacency=request.adjacency,
     )
 
 
@@ -81,6 +83,8 @@ def run_training(
     corpus = corpus or load_corpus(request)
     for remark in corpus.remarks:
         say(remark)
+    if request.protect is not None:
+        refuse_private_labels(request, corpus)
     warn_of_size(request, corpus, say)
     rng = Rng(request.seed)
     workspace = workspace_of(out, resume=resume)
@@ -100,6 +104,7 @@ def run_training(
                 delta=plan.delta if plan else None,
                 secret=plan.secret if plan else None,
                 sampler=plan.sampler if plan else None,
+                population=request.population,
                 public=plan.public if plan else None,
                 workspace=workspace,
                 cache=kept,
@@ -134,7 +139,10 @@ def run_training(
                 hand_out(request.protect, workspace, model, plan.protect, say)
             sentence, people = total()
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
-    finish(workspace, out, model, run_settings(request, corpus), {**result, "history": told}, trained.guarantee)
+    # How long private rows took is seen by the owner alone: it is no part of what a protected run hands on.
+    kept_back = {"seconds", "train_seconds"} if plan is not None else set()
+    written = {key: value for key, value in result.items() if key not in kept_back}
+    finish(workspace, out, model, run_settings(request, corpus), {**written, "history": told}, trained.guarantee)
     # For the owner, not for release: no file of the run says what else these people were in.
     return result if plan is None else {**result, "people": {**people, "sentence": sentence}}
 
@@ -210,7 +218,14 @@ def warn_of_size(request: RunRequest, corpus: Corpus, say: Callable[[str], None]
     there = len(corpus) if request.source in BUILT_IN else found  # of what is built in, --rows counts held-out rows too
     if request.rows is not None and request.rows > there:
         say(f"Only {found:,} training rows are there; --rows {request.rows} keeps them all.")
-    units = corpus.split("train").unit_count if found else 0
+    units = request.size_of(corpus) if found else 0
+    if request.population is not None and found:
+        units_there = corpus.split("train").unit_count
+        if units_there > request.population or 2 * units_there < request.population:
+            say(
+                f"Not for release: the training rows hold {units_there:,} {corpus.unit_name}s, and the population is "
+                f"{request.population:,}. The guarantee holds; the batches are as many times larger or smaller."
+            )
     steps = round(request.train.epochs * -(-units // max(1, min(request.train.batch_size, units or 1))))
     if steps > _MANY_STEPS:
         say(f"Warning: {steps:,} steps were asked for; Ctrl-C stops after a step, and --resume goes on.")
@@ -228,6 +243,9 @@ def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
         if place_of(plan.protect) != "gradient" and adjacency is not plan.protect.adjacency:
             columns[adjacency.value] = None  # who is absent is seen to be, where each text or vector is
             continue
+        if adjacency is Adjacency.ADD_REMOVE and plan.population is None:
+            columns[adjacency.value] = None  # rate, divisor, delta and steps tell how many there are
+            continue
         try:
             found = guarantee(plan.ledger.event, delta=plan.delta, adjacency=adjacency, unit=trained.guarantee.unit)
             columns[adjacency.value] = found.epsilon if found.exists else None
@@ -238,7 +256,7 @@ def described(plan: Plan | None, trained: Trained) -> dict[str, Any]:
         "epsilon_by_adjacency": columns,
         "protection": public_facts(plan.protect),
         "sampler": None if plan.sampler is None else vars(plan.sampler),
-        "units": plan.units,
+        **({"units": plan.units} if plan.population is None else {"population": plan.population}),
         "out_of_budget": trained.out_of_budget,
     }
     if isinstance(plan.protect, DirDPSGD):
@@ -277,4 +295,5 @@ def run_settings(request: RunRequest, corpus: Corpus) -> RunSettings:
         task=corpus.task,
         label_names=corpus.label_names,
         pairs=pairs,
+        population=request.population,
     )

@@ -31,8 +31,10 @@ class DPSGD:
     """Cut each unit's gradient to `clip_norm` and add Gaussian noise of noise_multiplier * clip_norm to the sum.
 
     Guarantee: for one unit (the rows of one person, summed and cut once), what its event says after the sampler and the
-        number of steps: certified under add/remove and zero-out with Poisson batches, if batches and noise stay secret.
-        The divisor must be the expected batch size, never the realised one.
+        number of steps: certified under zero-out with Poisson batches, if batches and noise stay secret. The rate, the
+        divisor, delta and the number of steps are functions of the number of units, which is therefore public. Where
+        they come from a number that was given beforehand (`population`), the same figure holds under add/remove. The
+        divisor must be the expected batch size, never the realised one.
 
     >>> DPSGD(noise_multiplier=1.0).event
     ClippedSumDpEvent(noise_multiplier=1.0, occurrences=1)
@@ -61,7 +63,7 @@ class DPSGD:
         steps: int,
         clip_norm: float = 0.1,
         clipping: str = "flat",
-        adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+        adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     ) -> DPSGD:
         """Return the protection with the least noise that keeps a whole training within epsilon at delta."""
         from discreet.accounting.calibrate import least_noise
@@ -80,7 +82,7 @@ class DPSGD:
         steps: int,
         clip_norm: float = 0.1,
         clipping: str = "flat",
-        adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+        adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     ) -> DPSGD:
         """Return the protection with the least noise under which no membership attack does better than these rates."""
         from discreet.accounting.risk import least_noise_for_risk
@@ -109,8 +111,8 @@ class DPSGD:
 
     @property
     def adjacency(self) -> Adjacency:
-        """A unit is present or absent."""
-        return Adjacency.ADD_REMOVE
+        """A unit is made empty: the number of units is public, unless a population is given instead."""
+        return Adjacency.ZERO_OUT
 
     @property
     def clip(self) -> Clip:

@@ -69,6 +69,7 @@ def train(
     delta: float | None = None,
     secret: Rng | None = None,
     sampler: Sampler | None = None,
+    population: int | None = None,
     workspace: Path | None = None,
     cache: Path | None = None,
     checkpoint_seconds: float = 30.0,
@@ -87,6 +88,10 @@ def train(
     With a `workspace` folder, what is needed to go on is written there every `checkpoint_seconds` and at a stop; called
     again with the same arguments, training goes on from it and ends with the same weights as an undisturbed one.
 
+    The number of units is public, and DP-SGD is certified under zero-out: rate, divisor, delta and the number of steps
+    are functions of it. With a `population`, a public number that was given beforehand, they are functions of that, and
+    the certificate is add/remove.
+
     Guarantee: that of the protection over all steps, for the train split's units, in the result; none without one.
     """
     if isinstance(protect, list | tuple):
@@ -95,12 +100,14 @@ def train(
             "mixtures, so that its clipped gradients weigh k times as much. Choose one."
         )
     split = matched_split(corpus, model, "train")
-    settings = complete(settings, model, protect, split)
+    if population is not None and protect is None:
+        raise refuse("population", population, "together with protect", "Without a protection nothing is certified.")
+    settings = complete(settings, model, protect, split.unit_count if population is None else population)
     # The outputs of a frozen encoder are hashed with the rows.
     start = weights(model, leave_out="encoder" if model.settings.frozen else None)
     with ExitStack() as opened:
         if protect is not None:
-            secret, ledger = _opened(protect, settings, split, secret, ledger, workspace, opened)
+            secret, ledger = _opened(protect, settings, split, secret, ledger, workspace, opened, population)
         held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
         if at_text(protect):
             from discreet.training.stored import rewrite_once
@@ -128,7 +135,7 @@ def train(
 
             at_gradient = cast("GradientProtection", protect)
             step = PrivateStep.of(
-                model, parts.optimizer, at_gradient, rows, split, sampler, settings, ledger, secret, delta
+                model, parts.optimizer, at_gradient, rows, split, sampler, settings, ledger, secret, delta, population
             )
         opened.callback(torch.set_num_threads, torch.get_num_threads())  # going on sets those of the beginning
         opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
@@ -146,26 +153,28 @@ def _opened(
     ledger: Ledger | None,
     workspace: Path | None,
     opened: ExitStack,
+    population: int | None = None,
 ) -> tuple[Rng, Ledger]:
     """Return the secret and the ledger of a protected training, made where none was given."""
-    from discreet.training.private import ledger_for
+    from discreet.training.private import adjacency_of, ledger_for
     from discreet.training.run_folder import secret_of
 
+    adjacency_of(protect, population)
     if settings.accumulate > 1:
         remedy = "A protected batch is read in parts that fit by itself; leave --accumulate out."
         raise refuse("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
     if secret is None:
         secret = Rng.secret() if workspace is None else secret_of(workspace)
     if ledger is None:
-        ledger = opened.enter_context(ledger_for(protect, split, workspace))
+        ledger = opened.enter_context(ledger_for(protect, split, workspace, population))
     return secret, ledger
 
 
 def complete(
-    settings: TrainSettings | None, model: Classifier, protect: Protection | None, split: Corpus
+    settings: TrainSettings | None, model: Classifier, protect: Protection | None, units: int
 ) -> TrainSettings:
-    """Return settings with what is usual where nothing was said."""
-    usual = defaults_for(model.settings.train, protect.name if protect else None, split.unit_count, model.width)
+    """Return settings with what is usual for a public number of units where nothing was said."""
+    usual = defaults_for(model.settings.train, protect.name if protect else None, units, model.width)
     if settings is None:
         settings = TrainSettings(epochs=usual.epochs, batch_size=usual.batch_size, weight_decay=usual.weight_decay)
     if settings.learning_rate is None:

@@ -35,8 +35,13 @@ _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 17}
 _TRIED_ROWS, _TRIED_TOKENS = 6, 16  # of the made-up batch on which a model is tried for mixing its rows
 
 SECRET_SEED = "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards"
+_PUBLIC = "the number of units, the names of the labels, the settings and the encoder's first weights are public"
+_POPULATION = (
+    "the population {population:,} was given beforehand; it, the names of the labels, the settings and the encoder's "
+    "first weights are public"
+)
 ASSUMPTIONS = (
-    "the number of units, the names of the labels, the settings and the encoder's first weights are public",
+    _PUBLIC,
     "held-out rows are not protected: utility figures are computed on them",
     "rounding aside, a unit's gradient does not depend on who else is in its batch",
 )
@@ -106,6 +111,7 @@ class PrivateStep:
     secret: Rng
     precision: str
     delta: float
+    population: int | None = None
     run: str = ""
 
     def __post_init__(self) -> None:
@@ -126,14 +132,20 @@ class PrivateStep:
         ledger: Ledger,
         secret: Rng,
         delta: float | None,
+        population: int | None = None,
     ) -> PrivateStep:
-        """Return the step for a corpus: its units are drawn, and delta is a tenth of one over their number."""
+        """Return the step for a corpus: its units are drawn, and delta is a tenth of one over their number.
+
+        With a population, a public number that was given beforehand, it stands for the number of units wherever that
+        would be seen: in the rate, the divisor, delta and the number of steps.
+        """
         refuse_unit(ledger, corpus)
-        units = Grouped.of(corpus.unit_index)
-        sampler = sampler or sampler_for(protect, settings.batch_size, len(units))
-        refuse_pair(sampler, ledger)
-        at = delta_for(len(units)) if delta is None else open_probability("delta", delta)
-        step = cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at)
+        units = Grouped.of(numbered(corpus))
+        count = len(units) if population is None else whole("population", population)
+        sampler = sampler or sampler_for(protect, settings.batch_size, count)
+        refuse_pair(sampler, ledger, population)
+        at = delta_for(count) if delta is None else open_probability("delta", delta)
+        step = cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at, population)
         step.check_independent()
         return step
 
@@ -156,15 +168,20 @@ class PrivateStep:
     @property
     def per_epoch(self) -> int:
         """How many steps draw every unit once, on average or exactly."""
-        return self.sampler.steps_per_epoch(len(self.units))
+        return self.sampler.steps_per_epoch(self.count)
+
+    @property
+    def count(self) -> int:
+        """The number of units that is public: their own, or the population."""
+        return len(self.units) if self.population is None else self.population
 
     def describe(self) -> object:
-        """Return the sampler, the protection, who owns which row, and the secret, all of which are hashed."""
-        return self.sampler, self.protect, self.units, self.secret
+        """Return the sampler, the protection, who owns which row, the population and the secret, which are hashed."""
+        return self.sampler, self.protect, self.units, self.population, self.secret
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
-        names = (step_cost(self.protect, self.sampler, step, len(self.units))[1] for step in range(steps))
+        names = (step_cost(self.protect, self.sampler, step, self.count)[1] for step in range(steps))
         refuse_unbilled(self.ledger, self.run, names)
 
     def epsilon(self) -> float:
@@ -179,7 +196,7 @@ class PrivateStep:
     @property
     def terms(self) -> Terms:
         """What the guarantee of every step rests on, as it is written into the ledger."""
-        return terms_of(self.secret, ASSUMPTIONS)
+        return terms_of(self.secret, assumptions(self.population))
 
     @property
     def source(self) -> Rng:
@@ -192,12 +209,12 @@ class PrivateStep:
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step and return its mean loss, still on the device, and the number of its rows."""
         drawn = self.sampler.draw(step, len(self.units), self.source.fork("sampler"))
-        event, name = step_cost(self.protect, self.sampler, step, len(self.units))
+        event, name = step_cost(self.protect, self.sampler, step, self.count)
         # The name holds what decides the draw: with another secret, corpus or setting it is another spend.
         self.ledger.spend(event, f"{self.run} {name}".strip(), terms=self.terms)
         sums, loss, count = self.gather(drawn, step)
         released = self.protect.release(sums, self.source.fork("noise", step))
-        divisor = self.sampler.expected_size(len(self.units))
+        divisor = self.sampler.expected_size(self.count)
         for parameter_name, parameter in self.parameters.items():
             parameter.grad = (released[parameter_name] / divisor).to(parameter.dtype)
         self.optimizer.step()
@@ -230,6 +247,12 @@ class PrivateStep:
         for rows, owners in self.units.parts(drawn, lengths, limit):
             alone = len(rows) == int(owners[-1]) + 1
             yield self.rows.batch(rows), None if alone else torch.from_numpy(owners).to(self.model.device)
+
+
+def assumptions(population: int | None = None) -> tuple[str, ...]:
+    """Return what a training's certificate rests on: which numbers are public, and who is not protected."""
+    told = _PUBLIC if population is None else _POPULATION.format(population=population)
+    return tuple(told if text is _PUBLIC else text for text in ASSUMPTIONS)
 
 
 def as_drawn(found: Guarantee, source: Rng) -> Guarantee:
@@ -268,10 +291,38 @@ class Accounted(Protocol):
         ...
 
 
-def ledger_for(protect: Accounted, corpus: Corpus, workspace: Path | None = None) -> Ledger:
-    """Return a ledger for the units of a corpus under a protection's adjacency, in a workspace or in memory."""
+def adjacency_of(protect: Accounted, population: int | None = None) -> Adjacency:
+    """Return the adjacency a training is certified under: the protection's own, or add/remove with a population.
+
+    Only a noisy sum hides who is absent; where each text or vector is seen, a population is refused.
+    """
+    if population is None:
+        return protect.adjacency
+    whole("population", population, 1, "It is the number of units that may be taken to be in the data.")
+    if getattr(protect, "visible", None) != "sum" or protect.adjacency is not Adjacency.ZERO_OUT:
+        remedy = "There it is seen who is absent, and the number of units is public; leave it out."
+        raise refuse("population", population, f"left out for {getattr(protect, 'name', 'this protection')}", remedy)
+    return Adjacency.ADD_REMOVE
+
+
+def numbered(corpus: Corpus) -> Rows:
+    """Return the number of each row's unit, units counted in the order of their names.
+
+    The order of appearance would change, and with it who is drawn, where one unit's first row changes.
+    """
+    if corpus.units is None:
+        return corpus.unit_index
+    rank = np.empty(corpus.unit_count, dtype=np.int64)
+    rank[sorted(range(corpus.unit_count), key=corpus.unit_names.__getitem__)] = np.arange(corpus.unit_count)
+    return np.asarray(rank[corpus.unit_index])
+
+
+def ledger_for(
+    protect: Accounted, corpus: Corpus, workspace: Path | None = None, population: int | None = None
+) -> Ledger:
+    """Return a ledger for the units of a corpus under a training's adjacency, in a workspace or in memory."""
     path = None if workspace is None else workspace / LEDGER
-    return Ledger.open(path, unit=corpus.unit_name, adjacency=protect.adjacency)
+    return Ledger.open(path, unit=corpus.unit_name, adjacency=adjacency_of(protect, population))
 
 
 def refuse_unit(ledger: Ledger, corpus: Corpus) -> None:
@@ -291,11 +342,22 @@ def refuse_unbilled(ledger: Ledger, run: str, names: Iterable[str]) -> None:
             )
 
 
-def refuse_pair(sampler: Sampler, ledger: Ledger) -> None:
-    """Refuse a sampler whose batches would show that a unit is absent, where absence is what must be hidden."""
-    if isinstance(sampler, Shuffled) and ledger.statement.adjacency is Adjacency.ADD_REMOVE:
+def refuse_pair(sampler: Sampler, ledger: Ledger, population: int | None = None) -> None:
+    """Refuse what would show that a unit is absent, where absence is what must be hidden.
+
+    That is a sampler that draws otherwise than each unit by itself, and a rate, a divisor, a delta and a number of
+    steps that are functions of the number of units.
+    """
+    absent = ledger.statement.adjacency is Adjacency.ADD_REMOVE
+    if (absent or population is not None) and not isinstance(sampler, Poisson):
         remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
         raise refuse("sampler", sampler, "Poisson under add/remove", remedy)
+    if absent and population is None:
+        remedy = (
+            "Rate, divisor, delta and steps would tell how many units there are; give a public number (--population), "
+            "or open the ledger under zero-out."
+        )
+        raise refuse("population", population, "given under add/remove", remedy)
 
 
 def step_cost(protect: GradientProtection, sampler: Sampler, step: int, n: int) -> tuple[DpEvent, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.data.sources import Columns
@@ -69,7 +69,13 @@ class RunSettings:
     task: str = "classification"
     label_names: tuple[str, ...] = ()
     pairs: bool = False
+    population: int | None = None
     format: int = _FORMAT
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The one that the rows of its splits were selected for."""
+        return Adjacency.ZERO_OUT if self.population is None else Adjacency.ADD_REMOVE
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,7 @@ def finish(
     """Write a finished run into its workspace and give it its name in one move."""
     try:
         save_tensors(model.state_dict(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
-        model.tokenizer.save_pretrained(workspace / "tokenizer")
+        _untouched(model.tokenizer).save_pretrained(workspace / "tokenizer")
         (workspace / "encoder.json").write_text(_encoder_config(model), encoding="utf-8")
         (workspace / "settings.toml").write_text(settings_text(settings), encoding="utf-8")
         (workspace / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
@@ -193,6 +199,15 @@ def finish(
         forget_secrets(out)
     except OSError as error:
         raise cannot_write(out, error) from None
+
+
+def _untouched(tokenizer: Any) -> Any:
+    """Return a tokenizer without what its last call left in it: whether it was to cut, which tells of long texts."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    return tokenizer
 
 
 def refuse_old_split(settings: RunSettings) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -20,13 +22,32 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     try:
         partial.touch(mode=0o600)  # before anything private is in it
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
-        with partial.open("rb") as file:
+        with partial.open("r+b") as file:
+            _sort_metadata(file)
+            file.flush()
             os.fsync(file.fileno())
         partial.chmod(0o600)
         partial.replace(path)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
+
+
+def _sort_metadata(file: IO[bytes]) -> None:
+    """Put what is said about tensors into alphabetical order; the library writes it in another order each time.
+
+    A file begins with the length of its header, then the header: JSON, which may end in spaces.
+    """
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(length))
+    if "__metadata__" not in header:
+        return
+    said = dict(sorted(header.pop("__metadata__").items()))
+    text = json.dumps({"__metadata__": said, **header}, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(text) <= length:
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
