@@ -86,7 +86,7 @@ def test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size(
         drawn = sampler.draw(0, split.unit_count, Rng(3).fork("sampler"))
         expected = {n: torch.zeros_like(p) for n, p in step.parameters.items()}
         for unit in drawn:
-            mine = np.flatnonzero(split.unit_index == unit)
+            mine = np.flatnonzero(private.numbered(split) == unit)
             batch = rows.batch(mine)
             gradient = torch.autograd.grad(
                 model.losses(batch.inputs, batch.targets).sum(), list(step.parameters.values())
