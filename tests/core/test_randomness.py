@@ -42,7 +42,7 @@ def test_a_secure_source_never_repeats_and_refuses_generators_by_name() -> None:
     assert rng.is_secure and rng.fork("x").is_secure
     assert not np.array_equal(rng.fork("x").words(4), rng.fork("x").words(4))
     for ask in (rng.numpy, rng.torch, rng.seed):
-        with pytest.raises(SettingError, match="Laplace.*no secure version"):
+        with pytest.raises(SettingError, match="Laplace with a seeded source"):
             ask(user="Laplace")
 
 
@@ -108,3 +108,22 @@ def test_seeding_torch_for_a_gpu_seeds_that_gpu_and_the_cpu(
         assert torch.default_generator.initial_seed() == rng.seed()
     assert gpus[seeded].initial_seed() == rng.seed()
     assert gpus[1 - seeded].initial_seed() == 1 - seeded
+
+
+@pytest.mark.parametrize("rng", [Rng(0), Rng.secure()], ids=["seeded", "secure"])
+def test_floating_point_draws_follow_their_distributions_from_either_source(rng: Rng) -> None:
+    source = rng.floats()
+    found = {"uniform": source.random(20_000), "norm": source.standard_normal(20_001)}
+    found["expon"] = source.standard_exponential(20_000)
+    for name, values in found.items():
+        assert stats.kstest(values, name).pvalue > 1e-6
+    for shape in (0.5, 1.0, 191.5):
+        assert stats.kstest(source.standard_gamma(shape, 20_000), stats.gamma(shape).cdf).pvalue > 1e-6
+
+
+def test_the_tail_of_a_secure_uniform_number_has_more_than_53_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = np.array([0, 3, 2**63, 5], dtype=np.uint64).tobytes()  # first words 0 and 3, then what follows them
+    monkeypatch.setattr("os.urandom", lambda count: rare[:count])
+    small, larger = Rng.secure().floats().random(2)
+    assert small == (2**63 + 0.5) * 2.0**-128
+    assert larger == pytest.approx(3 * 2.0**-64)

@@ -26,6 +26,6 @@ def test_directions_are_the_same_with_and_without_them(dimension: int, monkeypat
     x[2] *= 1e-20
     noise = VonMisesFisher(50.0, dimension)
     fused = noise(x, Rng(3))
-    monkeypatch.setattr(sphere_kernels, "usable", lambda noise, x: False)
+    monkeypatch.setattr(sphere_kernels, "usable", lambda *tensors: False)
     plain = noise(x, Rng(3))
     np.testing.assert_allclose(fused.cpu(), plain.cpu(), atol=2e-6)

@@ -21,10 +21,10 @@ def test_little_noise_keeps_the_words() -> None:
 
 def test_word_noise_takes_the_nearest_of_the_noisy_place(monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = torch.full((1, 5), 0.7, dtype=torch.float64)
-    monkeypatch.setattr(word_metric, "uniform_directions", lambda n, d, g, like: shifted.expand(n, d).clone())
+    monkeypatch.setattr(word_metric, "uniform_directions", lambda n, d, rng, device: shifted.expand(n, d).clone())
     words = np.arange(60)
     released = WordNoise(2.0, TABLE)(words, Rng(5))
-    lengths = Rng(5).numpy().gamma(5, 1 / 2.0, 60)
+    lengths = Rng(5).numpy().standard_gamma(5, 60) / 2.0
     noisy = TABLE + 0.7 * lengths[:, None]
     expected = np.linalg.norm(noisy[:, None] - TABLE[None], axis=-1).argmin(1)
     np.testing.assert_array_equal(released, expected)

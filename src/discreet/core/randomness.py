@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor
 
+    from discreet.core.system_generator import FloatGenerator
+
 _WORD = 8
 _STATE_BYTES = 5056  # of torch's CPU generator
 
@@ -24,7 +26,7 @@ class Rng:
 
     A seeded source repeats itself: the same seed and the same path of forks give the same numbers. Drawing twice from
     one source gives different numbers, so noise is never reused by accident. A secure source draws from the operating
-    system and never repeats; what needs floating-point generators refuses it.
+    system and never repeats; what needs a generator that repeats itself rejects it.
 
     >>> Rng(7).fork("noise").uniform(2) == Rng(7).fork("noise").uniform(2)
     array([ True,  True])
@@ -85,6 +87,14 @@ class Rng:
         if self._numpy is None:
             self._numpy = np.random.Generator(np.random.Philox(key=self._philox_key(b"numpy")))
         return self._numpy
+
+    def floats(self) -> FloatGenerator:
+        """Return a generator of floating-point numbers, from either kind of source."""
+        if self._key is not None:
+            return self.numpy()
+        from discreet.core.system_generator import SystemGenerator
+
+        return SystemGenerator()
 
     def seed_torch(self, device: torch.device) -> None:
         """Seed the generator that torch itself keeps for a device, from which dropout draws, and that of the CPU.
@@ -170,5 +180,6 @@ class Rng:
 
 def _no_secure(user: str) -> SettingError:
     return SettingError(
-        f"Expected {user} with a seeded source. It has no secure version; use a discrete mechanism, or a seeded source."
+        f"Expected {user} with a seeded source, got a secure one, which cannot be repeated. "
+        "Use Rng.secret() or Rng(seed)."
     )

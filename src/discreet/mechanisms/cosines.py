@@ -7,12 +7,15 @@ mechanism's privacy and error is in this one number: the rest of the direction i
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from discreet.core.checks import non_negative, whole
+
+if TYPE_CHECKING:
+    from discreet.core.system_generator import FloatGenerator
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,7 +52,7 @@ _DEBYE = (
 _LARGE_ORDER = 60.0
 
 
-def draw_cosines(kappa: float, dimension: int, count: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+def draw_cosines(kappa: float, dimension: int, count: int, generator: FloatGenerator) -> tuple[Floats, Floats]:
     """Return `count` exact draws of the cosine and of the sine, sqrt(1 - cosine^2).
 
     Rejection from a transformed beta. With two gamma draws g, h of shape (d - 1) / 2 the proposal is

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from discreet.core.checks import non_negative, positive, refuse
-from discreet.mechanisms.arrays import Array, floats_of, in_kind, noise_dtype
+from discreet.mechanisms.arrays import Array, floats_of, in_kind
 
 if TYPE_CHECKING:
+    import torch
     from dp_accounting.dp_event import DpEvent
 
     from discreet.core.randomness import Rng
@@ -64,9 +65,19 @@ class Gaussian:
             raise refuse("sensitivity", None, "stated", _STATE)
         return GaussianDpEvent(self.std / self.sensitivity)
 
+    def drawn(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return the noise alone, in float64; add it with `release` and `deviation`, which round the sum once."""
+        from discreet.mechanisms.normals import normals
+
+        return normals(shape, rng, device).mul_(self.std)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise in one coordinate."""
+        return self.std
+
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the array with noise added, in its own kind and precision."""
-        values = floats_of(x)
-        generator = rng.torch(values.device, "Gaussian")
-        noise = values.new_empty(values.shape, dtype=noise_dtype(values)).normal_(generator=generator)
-        return in_kind((values + noise.mul_(self.std)).to(values.dtype), x)
+        """Return the array with noise added in float64 and rounded once, in its own kind and precision."""
+        from discreet.mechanisms.normals import add_normal
+
+        return in_kind(add_normal(floats_of(x), self.std, rng), x)

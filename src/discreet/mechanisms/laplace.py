@@ -11,6 +11,7 @@ from discreet.mechanisms.arrays import Array, floats_of, in_kind, vectors_of
 from discreet.mechanisms.sphere import uniform_directions
 
 if TYPE_CHECKING:
+    import torch
     from dp_accounting.dp_event import DpEvent
 
     from discreet.core.randomness import Rng
@@ -61,15 +62,33 @@ class Laplace:
         return LaplaceDpEvent(self.scale / self.sensitivity)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the array with noise added, in its own kind and precision."""
-        import torch
+        """Return the array with noise added in float64 and rounded once, in its own kind and precision."""
+        from discreet.mechanisms.normals import release
 
         values = floats_of(x)
-        generator = rng.torch(values.device, "Laplace")
-        # In float64 whatever the values' precision: float32 uniforms would cut the tail at about 17 scales.
-        noise = values.new_empty(values.shape, dtype=torch.float64).exponential_(generator=generator)
+        return in_kind(release(values, self.drawn(values.shape, rng, values.device), self.deviation), x)
+
+    def drawn(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return the noise alone, in float64: the difference of two exponential numbers.
+
+        The logarithm of one uniform number lies on a lattice that shows in the tail; the difference of two does not.
+        """
+        import torch
+
+        if torch.device(device).type == "cpu" or rng.is_secure:
+            source, count = rng.floats(), math.prod(shape)
+            found = torch.from_numpy(source.standard_exponential(count))
+            found -= torch.from_numpy(source.standard_exponential(count))
+            return found.mul_(self.scale).view(shape).to(device)
+        generator = rng.torch(device, "Laplace")
+        noise = torch.empty(shape, dtype=torch.float64, device=device).exponential_(generator=generator)
         noise -= torch.empty_like(noise).exponential_(generator=generator)
-        return in_kind((values + noise.mul_(self.scale)).to(values.dtype), x)
+        return noise.mul_(self.scale)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise in one coordinate."""
+        return math.sqrt(2) * self.scale
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,8 @@ class L2Laplace:
     release of its own.
 
     Guarantee: pure epsilon = sensitivity / scale for each row, if two neighbours' rows are at most `sensitivity` apart
-        in L2: the log-density changes by at most that distance over the scale. In floating point.
+        in L2: the log-density changes by at most that distance over the scale. In floating point: see
+        docs/secure_randomness.md.
     Paper: Hardt and Talwar 2010, On the geometry of differential privacy (the K-norm mechanism with the L2 ball).
 
     >>> L2Laplace.for_epsilon(epsilon=4.0, sensitivity=2.0, dimension=384)
@@ -113,15 +133,26 @@ class L2Laplace:
         return EpsilonDeltaDpEvent(self.sensitivity / self.scale, 0.0)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the vectors with noise added, in their own kind and precision."""
-        import torch
+        """Return the vectors with noise added in float64 and rounded once, in their own kind and precision."""
+        from discreet.mechanisms.normals import release
 
         values = floats_of(vectors_of(x, self.dimension))
-        rows = values.numel() // self.dimension
-        noise = uniform_directions(rows, self.dimension, rng.torch(values.device, "L2Laplace"), values)
-        lengths = rng.numpy("L2Laplace").gamma(self.dimension, self.scale, rows)
-        noise *= torch.from_numpy(lengths).to(noise)[:, None]
-        return in_kind((values + noise.view(values.shape)).to(values.dtype), x)
+        return in_kind(release(values, self.drawn(values.shape, rng, values.device), self.deviation), x)
+
+    def drawn(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return the noise alone, in float64."""
+        import torch
+
+        rows = math.prod(shape[:-1])
+        noise = uniform_directions(rows, self.dimension, rng, device)
+        lengths = self.scale * rng.floats().standard_gamma(self.dimension, rows)
+        noise *= torch.from_numpy(lengths).to(noise.device)[:, None]
+        return noise.view(shape)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise in one coordinate."""
+        return math.sqrt(self.dimension + 1) * self.scale
 
 
 def l1_of_l2(sensitivity: float, dimension: int) -> float:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.core.randomness import Rng
+    from discreet.core.system_generator import FloatGenerator
 
 Floats = npt.NDArray[np.float64]
 Rule = Callable[[Floats], npt.NDArray[np.bool_]]
@@ -29,13 +30,14 @@ class Cap:
     """The vectors whose cosine with the truth is at least `height`, and how the mechanism uses them.
 
     `log_mass` is the log of the uniform measure P of the cap, `truth` the probability p of answering from inside it,
-    and `mean` the mean cosine m of the answer with the truth.
+    `mean` the mean cosine m of the answer with the truth, and `lie` is 1 - p without its rounding.
     """
 
     height: float
     log_mass: float
     truth: float
     mean: float
+    lie: float
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,9 @@ class PrivUnit:
         """Return an unbiased estimate of the direction of each row, in the kind and precision of the input."""
         vectors = vectors_of(x, self.dimension)
         flat = vectors.reshape(-1, self.dimension)
-        generator = rng.numpy("PrivUnit")
-        cosine, sine = draw_cosines(self.cap, self.dimension, len(flat), generator)
-        answer = directions_around(flat, cosine, sine, rng.torch(vectors.device, "PrivUnit"))
-        return in_kind((answer / self.cap.mean).view(vectors.shape), x)
+        cosine, sine = draw_cosines(self.cap, self.dimension, len(flat), rng.floats())
+        answer = directions_around(flat, cosine, sine, rng, 1 / self.cap.mean)
+        return in_kind(answer.view(vectors.shape), x)
 
 
 @functools.lru_cache(maxsize=256)
@@ -114,8 +115,9 @@ def best_cap(epsilon: float, dimension: int) -> Cap:
         height = float(brentq(lambda h: h - _mean(h, epsilon, dimension), 0.0, height, xtol=1e-15, rtol=1e-13))
     log_mass = log_cap_mass(height, dimension)
     odds = epsilon + log_mass - math.log1p(-math.exp(log_mass))
-    truth = 1 / (1 + math.exp(-odds)) if odds > 0 else math.exp(odds) / (1 + math.exp(odds))
-    return Cap(height, log_mass, truth, _mean(height, epsilon, dimension))
+    likely, unlikely = 1 / (1 + math.exp(-abs(odds))), math.exp(-abs(odds)) / (1 + math.exp(-abs(odds)))
+    truth, lie = (likely, unlikely) if odds > 0 else (unlikely, likely)
+    return Cap(height, log_mass, truth, _mean(height, epsilon, dimension), lie)
 
 
 def _mean(height: float, epsilon: float, dimension: int) -> float:
@@ -173,9 +175,10 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
     return value
 
 
-def draw_cosines(cap: Cap, dimension: int, count: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+def draw_cosines(cap: Cap, dimension: int, count: int, generator: FloatGenerator) -> tuple[Floats, Floats]:
     """Return exact draws of the cosine of the answer with the truth, and of its sine."""
-    inside = generator.random(count) < cap.truth
+    # A uniform number is below the probability of a lie at least that often, however few bits it has.
+    inside = ~(generator.random(count) < cap.lie)
     chosen = int(inside.sum())
     cosine, sine = np.empty(count), np.empty(count)
     cosine[inside], sine[inside] = _inside(cap, dimension, chosen, generator)
@@ -183,7 +186,7 @@ def draw_cosines(cap: Cap, dimension: int, count: int, generator: np.random.Gene
     return cosine, sine
 
 
-def _inside(cap: Cap, dimension: int, count: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+def _inside(cap: Cap, dimension: int, count: int, generator: FloatGenerator) -> tuple[Floats, Floats]:
     """Draw from the cap by whichever rejection accepts more: from the sphere's half, or from a power of a uniform."""
     from_half = math.log(2) + cap.log_mass
     from_tail = math.log(max(cap.height, 1e-300)) + cap.log_mass - _log_moment(cap.height, dimension)
@@ -208,7 +211,7 @@ def _inside(cap: Cap, dimension: int, count: int, generator: np.random.Generator
     return cosine, sine
 
 
-def _uniform_where(dimension: int, count: int, generator: np.random.Generator, rule: Rule) -> tuple[Floats, Floats]:
+def _uniform_where(dimension: int, count: int, generator: FloatGenerator, rule: Rule) -> tuple[Floats, Floats]:
     """Draw cosines of uniform directions until `count` of them satisfy the rule."""
     cosine, sine = np.empty(count), np.empty(count)
     filled = 0

@@ -1,7 +1,8 @@
-"""Random unit vectors at a given angle to given directions, in one pass over memory and no second copy."""
+"""Random unit vectors at a given angle to given directions, drawn and turned in float64 and rounded once."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -11,66 +12,78 @@ from discreet.core.errors import DataError
 if TYPE_CHECKING:
     import torch
 
-# From this dimension on, no normal vector comes near enough to a fixed direction to lose digits in float32.
-_SINGLE = 128
-# A block of rows is drawn, projected and scaled while it is still in the processor's cache.
-_BLOCK = 1 << 17
+    from discreet.core.randomness import Rng
+
+# From this dimension on, no normal vector comes near enough to a fixed direction to lose digits.
+_MANY = 128
+# A block of rows is drawn, projected and scaled while it is still in the processor's cache; on a GPU, at half a GiB.
+_BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}
 _SUM = 1 << 14
-# Squared lengths outside this range may have overflowed or lost digits in float32.
-_SMALL, _LARGE = 1e-24, 1e24
+# Squared lengths outside this range may have overflowed or lost digits in float64.
+_SMALL, _LARGE = 1e-240, 1e240
 
 
 def directions_around(
-    x: torch.Tensor, cosine: npt.NDArray[Any], sine: npt.NDArray[Any], generator: torch.Generator
+    x: torch.Tensor, cosine: npt.NDArray[Any], sine: npt.NDArray[Any], rng: Rng, length: float = 1.0
 ) -> torch.Tensor:
-    """Return for each row of x (n, d) a unit vector whose cosine with it is given, otherwise uniform.
+    """Return for each row of x (n, d) a vector of a given length and cosine with it, otherwise uniform.
 
-    With u = x / |x| and a normal vector xi, y = cosine * u + sine * (xi - <xi, u> u) / |xi - <xi, u> u|. The noise is
-    drawn into the result and scaled there. A row of zeros has no direction: its result is a uniform one.
+    With u = x / |x| and a normal vector xi, y = cosine * u + sine * (xi - <xi, u> u) / |xi - <xi, u> u|, computed in
+    float64, times `length`, rounded to a multiple of about 2^-20 of a coordinate's size and then to the precision of x.
+    A row of zeros has no direction: its result is a uniform one.
     """
     import torch
 
+    from discreet.mechanisms.normals import NormalSource
+
     count, dimension = x.shape
-    single = dimension >= _SINGLE and x.dtype != torch.float64
-    result = x.new_empty((count, dimension), dtype=torch.float32 if single else torch.float64)
-    cosines = torch.from_numpy(cosine).to(x.device)
-    sines = torch.from_numpy(sine).to(x.device)
-    rows = count if x.device.type != "cpu" else max(1, _BLOCK // dimension)
+    result = torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=False)
+    cosines = torch.from_numpy(length * cosine).to(x.device)
+    sines = torch.from_numpy(length * sine).to(x.device)
+    rows, source = max(1, _BLOCK.get(x.device.type, 1 << 17) // dimension), NormalSource(rng)
     with torch.no_grad():
-        for start in range(0, count, max(rows, 1)):
-            part = slice(start, start + rows)
-            result[part].normal_(generator=generator)
-            _turn(result[part], x[part].detach().to(result.dtype), cosines[part], sines[part])
-    return result.to(x.dtype)
+        for number, start in enumerate(range(0, count, rows)):
+            part = slice(start, min(start + rows, count))
+            noise = source.draw((part.stop - start, dimension), x.device, number)
+            _turn(noise, x[part].detach(), cosines[part], sines[part], length, result[part])
+    return result
 
 
-def _turn(noise: torch.Tensor, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
+def _turn(
+    noise: torch.Tensor, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, length: float, out: torch.Tensor
+) -> None:
+    """Write the turned and rounded noise to `out`; the noise is overwritten."""
     import torch
 
+    from discreet.mechanisms.normals import grid_shift, on_grid
+
+    deviation = length / math.sqrt(x.shape[-1])
     fused = None
-    if noise.is_cuda and x.shape[-1] >= _SINGLE:
+    if noise.is_cuda and x.shape[-1] >= _MANY:
         from discreet.mechanisms import sphere_kernels
 
-        fused = sphere_kernels if sphere_kernels.usable(noise, x) else None
+        fused = sphere_kernels if sphere_kernels.usable(noise, x, out) else None
+    if not fused:
+        x = x.double()
     noise_square, inner, square = fused.products(noise, x) if fused else (None, None, _square(x))
     unusual = ~((square > _SMALL) & (square < _LARGE))
     if bool(unusual.any()):
-        x, square = _rescaled(x, square, unusual)
+        x, square = _rescaled(x.double(), square, unusual)
         inner = None
-    length = square.sqrt()
+    long = square.sqrt()
     empty = square == 0
-    along = torch.where(empty, 0.0, (_inner(noise, x) if inner is None else inner) / length)
-    if x.shape[-1] < _SINGLE:
+    along = torch.where(empty, 0.0, (_inner(noise, x.double()) if inner is None else inner) / long)
+    if x.shape[-1] < _MANY:
         # In few dimensions the noise may be nearly parallel to x: subtract first, then take the length.
-        noise.addcmul_(x, torch.where(empty, 0.0, -along / length)[:, None])
+        noise.addcmul_(x, torch.where(empty, 0.0, -along / long)[:, None])
         along = torch.zeros_like(along)
     across = ((_square(noise) if noise_square is None else noise_square) - along * along).sqrt()
-    scale = torch.where(empty, 1.0, sine) / across
-    shift = torch.where(empty, 0.0, (cosine - scale * along) / length)
+    scale = torch.where(empty, length, sine) / across
+    shift = torch.where(empty, 0.0, (cosine - scale * along) / long)
     if fused:
-        fused.turn(noise, x, scale, shift)
+        fused.turn(noise, x, scale, shift, grid_shift(deviation), out)
         return
-    noise.mul_(scale.to(noise.dtype)[:, None]).addcmul_(x, shift.to(noise.dtype)[:, None])
+    out.copy_(on_grid(noise.mul_(scale[:, None]).addcmul_(x, shift[:, None]), deviation))
 
 
 def _square(a: torch.Tensor) -> torch.Tensor:
@@ -79,24 +92,23 @@ def _square(a: torch.Tensor) -> torch.Tensor:
     if a.device.type == "cpu":
         return _inner(a, a)
     length: torch.Tensor = torch.linalg.vector_norm(a, dim=-1)  # one pass; a product would be written out first
-    return length.double().square()
+    return length.square()
 
 
 def _inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
     if a.shape[0] == 1 and a.device.type == "cpu":
-        # Short sums, added in float64: one float32 sum over a million squares is off by 1e-5.
         starts = range(0, a.shape[1], _SUM)
-        return torch.stack([torch.dot(a[0, s : s + _SUM], b[0, s : s + _SUM]) for s in starts]).double().sum()[None]
-    return (a * b).sum(-1).double()
+        return torch.stack([torch.dot(a[0, s : s + _SUM], b[0, s : s + _SUM]) for s in starts]).sum()[None]
+    return (a * b).sum(-1)
 
 
 def _rescaled(x: torch.Tensor, square: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x and its squared lengths with the very long and very short rows brought to length 1."""
     import torch
 
-    some = x[rows].double()
+    some = x[rows]
     if not bool(torch.isfinite(some).all()):
         raise DataError(
             "Expected finite vectors, found NaN or infinity. Clip or clean them first: noise hides neither."
@@ -106,16 +118,16 @@ def _rescaled(x: torch.Tensor, square: torch.Tensor, rows: torch.Tensor) -> tupl
     some = some / torch.where(top > 0, top, 1.0)
     some = some / torch.where(top > 0, torch.linalg.vector_norm(some, dim=-1, keepdim=True), 1.0)
     x, square = x.clone(), square.clone()
-    x[rows] = some.to(x.dtype)
+    x[rows] = some
     square[rows] = (some * some).sum(-1)
     return x, square
 
 
-def uniform_directions(count: int, dimension: int, generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
-    """Return uniformly random unit vectors on the device of `like`, in float64 or, for many coordinates, float32."""
+def uniform_directions(count: int, dimension: int, rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return uniformly random unit vectors in float64."""
     import torch
 
-    single = dimension >= _SINGLE and like.dtype != torch.float64
-    result = like.new_empty((count, dimension), dtype=torch.float32 if single else torch.float64)
-    result = result.detach().normal_(generator=generator)
+    from discreet.mechanisms.normals import normals
+
+    result = normals((count, dimension), rng, device)
     return result.div_(torch.linalg.vector_norm(result, dim=-1, keepdim=True))

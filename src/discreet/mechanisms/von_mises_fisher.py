@@ -62,17 +62,23 @@ class VonMisesFisher:
 
     def __call__(self, x: Array, rng: Rng) -> Array:
         """Return a random unit vector for each row, in the kind and precision of the input."""
+        return self._released(x, rng, 1.0)
+
+    def estimate(self, x: Array, rng: Rng) -> Array:
+        """Return an unbiased estimate of the direction of each row: the random unit vector over the mean cosine."""
+        return self._released(x, rng, 1 / self.mean_cosine)
+
+    def _released(self, x: Array, rng: Rng, length: float) -> Array:
         vectors = vectors_of(x, self.dimension)
         flat = vectors.reshape(-1, self.dimension)
-        cosine, sine = cosines.draw_cosines(self.kappa, self.dimension, len(flat), rng.numpy("VonMisesFisher"))
-        result = directions_around(flat, cosine, sine, rng.torch(vectors.device, "VonMisesFisher"))
-        return in_kind(result.view(vectors.shape), x)
+        cosine, sine = cosines.draw_cosines(self.kappa, self.dimension, len(flat), rng.floats())
+        return in_kind(directions_around(flat, cosine, sine, rng, length).view(vectors.shape), x)
 
     def cosines(self, count: int, rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return only the cosines <u, y> of `count` releases, in float64, for noise that is streamed elsewhere."""
         import torch
 
-        drawn, _ = cosines.draw_cosines(self.kappa, self.dimension, count, rng.numpy("VonMisesFisher"))
+        drawn, _ = cosines.draw_cosines(self.kappa, self.dimension, count, rng.floats())
         return torch.from_numpy(drawn).to(device)
 
     def log_density(self, y: Array, x: Array) -> Array:

@@ -6,9 +6,12 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from discreet.core.checks import non_negative, positive
 from discreet.core.errors import DataError
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
+from discreet.mechanisms.choices import draw_by_cost
 from discreet.mechanisms.sphere import uniform_directions
 
 if TYPE_CHECKING:
@@ -74,14 +77,14 @@ class WordNoise(_WordMechanism):
         import torch
 
         words, table = _words_of(x, self.embeddings)
-        generator, lengths = rng.torch(table.device, "WordNoise"), rng.numpy("WordNoise")
+        lengths = rng.floats()
         released = torch.empty_like(words)
         dimension = table.shape[1]
         squares = (table * table).sum(-1)
         for part in _parts(len(words), len(table)):
             some = words[part]
-            noise = uniform_directions(len(some), dimension, generator, table)
-            noise *= torch.from_numpy(lengths.gamma(dimension, 1 / self.epsilon, len(some))).to(noise)[:, None]
+            noise = uniform_directions(len(some), dimension, rng, table.device)
+            noise *= torch.from_numpy(lengths.standard_gamma(dimension, len(some)) / self.epsilon).to(noise)[:, None]
             released[part] = (squares - 2 * (table[some] + noise) @ table.T).argmin(-1)
         return _released(released, x)
 
@@ -95,7 +98,7 @@ class WordChoice(_WordMechanism):
 
     Guarantee: metric privacy: two words at Euclidean distance r lead to releases within a factor e^(epsilon r), half of
         it from the score and half from the sum of the weights; so pure epsilon * diameter for a word exchanged for any
-        other in the table. In floating point: see docs/secure_randomness.md.
+        other in the table. The draw is exact for the weights as computed: see `draw_by_cost`.
     Paper: Yue, Du, Wang, Li, Sun and Chow 2021, Differential privacy for text analytics via natural text sanitization.
     Differs: all words are treated alike; the paper's split into sensitive and other words is a choice of the caller.
 
@@ -111,15 +114,13 @@ class WordChoice(_WordMechanism):
         import torch
 
         words, table = _words_of(x, self.embeddings)
-        generator = rng.torch(table.device, "WordChoice")
         released = torch.empty_like(words)
         for part in _parts(len(words), len(table)):
             distances = _distances(table[words[part]], table)
             distances.scatter_(1, words[part, None], 0.0)  # a matrix product leaves a word 1e-8 away from itself
-            # The smallest of independent exponential times, each divided by its weight, falls on a word with
-            # probability proportional to the weight; in logs nothing overflows.
-            times = torch.empty_like(distances).exponential_(generator=generator).log_()
-            released[part] = times.add_(distances, alpha=self.epsilon / 2).argmin(-1)
+            costs = distances.mul_(self.epsilon / 2)
+            drawn = draw_by_cost(costs, np.arange(len(costs)), rng)
+            released[part] = torch.from_numpy(drawn).to(released.device)
         return _released(released, x)
 
 

@@ -8,6 +8,7 @@ every use, and for every block of a partition (the paper's Corollary 1, a factor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -19,6 +20,7 @@ from discreet.clipping.record import Record
 from discreet.core.checks import non_negative, refuse, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.mechanisms.normals import NormalSource, release
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.protections.gradient import Visible
 
@@ -130,6 +132,7 @@ class DirDPSGD:
         """Add noisy directions, one noise vector at a time; no unit's gradient is formed."""
         units = range(len(record))
         weights: dict[str, Tensor] = {}
+        noisy: dict[str, tuple[Tensor, float]] = {}  # in float64, until the gradients are added and the sum is rounded
         for number, block in enumerate(self.blocks):
             source = rng.fork("block", number)
             mechanism = VonMisesFisher(self.kappa, block.dimension)
@@ -137,30 +140,33 @@ class DirDPSGD:
             usable = (norms > 0) & torch.isfinite(norms)
             cosines = mechanism.cosines(len(record), source, norms.device)
             weight = torch.zeros_like(norms)
-            generator = source.torch(norms.device, "DirDPSGD")
             shapes = {slot.name: slot.shape for slot in record.slots if slot.name in block.names}
-            total = {name: torch.zeros(shape, device=norms.device) for name, shape in shapes.items()}
+            total = {
+                name: torch.zeros(shape, dtype=torch.float64, device=norms.device) for name, shape in shapes.items()
+            }
             for unit in units:
-                noise = {n: torch.randn(shape, generator=generator, device=norms.device) for n, shape in shapes.items()}
-                square = torch.stack([value.double().square().sum() for value in noise.values()]).sum()
+                normal = NormalSource(source)
+                noise = {n: normal.draw(shape, norms.device, i) for i, (n, shape) in enumerate(shapes.items())}
+                square = torch.stack([value.square().sum() for value in noise.values()]).sum()
                 along = _along(record, noise, unit, norms[unit], usable[unit])
                 across = (square - along * along).sqrt()
                 sine = torch.where(usable[unit], (1 - cosines[unit] ** 2).clamp_min(0).sqrt(), 1.0)
                 scale = sine / across
                 for name, value in noise.items():
-                    total[name].add_(value * scale.to(value.dtype))
+                    total[name].add_(value.mul_(scale))
                 weight[unit] = torch.where(usable[unit], (cosines[unit] - scale * along) / norms[unit], 0.0)
-            _add(sums, total)
+            noisy |= {name: (value, 1 / math.sqrt(block.dimension)) for name, value in total.items()}
             weights |= dict.fromkeys(block.names, weight.float())
         broken = ~torch.isfinite(record.norms())
         if bool(broken.any()):
             record.blank(broken)
-        _add(sums, _weighted(record, weights))
+        found = _weighted(record, weights)
+        _add(sums, {name: release(found[name], total, deviation) for name, (total, deviation) in noisy.items()})
 
 
 def _along(record: Record, noise: Mapping[str, Tensor], unit: int, norm: Tensor, usable: Tensor) -> Tensor:
     """Return <xi, u> for one unit, zero where it has no direction."""
-    inner = record.inner(noise, unit=unit).double()
+    inner = record.inner({name: value.float() for name, value in noise.items()}, unit=unit).double()
     return torch.where(usable, inner / torch.where(usable, norm, 1.0), 0.0)
 
 

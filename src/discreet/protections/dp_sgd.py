@@ -17,7 +17,7 @@ from discreet.clipping.record import Record
 from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.mechanisms.gaussian import Gaussian
+from discreet.mechanisms.normals import add_normals
 from discreet.protections.gradient import Visible
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ class DPSGD:
 
     def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
         """Return the sums with noise added, each parameter's from a stream of its own."""
-        noise = Gaussian(std=self.noise_multiplier * self.clip.sensitivity)
-        return {name: noise(value, rng.fork(name)) for name, value in sums.items()}
+        return add_normals(sums, self.noise_multiplier * self.clip.sensitivity, rng)
 
 
 def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:

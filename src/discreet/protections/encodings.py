@@ -16,6 +16,7 @@ from torch import Tensor
 from discreet.accounting.instance_encoding import Load
 from discreet.core.guarantee import Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
+from discreet.mechanisms.normals import release
 from discreet.protections.instance_encoding import ROUNDING, InstanceEncoding
 from discreet.protections.representation import Rows, clip, most_rows, soft_targets, steps_at_once
 from discreet.protections.texthide import capped, mixtures
@@ -177,11 +178,11 @@ class LiveEncodings:
             for old in [key for key in self.ahead if key[1] == count]:
                 del self.ahead[old]
             table = mixtures(steps, count, self.asked.mix, self.asked.cap, False, maker)
-            nothing = torch.zeros(steps * count, width, dtype=torch.float64, device=self.device)
-            noise = self.asked.noise(self.scale, width)(nothing, source.fork("noise"))
+            # In float64 until it is added: rounded noise would show what it was added to.
+            drawn = self.asked.noise(self.scale, width).drawn((steps * count, width), source.fork("noise"), self.device)
             self.ahead[block, count] = {
                 "mix": torch.from_numpy(table).float().to(self.device),
-                "noise": noise.float().view(steps, count, width),
+                "noise": drawn.view(steps, count, width),
             }
         return self.ahead[block, count]
 
@@ -200,7 +201,9 @@ class LiveEncodings:
         with torch.autocast(vectors.device.type, enabled=False):
             vectors = self.asked.projected(vectors)
             # a hair below the norm, so that rounding to single precision cannot carry a vector past it
-            mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm * (1 - ROUNDING)) + drawn["noise"]
+            mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm * (1 - ROUNDING))
+            width = self.asked.width(self.width)
+            mixed = release(mixed, drawn["noise"], self.asked.noise(self.scale, width).deviation)
             if "shift" in drawn:
                 targets = (targets + drawn["shift"]) % self.classes
             return mixed, drawn["mix"] @ soft_targets(targets, self.classes)

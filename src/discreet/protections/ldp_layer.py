@@ -138,8 +138,7 @@ class LDPLayer:
     def __call__(self, vectors: Tensor, rng: Rng) -> Tensor:
         """Return one release for each row, (rows, dimension)."""
         noise, bounded = self.noise, self.bounded(vectors)
-        released = noise(bounded, rng)
-        return released / noise.mean_cosine if isinstance(noise, VonMisesFisher) else released
+        return noise.estimate(bounded, rng) if isinstance(noise, VonMisesFisher) else noise(bounded, rng)
 
 
 def layer_cost(clip_norm: float, sending: Sending, calibration: str = "sound") -> LocalLayerCost:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.randomness import Rng
+from discreet.mechanisms.gaussian import Gaussian
 from discreet.models.classifier import VECTORS, pool
 from discreet.protections.ldp_axes import QueryAxes, query_axes
 from discreet.protections.ldp_layer import LDPLayer
@@ -139,9 +140,7 @@ class TokenQuery(LocalQuery):
         model, layer = self.followed, self.layer
         states, mask = model.states(inputs).float(), inputs["attention_mask"]
         bounded = clip_states(states * mask.unsqueeze(-1), layer.clip_norm)
-        source = self.fresh().torch(bounded.device, "TokenQuery")
-        noise = torch.empty_like(bounded).normal_(std=layer.strength, generator=source)
-        return pool(bounded + noise, mask, model.settings.pooling)
+        return pool(Gaussian(layer.strength)(bounded, self.fresh()), mask, model.settings.pooling)
 
 
 def clip_states(states: Tensor, norm: float) -> Tensor:

@@ -15,6 +15,8 @@ from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfCompose
 from discreet.accounting.interpret import epsilon as price
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
+from discreet.mechanisms.gaussian import Gaussian
+from discreet.mechanisms.normals import release
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.protections.ldp_query import clip_states
 from discreet.protections.representation import Rows
@@ -102,8 +104,9 @@ class SentAgain:
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the noise of a step, and the labels' answers."""
         layer, secret = self.protect.training, self.secret.fork("noise", step)
-        noise = torch.empty(*shape[:-1], layer.dimension, device=self.device)
-        drawn = {"noise": noise.normal_(std=self.noise_std(len(rows)), generator=secret.torch(self.device))}
+        # In float64 until it is added: rounded noise would show what it was added to.
+        noise = Gaussian(self.noise_std(len(rows))).drawn((*shape[:-1], layer.dimension), secret, self.device)
+        drawn = {"noise": noise}
         if self.response is not None:
             truth = torch.zeros(len(rows), dtype=torch.int64)
             shift = self.response(truth, secret.fork("labels"))  # how far each label is turned, none being the truth
@@ -117,11 +120,13 @@ class SentAgain:
         if self.response is not None:
             targets = (targets + drawn["turn"]) % self.response.categories
         projection, norm = self.protect.projection, self.protect.training.clip_norm
+        std = self.noise_std(len(vectors))
         if self.protect.position == "token":
-            return clip_states(vectors.float(), norm) + drawn["noise"], targets
+            return release(clip_states(vectors.float(), norm), drawn["noise"], std), targets
         inside = projection.on(vectors.device)(vectors.float())
         length = torch.linalg.vector_norm(inside, dim=1, keepdim=True)
-        return inside * (norm * (1 - 1e-6) / length.clamp_min(norm)) + drawn["noise"], targets
+        bounded = inside * (norm * (1 - 1e-6) / length.clamp_min(norm))
+        return release(bounded, drawn["noise"], std), targets
 
 
 def with_label(vector: DpEvent, response: RandomizedResponse | None) -> DpEvent:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from discreet.core.randomness import Rng
+from discreet.mechanisms.choices import draw_by_cost
 from discreet.mechanisms.sphere import uniform_directions
 from discreet.protections.word_nearest import NearestWord
 
@@ -28,27 +29,26 @@ def choose(places: torch.Tensor, table: torch.Tensor, price: float, which: Rows,
 
     `which` are row numbers of `places`.
 
-    Guarantee: metric privacy of `price` per Euclidean distance for every entry. Uniform numbers have 53 bits, so words
-        that share less than 2^-53 of the weight may never be drawn; see docs/secure_randomness.md.
+    Guarantee: metric privacy of `price` per Euclidean distance for every entry. Every word can be drawn, however small
+        its weight: see `draw_by_cost`.
     """
-    uniform, squares = rng.uniform(len(which)), (table * table).sum(1)
+    squares = (table * table).sum(1)
     order = np.argsort(which, kind="stable")
     ends = np.searchsorted(which[order], np.arange(len(places)), side="right")
-    starts = np.concatenate([[0], ends[:-1]])
     drawn = np.empty(len(which), dtype=np.int64)
+    done = 0
     for start in range(0, len(places), _CHOICE_BLOCK):
         block = places[start : start + _CHOICE_BLOCK]
         # In place: over thirty thousand words the passes over memory cost as much as the product.
         square = torch.addmm(squares, block, table.T, alpha=-2.0).add_((block * block).sum(1)[:, None])
         square[square < 1e-12] = 0.0  # rounding leaves a word 1e-8 away from itself
         distances = square.sqrt_()
-        distances -= distances.amin(1, keepdim=True)  # a common factor of the weights, so that none underflows
-        weights = distances.mul_(-price / 2).exp_().cumsum(1).numpy()
-        for row, steps in enumerate(weights, start=start):
-            mine = order[starts[row] : ends[row]]
-            found = np.searchsorted(steps, uniform[mine] * steps[-1], side="right")
-            drawn[mine] = np.minimum(found, len(steps) - 1)
-        watch(int(ends[min(start + _CHOICE_BLOCK, len(places)) - 1]))
+        distances -= distances.amin(1, keepdim=True)  # a common factor of the weights
+        end = int(ends[start + len(block) - 1])
+        mine = order[done:end]
+        drawn[mine] = draw_by_cost(distances.mul_(price / 2), which[mine] - start, rng)
+        done = end
+        watch(done)
     return drawn
 
 
@@ -75,7 +75,7 @@ def noisy_places(places: torch.Tensor, price: float, rng: Rng) -> torch.Tensor:
     Guarantee: metric privacy of `price` per Euclidean distance for every row.
     """
     count, dimension = places.shape
-    noise: Any = uniform_directions(count, dimension, rng.torch("cpu", "Word noise"), places)
-    lengths = rng.numpy("Word noise").gamma(dimension, 1 / price, count)
+    noise: Any = uniform_directions(count, dimension, rng)
+    lengths = rng.floats().standard_gamma(dimension, count) / price
     noisy: torch.Tensor = noise.mul_(torch.from_numpy(lengths)[:, None]).add_(places)
     return noisy
