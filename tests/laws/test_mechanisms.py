@@ -242,7 +242,7 @@ def test_no_set_of_outcomes_tells_neighbours_apart_better_than_the_event_says(na
         assert low <= curve.delta(epsilon)
 
 
-@pytest.mark.parametrize("name", BOOK)
+@pytest.mark.parametrize("name", [name for name, case in BOOK.items() if case.here.size <= 3])
 def test_the_law_holds_with_noise_from_the_operating_system(name: str) -> None:
     case = BOOK[name]
     (low,) = least_deltas(case, case.mechanism, [case.epsilon], Rng.secure())

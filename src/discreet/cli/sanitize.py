@@ -68,7 +68,7 @@ def sanitize(
     check_fits(found, ending)
     use_threads(threads)
     swap = _built(mechanism, epsilon_per_word, model, sensitive, public, share, sample_others, keep_marks, unknown)
-    rng = Rng.secret() if seed is None else Rng(seed)
+    rng = Rng.secure() if seed is None else Rng(seed)  # nobody needs to repeat the draws
     with _bar() as watch:
         texts = [one for column in found.texts.values() for one in column]
         rewritten, changes = _swapped(swap, texts, rng, watch)
@@ -191,6 +191,7 @@ def _account(
     else:
         say(f"For a whole text nothing is guaranteed: {whole.reason}.")
     say("Not protected: " + "; ".join(swap.assumptions) + ".")
+    say(f"It assumes: {swap.arithmetic}.")
     if copied:
         say("Copied as they are: " + ", ".join(copied) + ".")
     if out != "-":

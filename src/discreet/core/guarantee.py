@@ -19,6 +19,11 @@ class Adjacency(enum.StrEnum):
     REPLACE_ONE = "replace-one"
 
 
+# What every guarantee of floating-point noise assumes of the arithmetic: see docs/secure_randomness.md.
+FLOATING_POINT = (
+    "noise is drawn and added in float64 and the sum is rounded once; float64 arithmetic is otherwise taken as exact"
+)
+
 _MEANING = {
     Adjacency.ADD_REMOVE: "one {unit} is present or absent",
     Adjacency.ZERO_OUT: "one {unit} is replaced by an empty record; the number of {unit}s is public",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from discreet.core.checks import positive, whole
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import FLOATING_POINT, Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.protections.word_neighbours import noisy_places
@@ -76,6 +76,7 @@ class TokenNoise:
             assumptions=(
                 "the number of words in a text is visible",
                 "a text is exchanged for another with as many words",
+                FLOATING_POINT,
             ),
         )
         return RepresentationRelease(vectors, guarantee=honest(stated, rng.is_secret))

@@ -6,7 +6,6 @@ A word that stands a thousand times in a file has its distances taken once; only
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import torch
 
 from discreet.core.randomness import Rng
 from discreet.mechanisms.choices import draw_by_cost
-from discreet.mechanisms.sphere import uniform_directions
+from discreet.mechanisms.laplace import L2Laplace
 from discreet.protections.word_nearest import NearestWord
 
 Rows = npt.NDArray[np.int64]
@@ -74,8 +73,5 @@ def noisy_places(places: torch.Tensor, price: float, rng: Rng) -> torch.Tensor:
 
     Guarantee: metric privacy of `price` per Euclidean distance for every row.
     """
-    count, dimension = places.shape
-    noise: Any = uniform_directions(count, dimension, rng)
-    lengths = rng.floats().standard_gamma(dimension, count) / price
-    noisy: torch.Tensor = noise.mul_(torch.from_numpy(lengths)[:, None]).add_(places)
-    return noisy
+    found: torch.Tensor = L2Laplace(1 / price, int(places.shape[1]))(places, rng)
+    return found

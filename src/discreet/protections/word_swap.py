@@ -22,7 +22,7 @@ import torch
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.errors import DataError
-from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
+from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import TextRelease
 from discreet.protections.representation import Place
@@ -38,6 +38,7 @@ UNKNOWN_WORDS = ("pieces", "refuse")
 C = TypeVar("C")
 METRIC = "euclidean, as a share of the table's diameter"
 _KEPT = -1
+_WEIGHTS = "every word can be drawn; the float64 arithmetic of the words' weights is taken as exact"
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,11 @@ class WordSwap:
         from discreet.accounting.interpret import guarantee
 
         stated = guarantee(
-            self.event, delta=0.0, adjacency=self.adjacency, unit=self._word, assumptions=self.assumptions
+            self.event,
+            delta=0.0,
+            adjacency=self.adjacency,
+            unit=self._word,
+            assumptions=(*self.assumptions, self.arithmetic),
         )
         return honest(stated, secret)
 
@@ -193,7 +198,12 @@ class WordSwap:
 
     @property
     def _of_texts(self) -> tuple[str, ...]:
-        return (*self.assumptions, "a text is exchanged for another with as many words")
+        return (*self.assumptions, "a text is exchanged for another with as many words", self.arithmetic)
+
+    @property
+    def arithmetic(self) -> str:
+        """What is assumed of floating point."""
+        return FLOATING_POINT if self.mechanism == NOISE else _WEIGHTS
 
     def release(self, texts: Sequence[str], rng: Rng) -> TextRelease:
         """Return rewritten texts with the guarantee of the longest."""

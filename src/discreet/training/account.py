@@ -9,7 +9,7 @@ from typing import Any
 
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.checks import open_probability
-from discreet.core.guarantee import Caveat, Guarantee
+from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.protections.representation import Live, Once, TextProtection
@@ -18,6 +18,7 @@ from discreet.training.private import delta_for, refuse_unit, terms_of
 ASSUMPTIONS = (
     "the number of rows of every unit, the settings and the encoder's first weights are public",
     "held-out rows are not protected: utility figures are computed on them",
+    FLOATING_POINT,
 )
 
 

@@ -24,7 +24,7 @@ from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.local_layer import Sending
 from discreet.core.checks import refuse, whole
 from discreet.core.errors import DataError
-from discreet.core.guarantee import Caveat, Guarantee
+from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Tokens, tokenise
@@ -68,13 +68,15 @@ class UserSide:
     public: bool = True
     reason: str | None = None
     pairs: bool = False
-    rng: Rng = field(default_factory=Rng.secret, repr=False)
+    rng: Rng = field(default_factory=Rng.secure, repr=False)  # nobody needs to repeat a query
 
     def __post_init__(self) -> None:
         """Refuse a guarantee without its reason."""
         if not self.public and not self.reason:
             raise refuse("reason", self.reason, "given when public is False", "Say what is not public.")
         self._session, self._count, self._drawn = os.urandom(8).hex(), 0, 0
+        if isinstance(self.model.query, TokenQuery) and self.rng.is_secure:
+            self.model.query.source = self.rng  # its noise is drawn inside the model
 
     @property
     def layer(self) -> LDPLayer:
@@ -233,7 +235,7 @@ class UserSide:
     def _assumptions(self) -> tuple[str, ...]:
         length = (_LENGTH,) if isinstance(self.model.query, TokenQuery) else ()  # which the noise of a mean tells
         secret = (SECRET_SEED,) if self.rng.is_secret else ()
-        return secret + ((PUBLIC,) if self.public else ()) + length
+        return secret + ((PUBLIC,) if self.public else ()) + length + (FLOATING_POINT,)
 
     @property
     def _caveats(self) -> frozenset[Caveat]:

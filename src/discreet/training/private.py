@@ -18,7 +18,7 @@ from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
 from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.errors import LedgerError
-from discreet.core.guarantee import Adjacency, Caveat, Guarantee
+from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
@@ -44,6 +44,7 @@ ASSUMPTIONS = (
     _PUBLIC,
     "held-out rows are not protected: utility figures are computed on them",
     "rounding aside, a unit's gradient does not depend on who else is in its batch",
+    FLOATING_POINT,
 )
 
 

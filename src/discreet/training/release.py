@@ -13,7 +13,7 @@ import torch
 
 from discreet.clipping.tape import Tape
 from discreet.core.digest import NOISE_FORMAT, digest
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import FLOATING_POINT, Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease
 from discreet.data.batches import tokenise
@@ -79,7 +79,7 @@ def protected_release(
                 delta=delta,
                 adjacency=adjacency or protect.adjacency,
                 unit=batch.unit_name,
-                assumptions=("this one release, the batch known", _KNOWN),
+                assumptions=("this one release, the batch known", _KNOWN, FLOATING_POINT),
             ),
             rng,
         ),
@@ -154,9 +154,8 @@ def of_one_release(event: Any, about: Once | Live, corpus: Corpus, rng: Rng, del
     from discreet.accounting.interpret import guarantee
 
     at = delta_for(corpus.unit_count) if delta is None else delta
-    found = guarantee(
-        event, delta=at, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=(ONE_RELEASE,)
-    )
+    assumed = (ONE_RELEASE, FLOATING_POINT)
+    found = guarantee(event, delta=at, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
     return about.stated(as_drawn(found, rng))
 
 

@@ -31,6 +31,7 @@ import discreet.mechanisms
 from discreet import Rng
 from discreet.accounting.local_layer import Sending
 from discreet.clipping.tape import Tape
+from discreet.core.guarantee import FLOATING_POINT
 from discreet.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.laplace import L2Laplace, Laplace
@@ -45,6 +46,7 @@ from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_projection import whole_space
 from discreet.protections.ldp_protection import LocalLayer
 from discreet.protections.settings import SETTINGS
+from discreet.protections.word_neighbours import noisy_places
 
 Release = Callable[[float, Rng], torch.Tensor]
 COUNT = 1 << 17
@@ -157,6 +159,7 @@ def cases() -> dict[str, Case]:
     for kind, strength in (("vmf", 256.0), ("privunit", 150.0)):
         layer = LDPLayer(kind, 256, strength)
         book[f"LDPLayer, {kind}"] = of_rows(layer, 256, 1 / 16, math.sqrt(layer.variance))
+    book["noisy words"] = of_rows(lambda x, rng: noisy_places(x.double(), 8.0, rng).float(), 256, 1.0, 2.0)
     for mechanism in ("gaussian", "laplace", "laplace-l2"):
         book[f"Encodings, {mechanism}"] = encodings(mechanism)
         book[f"LiveEncodings, {mechanism}"] = live_encodings(mechanism)
@@ -270,3 +273,14 @@ def test_noise_is_drawn_in_one_place() -> None:
             if calls and name not in _NOISE:
                 found[name] = calls
     assert found == _NOT_NOISE
+
+
+def test_every_certificate_of_continuous_noise_says_what_it_assumes_of_floating_point() -> None:
+    from discreet.training import account, private
+
+    corpus = discreet.load("notes").split("train").take([0, 1])
+    model = discreet.Classifier.build(corpus, rng=Rng(1), train="head")
+    release = discreet.protected_release(model, corpus, DPSGD(1.0), Rng.secret(), delta=1e-5)
+    assert FLOATING_POINT in release.guarantee.assumptions
+    assert FLOATING_POINT in private.ASSUMPTIONS
+    assert FLOATING_POINT in account.ASSUMPTIONS
