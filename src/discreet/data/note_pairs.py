@@ -36,7 +36,7 @@ def note_pairs(count: int = PAIRS, seed: int = 0, scores: bool = False) -> Corpu
     pairs, which both tasks share.
 
     >>> note_pairs(100)
-    Corpus('notes-pairs', 100 rows, classification with 2 classes on pairs, 26 household units, train 85, validation 15)
+    Corpus('notes-pairs', 100 rows, classification with 2 classes on pairs, 26 household units, train 92, validation 8)
     """
     whole("count", count, 20, "A corpus of pairs needs a few households.")
     rng = Rng(seed).fork("notes-pairs")

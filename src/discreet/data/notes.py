@@ -104,7 +104,7 @@ def notes(count: int = NOTES, seed: int = 0) -> Corpus:
 
     >>> corpus = notes(200)
     >>> corpus
-    Corpus('notes', 200 rows, classification with 4 classes, 42 patient units, train 176, validation 24)
+    Corpus('notes', 200 rows, classification with 4 classes, 42 patient units, train 172, validation 28)
     """
     whole("count", count, 20, "A corpus of notes needs a few patients.")
     rng = Rng(seed).fork("notes")
