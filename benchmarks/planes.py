@@ -143,7 +143,7 @@ def plane(
     rng: Rng,
 ) -> list[str]:
     """Write the trials of a corpus from its readings and trainings, and return their table."""
-    heads = ("add/remove", "zero-out", "replace", "training", "seconds")
+    heads = ("zero-out", "replace", "training", "seconds")
     lines = [f"{'data':6} {'setting':30} {metric:>9}" + "".join(f" {attack[:10]:>10}" for attack in ATTACKS)]
     lines[0] += "".join(f" {head:>11}" for head in heads)
     (folder / TRIALS).unlink(missing_ok=True)
@@ -161,7 +161,7 @@ def plane(
             store.append(key_of(made.settings, asked.seed), replace(made, leakages=leakages, details=details))
             by_name = {leak.metric: leak.value for leak in leakages}
             promise = made.guarantee
-            figures = [columns.get(a) for a in ("add/remove", "zero-out", "replace-one")]
+            figures = [columns.get(a) for a in ("zero-out", "replace-one")]
             figures += [promise.epsilon if promise is not None and promise.exists else None, made.seconds]
             told = "".join(f" {'-' if value is None else format(value, '.4g'):>11}" for value in figures)
             leaks = [by_name.get(f"{attack}/{METRICS[0]}", float("nan")) for attack in ATTACKS]
@@ -217,7 +217,7 @@ def measured(
             leakages.append(replace(found, metric=f"{attack}/{metric}"))
         pairs = list(zip(truths, said, strict=True))[:SHOWN]
         texts += [{"attack": attack, "truth": t, "guess": g} for t, g in pairs]
-        own = columns.get("add/remove") if setting["name"] == "dp-sgd" else columns.get("replace-one")
+        own = columns.get("zero-out") if setting["name"] == "dp-sgd" else columns.get("replace-one")
         promise = None if own is None else {"epsilon": own, "delta": DELTA, "certified": True}
         shared = {"kind": "gradient", "parameters": "all layers", "batch_size": 1, "model": "a fresh minilm"}
         facts[attack] = {"release": shared, "guarantee": promise, "epsilon_by_adjacency": columns}
