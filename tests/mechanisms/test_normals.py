@@ -46,7 +46,7 @@ def test_the_numbers_do_not_depend_on_the_number_of_threads() -> None:
 def test_every_release_is_a_multiple_of_one_grid(dtype: torch.dtype, std: float) -> None:
     values = torch.linspace(-1, 1, 1001).to(dtype)
     grid = grid_of(std)
-    assert 2.0**-21 < grid / std <= 2.0**-20
+    assert 2.0**-17 < grid / std <= 2.0**-16
     for released in (add_normal(values, std, Rng(1)), release(values, std * normals((1001,), Rng(1)), std)):
         assert released.dtype == dtype
         if dtype.itemsize > 2:  # half precision may itself be coarser than the grid, or overflow nothing here

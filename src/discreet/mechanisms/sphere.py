@@ -29,7 +29,7 @@ def directions_around(
     """Return for each row of x (n, d) a vector of a given length and cosine with it, otherwise uniform.
 
     With u = x / |x| and a normal vector xi, y = cosine * u + sine * (xi - <xi, u> u) / |xi - <xi, u> u|, computed in
-    float64, times `length`, rounded to a multiple of about 2^-20 of a coordinate's size and then to the precision of x.
+    float64, times `length`, rounded to a multiple of about 2^-16 of a coordinate's size and then to the precision of x.
     A row of zeros has no direction: its result is a uniform one.
     """
     import torch

@@ -113,7 +113,7 @@ def _compiled() -> dict[str, Any]:
         tl.store(where + 2 * plane, tl.sum(bb))
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def turn(a, b, out, scale, shift, grid, width, a_row, b_row, out_row, BLOCK: tl.constexpr, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    def turn(a, b, out, scale, shift, rounder, width, a_row, b_row, out_row, BLOCK: tl.constexpr, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]
         chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
         times, plus = tl.load(scale + row), tl.load(shift + row)
         for k in range(TURNS):
@@ -121,7 +121,7 @@ def _compiled() -> dict[str, Any]:
             one = tl.load(a + row * a_row + at, at < width, 0.0)
             two = tl.load(b + row * b_row + at, at < width, 0.0).to(tl.float64)
             turned = times * one + plus * two
-            rounded = (turned + grid.to(tl.float64)) - grid.to(tl.float64)
+            rounded = (turned + rounder.to(tl.float64)) - rounder.to(tl.float64)
             tl.store(out + row * out_row + at, rounded, at < width)
 
     return {"products": products, "turn": turn}
