@@ -93,6 +93,15 @@ def test_who_only_looks_is_not_stopped_by_a_hold_out_that_cannot_be_made(tmp_pat
     assert corpus.split_names == ("train",) and "no rows were held out" in corpus.remarks[-1]
 
 
+def test_fewer_rows_must_keep_the_classes_that_are_held_out(tmp_path: Path) -> None:
+    rows = [{"text": f"t{i}", "label": "rare" if i % 40 == 0 else "ab"[i % 2]} for i in range(400)]
+    path = write(tmp_path / "a.csv", rows)
+    other = write(tmp_path / "b.csv", rows[:3])
+    with pytest.raises(DataError, match="1 of 3 classes are left in held-out rows alone"):
+        load(path, validation=other, rows=6)
+    assert load(path, validation=other, share=0.9).classes == 3
+
+
 def test_a_fraction_may_be_written_as_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", rows_of(200))
     assert load(path, validation="0.3").splits == load(path, validation=0.3).splits

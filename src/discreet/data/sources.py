@@ -150,7 +150,22 @@ def _part_of(corpus: Corpus, rows: int | None, share: float | None, seed: int, a
         fewer = keep_rows(corpus, rows, seed=seed, adjacency=adjacency)
     if fewer.labels is not None and fewer is not corpus:
         _check_train_classes(fewer)
+        _check_classes_left(corpus, fewer)
     return fewer
+
+
+def _check_classes_left(whole_corpus: Corpus, fewer: Corpus) -> None:
+    """Refuse fewer training rows that lack a class which all of them and the held-out rows have."""
+    before, left, other = (
+        {label for label, split in zip(c.labels or (), c.splits, strict=True) if (split == "train") is train}
+        for c, train in ((whole_corpus, True), (fewer, True), (whole_corpus, False))
+    )
+    if missing := (before & other) - left:
+        raise DataError(
+            f"Expected every class among the training rows of {fewer.name!r} that were kept, but {len(missing)} of "
+            f"{len(fewer.label_names)} classes are left in held-out rows alone. Keep more (--share, --rows), or take "
+            "another seed."
+        )
 
 
 def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corpus:

@@ -154,12 +154,13 @@ def refuse_private_labels(request: RunRequest, corpus: Corpus) -> None:
             holders.setdefault(label, set()).add(unit)
         else:
             held_out.add(label)
-    alone = [label for label, units in holders.items() if len(units) < 2 and label not in held_out]
+    every = range(len(corpus.label_names))
+    alone = [label for label in every if len(holders.get(label, ())) < 2 and label not in held_out]
     if alone:
         raise DataError(
             f"Expected every class to be held by at least 2 {corpus.unit_name}s, found {len(alone)} of "
-            f"{len(corpus.label_names)} held by one alone. The names of the classes are public, and such a name would "
-            "tell of that one; give the names with --classes A,B,C, or merge the class with another."
+            f"{len(corpus.label_names)} held by fewer. The names of the classes are public, and such a name would tell "
+            "of a single one; give the names with --classes A,B,C, or merge the class with another."
         )
 
 

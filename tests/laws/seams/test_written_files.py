@@ -22,6 +22,8 @@ from safetensors import safe_open
 
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.data.partition import keep_share
 from discreet.data.samplers import Poisson
 from discreet.data.sources import Columns, load
 from discreet.experiment import RunRequest, load_corpus, run_training
@@ -139,6 +141,16 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     return train
 
 
+def seed_without(rows: Rows, label: str) -> int:
+    """Return a seed with which half of the rows leave out all of a class."""
+    full = Corpus("all", tuple(text for text, _, _ in rows))
+    for seed in range(100):
+        kept = set(keep_share(full, 0.5, seed=seed).texts)
+        if not any(text in kept for text, mark, _ in rows if mark == label):
+            return seed
+    raise AssertionError("no such seed")
+
+
 def same_files(one: dict[str, bytes], two: dict[str, bytes]) -> None:
     assert sorted(one) == sorted(two)
     for name, content in one.items():
@@ -248,10 +260,13 @@ def test_a_class_held_by_one_alone_is_refused_or_given(
     runs: Callable[..., dict[str, bytes]], tiny_encoder: Callable[[str], Path]
 ) -> None:
     rows = [*corpus(1), ("the scan was good", "rare", "p000")]
-    with pytest.raises(DataError, match=r"at least 2 rows, found 1 of 3 held by one alone.*--classes"):
+    with pytest.raises(DataError, match=r"at least 2 rows, found 1 of 3 held by fewer.*--classes"):
         runs("dp-sgd", rows, tiny_encoder("bert"), None, validation="0")
     with pytest.raises(DataError, match="stand only among"):
         runs("dp-sgd", rows, tiny_encoder("bert"), None)
+    rare = [(text, "rare" if who in {"p003", "p004"} else label, who) for text, label, who in corpus(1)]
+    with pytest.raises(DataError, match="held by fewer"):  # those who have it are not even trained on
+        runs("dp-sgd", rare, tiny_encoder("bert"), None, validation="0", share=0.5, seed=seed_without(rare, "rare"))
     names = ("clinic", "rare", "ward")
     for each in (rows, corpus(1)):
         found = runs("dp-sgd", each, tiny_encoder("bert"), None, validation="0", label_names=names)
