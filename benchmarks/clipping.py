@@ -6,8 +6,9 @@ python -m benchmarks.clipping --sweep --plot FILE   cost against batch size and 
 
 All sides run in one process, in the same mode, on the same batch, with the same optimizer; times are medians. Weights
 are random, for they do not matter here. A private step is the forward and backward pass, the clipped sum, its division
-by the batch size and the optimizer's step; `noise` adds Gaussian noise to every gradient. Memory is the peak over a
-step of all that is allocated: weights, optimizer, activations, gradients.
+by the batch size and the optimizer's step; `noise` adds Gaussian noise to every gradient, and `parts` reads the batch
+in parts of fixed shapes, as `train` does. Memory is the peak over a step of all that is allocated: weights, optimizer,
+activations, gradients.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet.clipping import Flat, Tape, clipped_sum
+from discreet.training.shapes import Shapes
 
 SHAPES = {"minilm": (384, 6, 12, 1536), "bert-base": (768, 12, 12, 3072), "tiny": (64, 2, 2, 128)}
-SIDES = ("plain", "ours", "noise", "opacus-hooks", "opacus-ghost")
+SIDES = ("plain", "ours", "noise", "parts", "opacus-hooks", "opacus-ghost")
 CLIP = 1.0
 
 
@@ -118,16 +120,22 @@ def plain_step(setting: Setting) -> Callable[[], None]:
     return step
 
 
-def our_step(setting: Setting, noise: bool = False) -> Callable[[], None]:
+def our_step(setting: Setting, noise: bool = False, parts: bool = False) -> Callable[[], None]:
     model, (batch, labels) = build(setting), batch_of(setting)
+    rows = dict(Shapes.of(setting.device, setting.length, setting.batch).rows)[setting.length]
+    rows = min(rows, setting.batch) if parts else setting.batch
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_of(setting, list(named.values()))
     tape = Tape(model)
 
     def step() -> None:
-        with tape, precise(setting):
-            losses = F.cross_entropy(model(**batch).logits, labels, reduction="none")
-        gradients = clipped_sum(tape.backward(losses), Flat(CLIP)).gradients
+        gradients: dict[str, Tensor] = {}
+        for begun in range(0, setting.batch, rows):
+            some = slice(begun, begun + rows)
+            with tape, precise(setting):
+                scores = model(**{name: value[some] for name, value in batch.items()}).logits
+                losses = F.cross_entropy(scores, labels[some], reduction="none")
+            clipped_sum(tape.backward(losses), Flat(CLIP), into=gradients)
         if noise:
             for gradient in gradients.values():
                 gradient.add_(torch.randn_like(gradient), alpha=CLIP)
@@ -169,8 +177,8 @@ def opacus_step(setting: Setting, ghost: bool) -> Callable[[], None]:
 def step_of(side: str, setting: Setting) -> Callable[[], None]:
     if side == "plain":
         return plain_step(setting)
-    if side in ("ours", "noise"):
-        return our_step(setting, noise=side == "noise")
+    if side in ("ours", "noise", "parts"):
+        return our_step(setting, noise=side != "ours", parts=side == "parts")
     return opacus_step(setting, ghost=side == "opacus-ghost")
 
 
@@ -261,7 +269,7 @@ def _reason(failed: dict[str, str], side: str) -> Iterator[None]:
     except ImportError:
         failed[side] = "opacus is not installed"
     except (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, KeyError) as error:
-        if side in ("plain", "ours", "noise"):
+        if side in ("plain", "ours", "noise", "parts"):
             raise
         failed[side] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
@@ -303,7 +311,8 @@ def settings_of(asked: argparse.Namespace) -> list[tuple[Setting, list[str], int
     listed: list[tuple[Setting, list[str], int]] = []
     if asked.device == "cpu":
         if not asked.no_main:
-            listed.append((make("minilm", 32, 64, "all", "float32", "eager"), sides, asked.steps))
+            kinds = [(batch, precision) for batch in asked.batches for precision in asked.precisions]
+            listed += [(make("minilm", batch, 64, "all", p, "eager"), sides, asked.steps) for batch, p in kinds]
         if asked.sweep:
             grid = [(b, n) for b in (16, 32, 64) for n in (32, 64, 128)]
             listed += [(make("minilm", b, n, "all", "float32", "eager"), pair, 3) for b, n in grid]
@@ -329,8 +338,9 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
-    parser.add_argument("--precisions", nargs="+", default=["bf16"], choices=["bf16", "tf32", "float32"])
+    parser.add_argument("--precisions", nargs="+", choices=["bf16", "tf32", "float32"])
     parser.add_argument("--modes", nargs="+", default=["eager", "graph"], choices=["eager", "graph"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[32], help="batch sizes on the CPU")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--sweep", action="store_true", help="also cost against batch size and length")
     parser.add_argument("--no-main", action="store_true", help="leave out the main comparison")
@@ -342,6 +352,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> list[dict[str, object]]:
     """Run the comparisons, print their tables, and return all figures."""
     asked = arguments(given)
+    asked.precisions = asked.precisions or (["float32"] if asked.device == "cpu" else ["bf16"])
     warnings.filterwarnings("ignore", module="opacus|torch")
     if asked.device == "cpu":
         torch.set_num_threads(1)  # one busy core beats two spinning, and the ratio is what counts

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -5,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import LedgerError, ModelError, SettingError, UnsupportedError
@@ -18,13 +17,15 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training import private
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.optimizer import optimizer_for
-from discreet.training.private import Grouped, PrivateStep, ledger_for
+from discreet.training.parts import PrivateParts
+from discreet.training.private import PrivateStep, ledger_for, numbered
 from discreet.training.settings import TrainSettings
+from discreet.training.shapes import Part
+from discreet.training.tensors import load_tensors
 
 
 @pytest.fixture
@@ -41,24 +42,6 @@ def weights(model: Classifier) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 40), st.data())
-def test_parts_hold_whole_units_once_and_fit(owners: list[int], limit: int, data: st.DataObject) -> None:
-    index = np.unique(np.array(owners), return_inverse=True)[1].astype(np.int64)
-    lengths = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(owners), max_size=len(owners))))
-    grouped = Grouped.of(index)
-    drawn = np.array(sorted(data.draw(st.sets(st.integers(0, len(grouped) - 1), min_size=1))), dtype=np.int64)
-    seen: list[int] = []
-    for rows, local in grouped.parts(drawn, lengths, limit):
-        assert sorted(set(local.tolist())) == list(range(local[-1] + 1))
-        for unit in range(local[-1] + 1):
-            mine = rows[local == unit]
-            (owner,) = set(index[mine].tolist())
-            assert sorted(mine.tolist()) == np.flatnonzero(index == owner).tolist()
-            seen.append(owner)
-        assert local[-1] == 0 or len(rows) * lengths[rows].max() <= limit
-    assert sorted(seen) == drawn.tolist()
-
-
 def test_it_learns_and_says_what_it_cost(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"))
     settings = TrainSettings(epochs=40, batch_size=20, learning_rate=1e-2)
@@ -71,10 +54,9 @@ def test_it_learns_and_says_what_it_cost(corpus: Corpus, tiny_encoder: Callable[
 
 
 def test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size(
-    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, tiny_encoder: Callable[[str], Path]
 ) -> None:
     """The whole step against the slow way: one unit at a time, cut once, added up, divided by the expected size."""
-    monkeypatch.setitem(private._TOKENS_AT_ONCE, "cpu", 64)  # several parts a batch
     model = build(corpus, tiny_encoder("bert"), train="all")
     split = corpus.split("train")
     rows = ready(model, split)
@@ -84,9 +66,10 @@ def test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size(
     with ledger_for(protect, split) as ledger:
         step = PrivateStep.of(model, optimizer, protect, rows, split, sampler, settings, ledger, Rng(3), None)
         drawn = sampler.draw(0, split.unit_count, Rng(3).fork("sampler"))
+        assert len(step.parts_of(drawn)) > 1
         expected = {n: torch.zeros_like(p) for n, p in step.parameters.items()}
         for unit in drawn:
-            mine = np.flatnonzero(private.numbered(split) == unit)
+            mine = np.flatnonzero(numbered(split) == unit)
             batch = rows.batch(mine)
             gradient = torch.autograd.grad(
                 model.losses(batch.inputs, batch.targets).sum(), list(step.parameters.values())
@@ -292,3 +275,49 @@ def test_a_refused_training_lets_its_ledger_go(
         train(model, corpus, rng=Rng(0), protect=DPSGD(1.0), sampler=Shuffled(10), population=9, workspace=tmp_path)
     Ledger.open(tmp_path / "ledger.jsonl", unit="person", adjacency="add/remove").close()
     assert kept.value
+
+
+def test_memory_that_runs_out_halves_the_parts_and_spends_nothing_twice(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The step is redone with the same batch and noise; what was chosen is kept for a resume."""
+    settings = TrainSettings(epochs=2, batch_size=20)
+    record, calls = PrivateParts.record, iter(range(10**6))
+
+    def short_of_memory(self: PrivateParts, part: Part) -> object:
+        if next(calls) == 3:
+            raise torch.OutOfMemoryError
+        return record(self, part)
+
+    def go(name: str, fails: bool, stop: int | None = None) -> tuple[torch.Tensor, int, object]:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        model, seen = build(corpus, tiny_encoder("bert"), train="all"), iter(range(10**6))
+        monkeypatch.setattr(PrivateParts, "record", short_of_memory if fails else record)
+        with Ledger.open(folder / "ledger", unit="person", adjacency="zero-out") as ledger:
+            train(
+                model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger, secret=Rng(9), workspace=folder,
+                should_stop=lambda: stop is not None and next(seen) + 1 >= stop,
+            )  # fmt: skip
+            about = json.loads(load_tensors(folder / "checkpoint.safetensors")[1]["progress"])
+            return weights(model), ledger.statement.spends, about["layout"]
+
+    calm, spends, layout = go("calm", False)
+    short, spends_short, smaller = go("short", True)
+    assert spends == spends_short and layout != smaller
+    torch.testing.assert_close(short, calm, rtol=1e-3, atol=1e-4)  # smaller parts round otherwise, and nothing else
+    calls = iter(range(10**6))
+    go("resumed", True, stop=3)  # memory ran out before the stop; the rest goes on in the smaller parts
+    resumed, spends_resumed, layout_resumed = go("resumed", False)
+    assert spends_resumed == spends and layout_resumed == smaller
+    assert torch.equal(resumed, short)
+
+
+def test_no_memory_for_one_row_is_said(corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch) -> None:
+    def never(self: PrivateParts, part: Part) -> object:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(PrivateParts, "record", never)
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    with pytest.raises(ModelError, match="memory for the rows of one unit"):
+        train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=DPSGD(1.0))

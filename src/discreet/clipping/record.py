@@ -34,6 +34,7 @@ class Record:
         """Keep the slots of one backward pass."""
         self.slots = tuple(slots)
         self.units = units
+        self.padding = 0  # so many of the last units are no one's: they fill up a shape, and their gradients are zero
         self._like = like
         self._sizes: dict[str, Sizes] = {}
         self._all: Sizes | None = None

@@ -61,8 +61,9 @@ class Units:
         """Return each unit's sum over its rows."""
         if self.index is None:
             return per_row
-        zeros = per_row.new_zeros((self.count, *per_row.shape[1:]))
-        return zeros.index_add(0, self.index, per_row)
+        # Not index_add: on a GPU it adds in an order that changes from run to run.
+        parts = [per_row[rows].sum(1) for _, rows in self.buckets]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)[self._back]
 
     def rows_of(self, unit: int) -> Tensor | slice:
         """Return the rows of one unit."""
@@ -78,5 +79,10 @@ class Units:
             function(*(t[rows].reshape(rows.shape[0], rows.shape[1] * t.shape[1], *t.shape[2:]) for t in tensors))
             for _, rows in self.buckets
         ]
-        back = torch.argsort(torch.cat([units for units, _ in self.buckets]))
-        return tuple(torch.cat(column)[back] for column in zip(*parts, strict=True))
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(torch.cat(column)[self._back] for column in zip(*parts, strict=True))
+
+    @property
+    def _back(self) -> Tensor:
+        return torch.argsort(torch.cat([units for units, _ in self.buckets]))

@@ -67,6 +67,7 @@ class Caveat(enum.StrEnum):
     CENTRAL_LIMIT = "central-limit"
     PAPER_CALIBRATION = "paper-calibration"
     PRIVATE_CLIENT = "private-client"
+    UNSTEADY_KERNELS = "unsteady-kernels"
 
     @property
     def sentence(self) -> str:
@@ -85,6 +86,10 @@ _CAVEATS = {
     Caveat.CENTRAL_LIMIT: "the central limit theorem approximates the cost of sampled noise from below",
     Caveat.PAPER_CALIBRATION: "the noise was calibrated by a published rule that is not a proven bound",
     Caveat.PRIVATE_CLIENT: "the client's encoder or projection depends on private text",
+    Caveat.UNSTEADY_KERNELS: (
+        "on this device and in this precision, the rounding of a unit's gradient depends on the other units of the "
+        "batch; training in float32 or on another device may not have this"
+    ),
 }
 
 

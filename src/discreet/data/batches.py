@@ -53,6 +53,7 @@ class Tokens:
     targets: Tensor = field(repr=False)
     truncated: int
     pad_to: int = 1
+    pad_id: int = 0
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -66,14 +67,28 @@ class Tokens:
         inputs = {name: column[where, :width].long() for name, column in self.columns.items()}
         return Batch(inputs, self.targets[where])
 
-    def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng) -> Batch:
-        """Return random rows of this kind, as public as their number: of 1 to `width` tokens, every fourth a full one.
+    def part(self, rows: Rows, width: int) -> Batch:
+        """Return the given rows, padded to exactly this width; -1 stands for a row of padding with one token.
+
+        No row may be longer than the width.
+        """
+        where, empty = _places(rows, self.targets.device)
+        inputs = {}
+        for name, column in self.columns.items():
+            fill = self.pad_id if name == "input_ids" else 0
+            found = column[where, :width].long()
+            found = torch.nn.functional.pad(found, (0, width - found.shape[1]), value=fill)
+            inputs[name] = found.masked_fill(empty[:, None], fill)
+        inputs["attention_mask"][:, 0] = 1
+        return Batch(inputs, _filled(self.targets[where], empty))
+
+    def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng, *, padded: bool = True) -> Batch:
+        """Return random rows of this kind, as public as their number: of 1 to `width` tokens, or all full.
 
         They stand in for private rows wherever a model is tried out.
         """
         source = rng.numpy("Tokens.made_up")
-        lengths = source.integers(1, width + 1, size=count)
-        lengths[::4] = width
+        lengths = source.integers(1 if padded else width, width + 1, size=count)
         real = torch.from_numpy(np.arange(width) < lengths[:, None]).long()
         drawn = torch.from_numpy(source.integers(0, vocabulary, size=(count, width)))
         made = {"input_ids": drawn * real, "attention_mask": real}
@@ -98,12 +113,26 @@ class Vectors:
         where = torch.from_numpy(rows).to(self.targets.device, non_blocking=True)
         return Batch({"vectors": self.vectors[where]}, self.targets[where])
 
-    def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng) -> Batch:
+    def part(self, rows: Rows, width: int) -> Batch:
+        """Return the vectors of the given rows; -1 stands for a vector of zeros, and width means nothing here."""
+        where, empty = _places(rows, self.targets.device)
+        return Batch({"vectors": _filled(self.vectors[where], empty)}, _filled(self.targets[where], empty))
+
+    def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng, *, padded: bool = True) -> Batch:
         """Return random rows of this kind, as public as their number; width and vocabulary mean nothing here."""
         source = rng.numpy("Vectors.made_up")
         drawn = torch.from_numpy(source.standard_normal((count, *self.vectors.shape[1:]), dtype=np.float32))
         targets = _made_up_targets(self.targets, count, classes, source)
         return Batch({"vectors": drawn.to(self.vectors.device, self.vectors.dtype)}, targets)
+
+
+def _places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    where = torch.from_numpy(rows).to(device, non_blocking=True)
+    return where.clamp_min(0), where < 0
+
+
+def _filled(values: Tensor, empty: Tensor) -> Tensor:
+    return values.masked_fill(empty.view(-1, *(1 for _ in values.shape[1:])), 0)
 
 
 def _made_up_targets(like: Tensor, count: int, classes: int, source: np.random.Generator) -> Tensor:
@@ -144,7 +173,7 @@ def tokenise(
     }
     if types is not None:
         columns["token_type_ids"] = _padded(types, real, 0, device)
-    return Tokens(columns, lengths, targets_of(corpus, device), truncated, pad_to)
+    return Tokens(columns, lengths, targets_of(corpus, device), truncated, pad_to, int(tokenizer.pad_token_id))
 
 
 def _padded(rows: list[Ids], real: npt.NDArray[np.bool_], fill: int, device: torch.device | str) -> Tensor:

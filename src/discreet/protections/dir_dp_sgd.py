@@ -119,7 +119,8 @@ class DirDPSGD:
         """Add noisy directions, forming every unit's gradient."""
         gradients = record.gradients()
         for number, block in enumerate(self.blocks):
-            flat = torch.cat([gradients[name].flatten(1) for name in block.names], dim=1)
+            # Units that only fill up a shape get no direction: it would be noise that nobody accounts for.
+            flat = torch.cat([gradients[name].flatten(1) for name in block.names], dim=1)[: _real(record)]
             finite = torch.isfinite(flat).all(dim=1, keepdim=True)
             noisy = VonMisesFisher(self.kappa, block.dimension)(
                 torch.where(finite, flat, 0.0), rng.fork("block", number)
@@ -130,7 +131,7 @@ class DirDPSGD:
 
     def gather_streamed(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
         """Add noisy directions, one noise vector at a time; no unit's gradient is formed."""
-        units = range(len(record))
+        units = range(_real(record))
         weights: dict[str, Tensor] = {}
         noisy: dict[str, tuple[Tensor, float]] = {}  # in float64, until the gradients are added and the sum is rounded
         for number, block in enumerate(self.blocks):
@@ -162,6 +163,10 @@ class DirDPSGD:
             record.blank(broken)
         found = _weighted(record, weights)
         _add(sums, {name: release(found[name], total, deviation) for name, (total, deviation) in noisy.items()})
+
+
+def _real(record: Record) -> int:
+    return len(record) - record.padding
 
 
 def _along(record: Record, noise: Mapping[str, Tensor], unit: int, norm: Tensor, usable: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Progress:
     history: tuple[dict[str, Any], ...] = ()
     best_weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
     averaged: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    layout: dict[str, Any] | None = None  # in what parts batches are read, where the machine decided that
 
 
 def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, at: Progress) -> None:
@@ -66,6 +67,7 @@ def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
         "history": list(at.history),
         "numbers": numbers,
         "threads": torch.get_num_threads(),
+        "layout": at.layout,
     }
     save_tensors(tensors, folder / NAME, {"progress": json.dumps(about)})
 
@@ -108,6 +110,7 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
         tuple(about["history"]),
         kept["best."],
         kept["averaged."],
+        about.get("layout"),
     )
 
 

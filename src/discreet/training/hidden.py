@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,6 +131,13 @@ class HiddenStep:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
         names = (self.live.cost(step, step // self.per_epoch)[1] for step in range(steps))
         refuse_unbilled(self.account.ledger, self.run, names)
+
+    def layout(self) -> None:
+        """Return nothing: a batch is read as the settings say."""
+        return
+
+    def restore(self, layout: dict[str, Any]) -> None:
+        """Accept: there is nothing to take up."""
 
     def epsilon(self) -> float:
         """Return a bound on what was spent so far, infinite if nothing is guaranteed."""

@@ -217,9 +217,11 @@ class _Run:
         if self.workspace is not None:
             at = checkpoint.load(self.workspace, self.identity, self.model, self.optimizer)
             self.step.check(at.step)
+            if at.layout is not None:
+                self.step.restore(at.layout)
             if at.step == 0 and self.step.protection is not None:
                 # Before anything is spent: whoever resumes must have the same corpus, settings and secret.
-                checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)
+                at = self.save(at)
         begun, saved = time.monotonic() - at.seconds, time.monotonic()
         meter = Meter(self.steps, at.step, watch, self.step.epsilon)
         if self.settings.averaging and not at.averaged:
@@ -241,9 +243,10 @@ class _Run:
                 at = self.end_of_epoch(replace(at, step=step, epoch=at.epoch + 1), meter)
                 over = self.settings.patience is not None and at.stale >= self.settings.patience
             stop = should_stop() and step < self.steps and not over
-            if self.workspace is not None and (stop or time.monotonic() - saved > checkpoint_seconds):
-                at = replace(at, step=step, seconds=time.monotonic() - begun)
-                checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)
+            if self.workspace is not None and (
+                stop or time.monotonic() - saved > checkpoint_seconds or self.step.layout() != at.layout
+            ):
+                at = self.save(replace(at, step=step, seconds=time.monotonic() - begun))
                 saved = time.monotonic()
             if stop:
                 return self.result(at, False, step, time.monotonic() - begun)
@@ -251,6 +254,12 @@ class _Run:
             restore_weights(self.model, at.best_weights or at.averaged)
         self.model.eval()
         return self.result(at, True, step, time.monotonic() - begun, poor)
+
+    def save(self, at: Progress) -> Progress:
+        assert self.workspace is not None
+        at = replace(at, layout=self.step.layout())
+        checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)
+        return at
 
     def result(self, at: Progress, finished: bool, steps: int, seconds: float, poor: bool = False) -> Trained:
         return Trained(finished, steps, seconds, self.step.rows.truncated, at.history, self.step.guarantee(), poor)

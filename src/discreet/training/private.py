@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +22,18 @@ from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.errors import LedgerError
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.batches import Batch, Tokens, Vectors
+from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.classifier import Classifier
 from discreet.protections.gradient import GradientProtection
 from discreet.training.checkpoint import LEDGER
-from discreet.training.precision import autocast
+from discreet.training.parts import PrivateParts
 from discreet.training.settings import TrainSettings
+from discreet.training.shapes import Part
 
 Rows = npt.NDArray[np.int64]
 
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 17}
 _TRIED_ROWS, _TRIED_TOKENS = 6, 16  # of the made-up batch on which a model is tried for mixing its rows
 
 SECRET_SEED = "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards"
@@ -43,7 +45,9 @@ _POPULATION = (
 ASSUMPTIONS = (
     _PUBLIC,
     "held-out rows are not protected: utility figures are computed on them",
-    "rounding aside, a unit's gradient does not depend on who else is in its batch",
+    "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
+    "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
+    "how long a step takes, and how much memory, is not released",
     FLOATING_POINT,
 )
 
@@ -66,32 +70,11 @@ class Grouped:
         """Return the number of units."""
         return len(self.starts) - 1
 
-    def parts(self, units: Rows, lengths: Rows, tokens_at_once: int) -> Iterator[tuple[Rows, Rows]]:
-        """Yield rows and the number of each row's unit within the part, a unit never cut, similar lengths together."""
+    def of_units(self, units: Rows) -> tuple[Rows, Rows]:
+        """Return the rows of these units, one unit after the other, and where each unit's rows begin and end."""
         sizes = self.starts[units + 1] - self.starts[units]
         first = np.concatenate([[0], np.cumsum(sizes)])
-        rows = self.rows[np.repeat(self.starts[units] - first[:-1], sizes) + np.arange(first[-1])]
-        longest = np.maximum.reduceat(lengths[rows], first[:-1])
-        order = np.argsort(-longest, kind="stable")
-        part: list[int] = []
-        held, widest = 0, 0
-        for place in order.tolist():
-            grown = held + int(sizes[place])
-            widest_now = max(widest, int(longest[place]))
-            if part and grown * widest_now > tokens_at_once:
-                yield self._part(part, rows, first, sizes)
-                part, grown, widest_now = [], int(sizes[place]), int(longest[place])
-            part.append(place)
-            held, widest = grown, widest_now
-        if part:
-            yield self._part(part, rows, first, sizes)
-
-    @staticmethod
-    def _part(part: list[int], rows: Rows, first: Rows, sizes: Rows) -> tuple[Rows, Rows]:
-        counts = sizes[part]
-        begun = np.concatenate([[0], np.cumsum(counts)])
-        where = np.repeat(first[part] - begun[:-1], counts) + np.arange(begun[-1])
-        return rows[where], np.repeat(np.arange(len(part), dtype=np.int64), counts)
+        return self.rows[np.repeat(self.starts[units] - first[:-1], sizes) + np.arange(first[-1])], first
 
 
 @dataclass
@@ -119,6 +102,8 @@ class PrivateStep:
         """Find the layers to clip, or refuse the model by name."""
         self.tape = Tape(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        expected = max(1, math.ceil(self.sampler.expected_size(self.count)))
+        self.parts = PrivateParts.of(self.model, self.tape, self.rows, self.precision, expected)
 
     @classmethod
     def of(
@@ -197,7 +182,10 @@ class PrivateStep:
     @property
     def terms(self) -> Terms:
         """What the guarantee of every step rests on, as it is written into the ledger."""
-        return terms_of(self.secret, assumptions(self.population))
+        found = terms_of(self.secret, assumptions(self.population))
+        if not self.parts.unsteady:
+            return found
+        return Terms(found.assumptions, found.caveats | {Caveat.UNSTEADY_KERNELS})
 
     @property
     def source(self) -> Rng:
@@ -211,9 +199,17 @@ class PrivateStep:
         """Take one step and return its mean loss, still on the device, and the number of its rows."""
         drawn = self.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         event, name = step_cost(self.protect, self.sampler, step, self.count)
-        # The name holds what decides the draw: with another secret, corpus or setting it is another spend.
-        self.ledger.spend(event, f"{self.run} {name}".strip(), terms=self.terms)
-        sums, loss, count = self.gather(drawn, step)
+        gathered = None
+        while gathered is None:
+            with suppress(torch.OutOfMemoryError):
+                self.parts_of(drawn)  # what a new shape shows belongs to the terms of the spend
+                # The name holds what decides the draw: with another secret, corpus or setting it is another spend, and
+                # the same again, in smaller parts after memory ran out, is none.
+                self.ledger.spend(event, f"{self.run} {name}".strip(), terms=self.terms)
+                gathered = self.gather(drawn, step)
+            if gathered is None:
+                self.parts.shrink()
+        sums, loss, count = gathered
         released = self.protect.release(sums, self.source.fork("noise", step))
         divisor = self.sampler.expected_size(self.count)
         for parameter_name, parameter in self.parameters.items():
@@ -225,29 +221,28 @@ class PrivateStep:
         """Return the protected sum over the drawn units before its release, the mean loss and the number of rows."""
         sums: dict[str, Tensor] = {}
         total, count = torch.zeros((), device=self.model.device), 0
+        parts = self.parts_of(drawn)
         self.source.fork("dropout", step).seed_torch(self.model.device)
-        for number, (batch, owners) in enumerate(self.batches(drawn)):
-            with self.tape, autocast(self.model.device, self.precision):
-                losses = self.model.losses(batch.inputs, batch.targets)
-            record = self.tape.backward(losses, owners)
+        for number, part in enumerate(parts):
+            record, losses = self.parts.record(part)
             self.protect.gather(record, sums, self.source.fork("directions", step, number))
-            total += losses.detach().sum()
-            count += len(batch)
+            total += losses.sum()
+            count += int((part.rows >= 0).sum())
         if not count:
             self.protect.gather(self.tape.empty(), sums, self.source.fork("directions", step))
         return sums, (total / count if count else None), count
 
-    def batches(self, drawn: Rows) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield the drawn units in parts that fit the device, with the owner of every row."""
-        if not len(drawn):
-            return
-        if isinstance(self.rows, Tokens):
-            lengths, limit = self.rows.lengths, _TOKENS_AT_ONCE[self.model.device.type]
-        else:
-            lengths, limit = np.ones(len(self.rows), dtype=np.int64), 1 << 16
-        for rows, owners in self.units.parts(drawn, lengths, limit):
-            alone = len(rows) == int(owners[-1]) + 1
-            yield self.rows.batch(rows), None if alone else torch.from_numpy(owners).to(self.model.device)
+    def parts_of(self, drawn: Rows) -> list[Part]:
+        """Return the drawn units in parts whose shapes were tried out."""
+        return self.parts.of_units(*self.units.of_units(drawn)) if len(drawn) else []
+
+    def layout(self) -> dict[str, Any]:
+        """Return in what parts batches are read."""
+        return self.parts.layout()
+
+    def restore(self, layout: dict[str, Any]) -> None:
+        """Read batches in the parts in which a stopped training read them."""
+        self.parts.restore(layout)
 
 
 def assumptions(population: int | None = None) -> tuple[str, ...]:

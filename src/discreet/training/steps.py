@@ -54,6 +54,14 @@ class Step(Protocol):
         """Refuse to go on after so many steps if they were not accounted for."""
         ...
 
+    def layout(self) -> dict[str, Any] | None:
+        """Return in what parts batches are read if that is chosen by the machine, to be kept for a resume."""
+        ...
+
+    def restore(self, layout: dict[str, Any]) -> None:
+        """Read batches in the parts in which a stopped training read them."""
+        ...
+
     def epsilon(self) -> float | None:
         """Return a bound on what was spent so far, or None if nothing is guaranteed."""
         ...
@@ -120,6 +128,13 @@ class OpenStep:
 
     def check(self, steps: int) -> None:
         """Accept: nothing is accounted for."""
+
+    def layout(self) -> None:
+        """Return nothing: a batch is read as the settings say."""
+        return
+
+    def restore(self, layout: dict[str, Any]) -> None:
+        """Accept: there is nothing to take up."""
 
     def epsilon(self) -> None:
         """Return nothing: nothing is guaranteed."""

@@ -1,0 +1,163 @@
+"""One unit, long, short or zeroed with its id kept, does not change a bit of what the other units add to a sum."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from discreet.clipping import Flat, Tape
+from discreet.clipping.invariance import bitwise_invariant
+from discreet.clipping.record import Record
+from discreet.core.guarantee import Caveat
+from discreet.core.randomness import Rng
+from discreet.data.batches import tokenise
+from discreet.data.corpus import Corpus
+from discreet.data.samplers import Poisson
+from discreet.models.classifier import Classifier
+from discreet.protections.dp_sgd import DPSGD
+from discreet.training import parts
+from discreet.training.optimizer import optimizer_for
+from discreet.training.private import PrivateStep, ledger_for
+from discreet.training.settings import TrainSettings
+
+WORDS = ["the", "heart", "was", "calm", "and", "the", "knee", "dull", "after", "a", "walk"]
+CLIP, UNITS = 1.0, 14
+
+
+def text(unit: int, row: int, words: int) -> str:
+    return " ".join(WORDS[(7 * unit + 3 * row + k * k) % len(WORDS)] for k in range(words))
+
+
+def corpus_of(odd: str | None, rows: int) -> Corpus:
+    """Return some persons; one of them has long texts, short ones, more texts than all others, or an empty word."""
+    texts, units = [], []
+    for unit in range(UNITS):
+        for row in range(1 + unit % rows if unit != 5 or odd != "more rows" else 7):
+            words = {"long": 44, "short": 1, "zeroed": 1}.get(odd or "", 9) if unit == 5 else 2 + (5 * unit + row) % 14
+            texts.append("." if unit == 5 and odd == "zeroed" else text(unit, row, words))
+            units.append(f"person {unit:02}")
+    labels = tuple(int(name.split()[1]) % 2 for name in units)
+    return Corpus("people", tuple(texts), labels=labels, units=tuple(units), unit_name="person")
+
+
+@contextmanager
+def step_of(folder: Path, corpus: Corpus, precision: str) -> Iterator[PrivateStep]:
+    model = Classifier.build(corpus, rng=Rng(1), encoder=str(folder), dropout=0.0)
+    model.train()
+    settings, protect = TrainSettings(optimizer="sgd", momentum=0.0, precision=precision), DPSGD(1.0, clip_norm=CLIP)
+    rows = tokenise(corpus, model.tokenizer, model.max_length)
+    with ledger_for(protect, corpus) as ledger:
+        yield PrivateStep.of(
+            model, optimizer_for(model, settings), protect, rows, corpus, Poisson(0.99), settings, ledger, Rng(3), None
+        )
+
+
+def contributions(step: PrivateStep) -> dict[int, Tensor]:
+    """Return what each unit adds to the sum, by its number: its clipped gradient, computed in the batch's parts."""
+    found: dict[int, Tensor] = {}
+    everyone = np.arange(len(step.units))
+    index = {int(row): unit for unit in everyone for row in step.units.rows[slice(*step.units.starts[unit : unit + 2])]}
+    for part in step.parts_of(everyone):
+        record, _ = step.parts.record(part)
+        factors = Flat(CLIP).factors(record)
+        for place, row in enumerate(part.rows.reshape(part.units, -1)[: part.real, 0].tolist()):
+            alone = torch.zeros_like(factors)
+            alone[place] = factors[place]
+            sums = record.weighted_sum(alone, keep=True)
+            found[index[row]] = torch.cat([value.flatten() for value in sums.values()])
+    return found
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(("kind", "rows"), [("bert", 1), ("bert", 3), ("gpt2", 3), ("distilbert", 1)])
+def test_the_others_add_the_same_bits(
+    kind: str, precision: str, rows: int, tiny_encoder: Callable[[str], Path]
+) -> None:
+    seen = {}
+    for odd in (None, "long", "zeroed", "more rows" if rows > 1 else "short"):
+        with step_of(tiny_encoder(kind), corpus_of(odd, rows), precision) as step:
+            seen[odd] = contributions(step)
+            # Where the kernels of a machine do let units change each other, the guarantee must say so.
+            steady = Caveat.UNSTEADY_KERNELS not in step.terms.caveats
+        assert sorted(seen[odd]) == list(range(UNITS))
+        same = all(torch.equal(seen[None][unit], seen[odd][unit]) for unit in range(UNITS) if unit != 5)
+        assert same or not steady, odd
+        assert odd is None or not torch.equal(seen[None][5], seen[odd][5])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_sum_over_units_is_that_of_what_each_adds(precision: str, tiny_encoder: Callable[[str], Path]) -> None:
+    """Filling up shapes adds nothing."""
+    with step_of(tiny_encoder("bert"), corpus_of(None, 3), precision) as step:
+        each = torch.stack(list(contributions(step).values()))
+        sums, _, count = step.gather(np.arange(UNITS), 0)
+        assert count == len(step.rows)
+        torch.testing.assert_close(torch.cat([v.flatten() for v in sums.values()]), each.sum(0), rtol=1e-5, atol=1e-5)
+        assert (each.double().norm(dim=1) <= CLIP).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_sum_over_the_others_stays_where_it_is(precision: str, tiny_encoder: Callable[[str], Path]) -> None:
+    """The attack that found the fault: in bf16, a long text of one unit moved the sum over the others by 4.5% of C.
+
+    What is left is the rounding of a float32 sum.
+    """
+    sums = []
+    for odd in ("short", "long"):
+        with step_of(tiny_encoder("bert"), corpus_of(odd, 1), precision) as step:
+            gathered, _, _ = step.gather(np.arange(UNITS), 0)
+            others = torch.cat([value.flatten() for value in gathered.values()]) - contributions(step)[5]
+            steady = not step.parts.unsteady
+        sums.append(others)
+    assert not steady or (sums[0] - sums[1]).norm() < 1e-5 * CLIP
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_nothing_else_depends_on_one_units_texts(precision: str, tiny_encoder: Callable[[str], Path]) -> None:
+    """Grid, parts of a shape and their sizes are the same whatever one unit's texts are."""
+    layouts = []
+    for odd in (None, "long", "zeroed"):
+        with step_of(tiny_encoder("bert"), corpus_of(odd, 1), precision) as step:
+            layouts.append(step.layout())
+    assert layouts[0] == layouts[1] == layouts[2]
+
+
+def test_kernels_that_tell_places_apart_make_the_guarantee_an_estimate(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = parts.PrivateParts._record
+
+    def uneven(self: parts.PrivateParts, batch: object, units: int, each: int, seeds: Tensor | None) -> object:
+        found, losses = record(self, batch, units, each, seeds)  # type: ignore[arg-type]
+        slot = next(s for s in found.slots if hasattr(s, "values"))
+        slot.values = slot.values.clone()
+        slot.values[0] *= 1 + 2**-20  # as if the first place of a part were rounded otherwise
+        return found, losses
+
+    monkeypatch.setattr(parts.PrivateParts, "_record", uneven)
+    with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
+        step(0)
+        assert Caveat.UNSTEADY_KERNELS in step.ledger.statement.terms.caveats
+        assert not step.guarantee().certified
+
+
+def test_a_probe_finds_what_depends_on_others_or_on_places() -> None:
+    torch.manual_seed(0)
+    model, pool = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)), torch.randn(16, 4)
+    tape = Tape(model)
+
+    def record_of(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Record]:
+        def run(chosen: Tensor) -> Record:
+            with tape:
+                losses = model(change(pool[chosen])).flatten().square()
+            return tape.backward(losses)
+
+        return run
+
+    assert bitwise_invariant(record_of(lambda x: x), 8, 4)
+    assert not bitwise_invariant(record_of(lambda x: x + 1e-7 * x.mean()), 8, 4)
+    assert not bitwise_invariant(record_of(lambda x: x * torch.linspace(1, 1 + 1e-6, 8)[:, None]), 8, 4)

@@ -1,0 +1,51 @@
+"""The shapes of parts follow from each unit alone, and hold every unit once."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from discreet.training.shapes import Shapes
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    expected=st.integers(1, 5000),
+    max_length=st.integers(3, 70),
+    data=st.data(),
+)
+def test_parts_hold_whole_units_once_in_shapes_of_their_own(
+    device: str, sizes: list[int], expected: int, max_length: int, data: st.DataObject
+) -> None:
+    shapes = Shapes.of(device, max_length, expected)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    rows = np.arange(starts[-1])
+    lengths = np.array(
+        data.draw(st.lists(st.integers(1, max_length), min_size=len(rows), max_size=len(rows))), dtype=np.int64
+    )
+    seen: list[int] = []
+    for part in shapes.parts(rows, starts, lengths):
+        assert part.units == shapes.units_of(part.rows_each, part.width)
+        filled = part.rows.reshape(part.units, part.rows_each)
+        assert (filled[part.real :] == -1).all() and 0 < part.real <= part.units
+        for mine in filled[: part.real]:
+            own = mine[mine >= 0]
+            unit = int(np.searchsorted(starts, own[0], side="right")) - 1
+            assert own.tolist() == rows[starts[unit] : starts[unit + 1]].tolist()
+            assert part.rows_each == shapes.rows_of(len(own)) >= len(own)
+            assert part.width == shapes.width_of(int(lengths[own].max())) >= lengths[own].max()
+            assert part.width <= max_length
+            seen.append(unit)
+    assert sorted(seen) == list(range(len(sizes)))
+
+
+def test_smaller_shapes_end_at_one_row() -> None:
+    shapes: Shapes | None = Shapes.of("cpu", 64, 4096)
+    assert shapes is not None
+    fitted = shapes.at_most({width: 3 for width, _ in shapes.rows})
+    assert {rows for _, rows in fitted.rows} == {3}
+    while shapes is not None and (smaller := shapes.halved()) is not None:
+        assert all(a >= b >= 1 for (_, a), (_, b) in zip(shapes.rows, smaller.rows, strict=True))
+        shapes = smaller
+    assert shapes is not None and {rows for _, rows in shapes.rows} == {1}
