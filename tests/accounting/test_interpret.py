@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as library
 
 from discreet.accounting.events import (
     ClippedSumDpEvent,
@@ -26,6 +27,8 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.gdp import gaussian_epsilon
 from discreet.accounting.interpret import delta, epsilon, guarantee
+from discreet.accounting.interpret import delta as delta_of
+from discreet.accounting.meter import Meter
 from discreet.accounting.powers import Losses
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -211,3 +214,52 @@ def test_a_real_pair_of_corpora_stays_below_the_bound_after_a_thousand_steps(adj
     real = Losses(masses / masses.sum(), int(steps.min()), 1e-4, 0.0).power(1000).epsilon(1e-5)
     bound = epsilon(SelfComposedDpEvent(VisibleVectorsDpEvent(ClippedSumDpEvent(1.0), 1, 100), 1000), 1e-5, adjacency)
     assert 0.75 * bound < real <= bound
+
+
+def training(rate: float, noise: float, steps: int) -> DpEvent:
+    return SelfComposedDpEvent(PoissonSampledDpEvent(rate, ClippedSumDpEvent(noise)), steps)
+
+
+def test_a_tiny_delta_after_many_steps_has_an_epsilon() -> None:
+    """It was infinite, where the rdp accountant proves 0.667."""
+    event = training(4.8e-4, 1.87, 113_349)
+    assert epsilon(event, 1.6e-12, accountant="rdp") < 0.667
+    found = guarantee(event, delta=1.6e-12)
+    assert found.certified
+    assert 0.59 < found.epsilon < 0.605
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "delta"),
+    [(5e-5, 2.0, 30_000, 1e-7), (1e-5, 2.0, 300_000, 1e-8), (1e-3, 2.0, 1000, 1e-6)],
+)
+def test_small_rates_cost_what_a_fine_grid_of_the_library_says(
+    rate: float, noise: float, steps: int, delta: float
+) -> None:
+    """The grid was as coarse as the spread of one step's losses, and epsilon three to eight times too large."""
+    one = library.from_gaussian_mechanism(
+        noise, value_discretization_interval=rate / noise / 20, sampling_prob=rate, log_mass_truncation_bound=-60
+    )
+    theirs = one.self_compose(steps, 1e-15).get_epsilon_for_delta(delta)
+    event = training(rate, noise, steps)
+    assert epsilon(event, delta) == pytest.approx(theirs, rel=0.01)
+    assert Meter(event.event, delta).epsilon(steps) == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 5e-5, 1e-3, 0.05, 0.7])
+@pytest.mark.parametrize("noise", [0.5, 1.5, 10.0])
+def test_the_default_reports_the_smaller_of_two_proofs_and_names_it(rate: float, noise: float) -> None:
+    for steps, delta in ((1, 1e-9), (200, 1e-5), (1000 if rate > 0.01 else 100_000, 1e-13)):
+        event = training(rate, noise, steps)
+        other = epsilon(event, delta, accountant="rdp")
+        found = guarantee(event, delta=delta)
+        assert found.epsilon <= other
+        assert found.epsilon == (other if found.accountant == "rdp" else pytest.approx(epsilon(event, delta)))
+        assert delta_of(event, found.epsilon) <= delta * 1.01 + 1e-9
+
+
+def test_a_loss_too_large_for_any_grid_is_still_bounded_by_the_rdp_accountant() -> None:
+    found = guarantee(training(0.5, 5e-5, 10), delta=1e-5)
+    assert found.accountant == "rdp"
+    assert found.certified
+    assert math.isfinite(found.epsilon)

@@ -113,3 +113,13 @@ def test_any_losses_may_be_put_on_any_coarser_grid(masses: list[float], first: i
     coarse = losses.on(fine * ratio)
     for epsilon in np.linspace(-3.0, 3.0, 25).tolist():
         assert coarse.delta(epsilon) >= losses.delta(epsilon) - 1e-15
+
+
+@pytest.mark.parametrize("count", [1000, 100_000, 1_000_000])
+@pytest.mark.parametrize("delta", [1e-10, 1e-12, 1e-15])
+def test_a_tiny_delta_is_met_in_double_precision_and_never_below_the_closed_form(count: int, delta: float) -> None:
+    """The error of the transform is made a share of delta by tilting the losses first; it must stay on the safe side."""
+    made = curves.gaussian(2 / math.sqrt(count)).within(1e-4 * delta / count)
+    step = Powers.of(made.losses(curves.interval_for(made)), rounding=0.0)
+    exact = gaussian_epsilon(2.0, delta)
+    assert exact <= step.epsilon(count, delta) <= exact * 1.002

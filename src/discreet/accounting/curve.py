@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -32,16 +32,23 @@ INTERVAL = 1e-3
 _TAIL = 10.4  # a normal variable exceeds it with probability 1.3e-25
 _ENOUGH_POINTS = 500
 _MOST_POINTS = 400_000
+_PER_DEVIATION = 16  # dots in one standard deviation of the loss: connecting them adds 1/(6 · 16²) to its variance
+_ROUNDOFF = 2.0**-53
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The delta at every epsilon in both directions; beyond `high` and `high_absent` no delta is worth naming."""
+    """The delta at every epsilon in both directions; beyond `high` and `high_absent` no delta is worth naming.
+
+    `rounding` is how far a value may lie from what its formula says: what is sampled at rate q is computed as q times
+    something, and is wrong by q times as much.
+    """
 
     present: Deltas
     high: float
     absent: Deltas | None = None
     high_absent: float | None = None
+    rounding: float = _ROUNDOFF
 
     @property
     def symmetric(self) -> bool:
@@ -57,33 +64,108 @@ class Curve:
         return min(max(worst, 0.0), 1.0)
 
     def losses(self, interval: float = INTERVAL) -> PrivacyLossDistribution:
-        """Return the pessimistic loss distribution on a grid of this interval, by dp_accounting's connect-the-dots."""
+        """Return the pessimistic loss distribution on a grid of this interval, by connect-the-dots."""
         low = self.high if self.high_absent is None else self.high_absent
-        present = _dots(self.present, low, self.high, interval)
+        absent = self.absent or self.present
+        present = _dots(self.present, absent, low, self.high, interval)
         if self.absent is None:
             return PrivacyLossDistribution(present)
-        return PrivacyLossDistribution(present, _dots(self.absent, self.high, low, interval))
+        return PrivacyLossDistribution(present, _dots(absent, self.present, self.high, low, interval))
 
     @property
     def reach(self) -> float:
         """How far the losses spread."""
         return self.high + (self.high if self.high_absent is None else self.high_absent)
 
+    def within(self, negligible: float) -> Curve:
+        """Return the curve with its ends moved in to where delta is no larger than this.
+
+        What lies beyond counts as an infinite loss, so any ends are pessimistic.
+        """
+        absent, high_absent = self.absent, self.high_absent
+        high = _end(self.present, self.high, negligible)
+        if absent is None or high_absent is None:
+            return replace(self, high=high)
+        return replace(self, high=high, high_absent=_end(absent, high_absent, negligible))
+
+    def deviation(self) -> float:
+        """Return about how large the standard deviation of the loss is, in the direction in which it is smaller.
+
+        It is that of the loss on dots whose distance from 0 grows by a tenth from each to the next.
+        """
+        low = self.high if self.high_absent is None else self.high_absent
+        absent = self.absent or self.present
+        found = [_deviation(self.present, absent, low, self.high)]
+        if self.absent is not None:
+            found.append(_deviation(absent, self.present, self.high, low))
+        return min(found)
+
 
 def interval_for(made: Curve, spread: float = math.inf) -> float:
-    """Return the grid for a curve: 1e-3, finer where all losses are tiny, coarser where they are very large.
+    """Return the grid for a curve: 1e-3, finer where losses are small, coarser where they are very large.
 
-    With `spread` it is fine enough, too, for losses beside it that spread no further.
+    A sampled release has many small losses and few that are thousands of times as large: the grid follows the standard
+    deviation, not only the reach. With `spread` it is fine enough, too, for losses beside it that spread no further.
     """
-    return max(min(INTERVAL, max(min(made.reach, spread) / _ENOUGH_POINTS, 1e-9)), made.reach / _MOST_POINTS)
+    fine = max(min(made.reach, spread) / _ENOUGH_POINTS, 1e-9)
+    if spread == math.inf and 0 < made.reach <= _MOST_POINTS * INTERVAL:
+        fine = min(fine, max(made.deviation() / _PER_DEVIATION, 1e-12))
+    return max(min(INTERVAL, fine), made.reach / _MOST_POINTS)
 
 
-def _dots(deltas: Deltas, low: float, high: float, interval: float) -> pld_pmf.PLDPmf:
-    first, last = -math.ceil(low / interval) - 1, math.ceil(high / interval) + 1
-    values = np.clip(deltas(np.arange(first, last + 1, dtype=np.float64) * interval), 0.0, 1.0)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        interval, first, last, np.minimum.accumulate(values)
-    ).to_dense_pmf()
+def _end(deltas: Deltas, high: float, negligible: float) -> float:
+    """Return a loss at which delta is at most negligible, by bisection, or the end there is."""
+    low, end = 0.0, high
+    if not 0 < high < math.inf or float(deltas(np.array([high]))[0]) > negligible:
+        return high
+    for _ in range(6):  # 32 points at a time: to one part in 32^6
+        points = np.linspace(low, end, 33)
+        inside = int(np.argmax(deltas(points) <= negligible))
+        if inside == 0:
+            return end
+        low, end = float(points[inside - 1]), float(points[inside])
+        if end - low <= 1e-3 * end:
+            break
+    return end
+
+
+def _deviation(deltas: Deltas, absent: Deltas, low: float, high: float) -> float:
+    ends = [np.geomspace(1e-9, 1.0, 220) * min(end, 700.0) for end in (low, high) if end > 0]
+    up = np.concatenate(([0.0], ends[-1])) if high > 0 else np.zeros(1)
+    down = np.concatenate((-ends[0][::-1], [0.0])) if low > 0 else np.zeros(1)
+    above = np.minimum.accumulate(np.clip(deltas(up), 0.0, 1.0))
+    # below 0 the curve is 1 - e^eps and this, which has the same bends
+    below = np.exp(down) * np.clip(absent(-down), 0.0, 1.0)
+    slopes = np.concatenate((np.diff(below) / np.diff(np.expm1(down)) - 1, np.diff(above) / np.diff(np.expm1(up))))
+    losses = np.concatenate((down, up[1:]))
+    masses = np.maximum(np.diff(slopes) * np.exp(losses[1:-1]), 0.0)
+    if len(masses) == 0 or not masses.sum() > 0:
+        return INTERVAL * _PER_DEVIATION
+    mean = float(np.average(losses[1:-1], weights=masses))
+    return math.sqrt(float(np.average((losses[1:-1] - mean) ** 2, weights=masses)))
+
+
+def _dots(deltas: Deltas, absent: Deltas, low: float, high: float, interval: float) -> pld_pmf.PLDPmf:
+    """Return the losses whose hockey stick meets the curve at every dot and is linear in e^epsilon between them.
+
+    The mass at a dot is the bend of the curve there. Below 0 the curve is 1 - e^eps + e^eps absent(-eps), and its first
+    part, which is linear, has no bend: without it, no large numbers are subtracted from each other.
+    """
+    last, first = math.ceil(high / interval) + 1, math.ceil(low / interval) + 1
+    grown = math.expm1(interval)
+    up = np.minimum.accumulate(np.clip(deltas(np.arange(last + 1, dtype=np.float64) * interval), 0.0, 1.0))
+    down = np.arange(first, -1, -1, dtype=np.float64) * -interval
+    rest = np.minimum.accumulate(np.clip(absent(-down[::-1]), 0.0, 1.0))[::-1]
+    up[0] = rest[-1] = max(up[0], rest[-1])  # both say what delta is at 0
+    below = np.exp(down) * rest
+    rises, falls = np.diff(below), np.diff(up)
+    masses = np.empty(first + last + 1)
+    masses[0] = rises[0] / grown - below[0]
+    masses[1:first] = np.diff(rises) / grown - rises[:-1]
+    masses[first] = 1 + (falls[0] - rises[-1]) / grown - rises[-1]
+    masses[first + 1 : -1] = np.diff(falls) / grown - falls[:-1]
+    masses[-1] = falls[-1] / math.expm1(-interval)
+    return pld_pmf.DensePLDPmf(interval, -first, np.maximum(masses, 0.0), float(up[-1]), True)
 
 
 def mirrored(half: Deltas) -> Deltas:
@@ -235,7 +317,7 @@ def poisson(curve: Curve, rate: float) -> Curve:
         safe = np.maximum(rest, 1e-300)
         return np.where(rest > 0, safe * base_absent(np.log(rate) + np.minimum(eps, 30.0) - np.log(safe)), 0.0)
 
-    return Curve(present, _sampled_high(curve.high, rate), absent, -math.log1p(-rate))
+    return Curve(present, _sampled_high(curve.high, rate), absent, -math.log1p(-rate), 4 * rate * curve.rounding)
 
 
 def _sampled_high(high: float, rate: float) -> float:
@@ -263,7 +345,8 @@ def fixed_size(replaced: Curve, rate: float) -> Curve:
         top = max(worst.high, worst.high_absent or 0.0)
     else:
         base, top = replaced.present, replaced.high
-    return Curve(mirrored(lambda eps: rate * base(_inner(eps, rate))), _sampled_high(top, rate))
+    half: Deltas = lambda eps: rate * base(_inner(eps, rate))  # noqa: E731
+    return Curve(mirrored(half), _sampled_high(top, rate), rounding=4 * rate * replaced.rounding)
 
 
 def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:

@@ -1,9 +1,9 @@
 """What an event costs: epsilon, delta, and the guarantee in words.
 
 Three accountants. `pld` (the default) composes loss distributions and is a proven upper bound; all Gaussian noise that
-is not sampled, and a single von Mises–Fisher direction, are answered by their exact curves instead. `rdp` is a looser
-proven bound, kept as a cross-check. `gdp` is exact for Gaussian noise that is not sampled and otherwise a central-limit
-estimate below the truth, which is never certified.
+is not sampled, and a single von Mises–Fisher direction, are answered by their exact curves instead. `rdp` is a proven
+bound that is mostly looser: where it is smaller, the default reports it, and the guarantee names it. `gdp` is exact for
+Gaussian noise that is not sampled and otherwise a central-limit estimate below the truth, which is never certified.
 
 >>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 >>> steps = SelfComposedDpEvent(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), 1000)
@@ -40,6 +40,7 @@ from discreet.accounting.parts import Parts, take_apart
 from discreet.accounting.pure import pure_epsilon
 from discreet.accounting.renyi import renyi_delta, renyi_epsilon
 from discreet.core.checks import non_negative, one_of, probability, refuse
+from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
@@ -49,41 +50,55 @@ def epsilon(
     event: DpEvent, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
 ) -> float:
     """Return epsilon at delta: an upper bound by pld and rdp, perhaps an estimate by gdp; infinite if nothing holds."""
-    adjacency, delta = _known(adjacency, accountant), probability("delta", delta)
+    return _named_epsilon(event, delta, _known(adjacency, accountant), accountant)[0]
+
+
+def _named_epsilon(event: DpEvent, delta: float, adjacency: Adjacency, accountant: str) -> tuple[float, str]:
+    """Return epsilon, and the accountant that proved it."""
+    delta = probability("delta", delta)
     parts = take_apart(event, adjacency)
     if parts.reasons:
-        return math.inf
-    if not parts.uses and not parts.mu_squared:
-        return 0.0
-    if delta == 1:
-        return 0.0
+        return math.inf, accountant
+    if delta == 1 or (not parts.uses and not parts.mu_squared):
+        return 0.0, accountant
     best = pure_epsilon(parts, adjacency)
     if delta == 0:
         if math.isinf(best):
             raise refuse(
                 "delta", delta, "in (0, 1)", "Gaussian and such noise has no largest loss; 1e-5 or below 1/n is usual."
             )
-        return best
-    return min(best, _epsilon(parts, delta, adjacency, accountant))
+        return best, accountant
+    found, name = _epsilon(parts, delta, adjacency, accountant)
+    return (best, accountant) if best <= found else (found, name)
 
 
-def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) -> float:
+def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) -> tuple[float, str]:
     if accountant == "rdp":
-        return renyi_epsilon(parts, delta, adjacency)
+        return renyi_epsilon(parts, delta, adjacency), accountant
     if accountant == "gdp":
-        return gaussian_epsilon(limit_mu(parts, adjacency), delta)
+        return gaussian_epsilon(limit_mu(parts, adjacency), delta), accountant
     if not parts.uses:
-        return gaussian_epsilon(parts.mu, delta)
+        return gaussian_epsilon(parts.mu, delta), accountant
     direction = _one_direction(parts)
     if direction is not None and adjacency is Adjacency.REPLACE_ONE:
-        return vmf.replaced_epsilon(direction.kappa, direction.dimension, delta)
+        return vmf.replaced_epsilon(direction.kappa, direction.dimension, delta), accountant
     if direction is not None and adjacency is Adjacency.ZERO_OUT:
-        return vmf.zeroed_epsilon(direction.kappa, direction.dimension, delta)
+        return vmf.zeroed_epsilon(direction.kappa, direction.dimension, delta), accountant
     try:
         step, count = powers_of(parts, adjacency, delta)
+        found = step.epsilon(count, delta)
     except OverflowError:
+        found = math.inf
+    other = renyi_if_covered(parts, delta, adjacency)
+    return (found, accountant) if found <= other else (other, "rdp")
+
+
+def renyi_if_covered(parts: Parts, delta: float, adjacency: Adjacency) -> float:
+    """Return epsilon by the rdp accountant, infinite where it does not cover the event."""
+    try:
+        return renyi_epsilon(parts, delta, adjacency)
+    except UnsupportedError:
         return math.inf
-    return step.epsilon(count, delta)
 
 
 def delta(
@@ -112,10 +127,14 @@ def delta(
     if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
         return use_curve(parts.uses[0][0], adjacency).delta(epsilon)
     try:
+        other = renyi_delta(parts, epsilon, adjacency)
+    except UnsupportedError:
+        other = 1.0
+    try:
         step, count = powers_of(parts, adjacency)
     except OverflowError:
-        return 1.0
-    return step.delta(count, epsilon)
+        return min(1.0, other)
+    return min(step.delta(count, epsilon), other)
 
 
 def guarantee(
@@ -137,7 +156,7 @@ def guarantee(
     """
     adjacency = _known(adjacency, accountant)
     parts = take_apart(event, adjacency)
-    found = epsilon(event, delta, adjacency, accountant)
+    found, accountant = _named_epsilon(event, delta, adjacency, accountant)
     if parts.reasons:
         reason: str | None = "; ".join(parts.reasons)
     elif math.isinf(found):

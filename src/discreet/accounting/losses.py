@@ -38,6 +38,8 @@ from discreet.core.guarantee import Adjacency
 # beyond this ratio of sensitivity to sigma the likelihood ratios leave double precision
 _STEEPEST = 25.0
 _WIDEST = 500.0  # e to the power of a grid's interval must be a double
+_BEYOND = 1e-4  # the share of delta that losses beyond the grid may take
+_ANY_DELTA = 1e-9  # where delta is not known
 
 
 def curve_of(event: DpEvent, adjacency: Adjacency) -> Curve:
@@ -69,32 +71,39 @@ def _top(losses: Losses) -> float:
     return max(float(losses.first + len(losses.masses)) * losses.interval, 0.0)
 
 
-def powers_of(parts: Parts, adjacency: Adjacency, delta: float | None = None) -> tuple[Powers, int]:
+def powers_of(parts: Parts, adjacency: Adjacency, delta: float | None = None, repeated: int = 1) -> tuple[Powers, int]:
     """Return the losses of one step and how often it is repeated: one use many times, or everything once.
 
     Several uses are put together from the finest grid to the coarsest: many small losses spread so far in sum that they
-    need no finer grid than the large ones beside them. `delta` is what they will be asked at, if it is known.
+    need no finer grid than the large ones beside them. `delta` is what they will be asked at, if it is known, after
+    everything is `repeated` so often: losses that are larger with a probability far below it are not on the grid.
 
     OverflowError is raised where losses are so large that no grid of doubles holds them; then only pure bounds hold.
     """
-    found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
+    made_of = [(use_curve(use, adjacency), count) for use, count in parts.uses]
     if parts.mu_squared:
-        found.append((curves.gaussian(parts.mu), 1))
+        made_of.append((curves.gaussian(parts.mu), 1))
+    beyond = _BEYOND * (_ANY_DELTA if delta is None else delta) / (len(made_of) * repeated)
+    found = [(made.within(beyond / count), count) for made, count in made_of]
     if max(curves.interval_for(one) for one, _ in found) > _WIDEST:
         raise OverflowError("The losses are too large for a grid.")
     if len(found) == 1 and not parts.mu_squared:
         made, count = found[0]
-        return Powers.of(made.losses(curves.interval_for(made))), count
+        return _powers(made, curves.interval_for(made)), count
     share = None if delta is None else delta / (2 * len(found))  # the margins add up
     so_far: Powers | None = None
     for made, count in sorted(found, key=lambda one: curves.interval_for(one[0])):
         if so_far is None:
-            so_far = Powers.of(made.losses(curves.interval_for(made))).power(count, share)
+            so_far = _powers(made, curves.interval_for(made)).power(count, share)
             continue
         step = max(curves.interval_for(made, so_far.reach), so_far.interval)
-        so_far = so_far.on(step).compose(Powers.of(made.losses(step)).power(count, share), share)
+        so_far = so_far.on(step).compose(_powers(made, step).power(count, share), share)
     assert so_far is not None
     return so_far, 1
+
+
+def _powers(made: Curve, interval: float) -> Powers:
+    return Powers.of(made.losses(interval), made.rounding)
 
 
 @remembered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,10 @@ from discreet.accounting.powers import Powers
 from discreet.accounting.pure import pure_epsilon
 from discreet.accounting.renyi import ORDERS, renyi_divergences
 from discreet.core.checks import open_probability, whole
+from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
+
+_MANY = 1_000_000  # steps for which the grid is made to reach far enough
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,19 @@ class Meter:
         most = steps * self._pure
         if self.accountant == "rdp":
             return min(most, float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0]))
+        other = self._renyi(steps)
         try:
             one, count = self._powers
         except OverflowError:
-            return most
-        return min(most, one.epsilon(count * steps, self.delta))
+            return min(most, other)
+        return min(most, other, one.epsilon(count * steps, self.delta))
+
+    def _renyi(self, steps: int) -> float:
+        """Return epsilon by Renyi divergences, infinite where they do not cover the step."""
+        try:
+            return float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0])
+        except UnsupportedError:
+            return math.inf
 
     @cached_property
     def _parts(self) -> Parts:
@@ -68,4 +80,4 @@ class Meter:
 
     @cached_property
     def _powers(self) -> tuple[Powers, int]:
-        return powers_of(self._parts, self.adjacency)
+        return powers_of(self._parts, self.adjacency, self.delta, repeated=_MANY)

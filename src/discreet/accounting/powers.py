@@ -3,13 +3,14 @@
 The same computation as dp_accounting's `self_compose` and `get_epsilon_for_delta` (a power of the Fourier transform on
 a grid that holds all but 1e-15 of the mass, which is counted as an infinite loss), arranged so that a training loop or
 a solver can ask again and again, and with a margin in delta for what floating point can hide, which grows with the
-number of uses: see `_slack`. Where the margin of double precision would be felt, extended precision is used instead.
+number of uses: see `_slack`. Where the margin of double precision would be felt, the losses are tilted first, which
+makes the margin a share of delta: see `Losses.epsilon_of`; or extended precision is used.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,16 @@ _FORGOTTEN = 1e-40  # a Fourier coefficient below it adds nothing
 
 @dataclass(frozen=True)
 class Losses:
-    """Losses at (first + i) * interval with these masses, and the mass of the infinite loss."""
+    """Losses at (first + i) * interval with these masses, and the mass of the infinite loss.
+
+    `rounding` is how far, in delta, they may lie from the curve of one use.
+    """
 
     masses: Array
     first: int
     interval: float
     infinite: float
+    rounding: float = _PER_USE
 
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon >= 0 at which the hockey stick is at most delta, or infinity."""
@@ -86,7 +91,66 @@ class Losses:
         quick, slack = self._raised(count, np.float64)
         return quick if slack <= _unfelt(delta) else self._raised(count, np.longdouble)[0]
 
+    def epsilon_of(self, count: int, delta: float) -> float:
+        """Return epsilon at delta after `count` uses, as tightly as double precision allows."""
+        if count == 1 or self.infinite >= 1 or not self.masses.any():
+            return self.power(count, delta).epsilon(delta)
+        best = math.inf
+        for kind in (np.float64, np.longdouble):
+            if _least_slack(count, kind) + _ROUNDING > _FELT * delta:
+                continue  # the margin would be felt, whatever the losses are
+            found, slack = self._raised(count, kind)
+            best = found.epsilon(delta)
+            if slack + _CUT + _ROUNDING <= _FELT * delta:
+                return best
+        tilted = self._tilted(count, delta)
+        if tilted is None:
+            return min(best, self.power(count, delta).epsilon(delta))
+        return min(best, tilted.epsilon(delta))
+
+    def _tilted(self, count: int, delta: float) -> Losses | None:
+        """Return the largest losses of `count` uses, those that delta depends on, or nothing if there are none.
+
+        Each mass p at place i is multiplied by e^(t i) / M, M their sum, and the power taken of these. In the sum of
+        all uses a mass at place s is then too large by e^(t s) / M^count, and so is its error: taken back, an error e
+        of all masses above s together is at most e M^count e^(-t s), which is Chernoff's bound on their mass times e.
+        The losses start where that is a thousandth of delta.
+        """
+        index = np.arange(len(self.masses), dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            log_masses = np.log(self.masses)
+        mean = float(np.dot(index, self.masses) / self.masses.sum())
+        variance = max(float(np.dot((index - mean) ** 2, self.masses)), 1e-12)
+        # how often the rounding error holds the part of delta that it may take; the best start is found for about that
+        needed = max(math.log(100 * _least_slack(count, np.float64) / (_FELT * delta)), 1.0)
+        normal = math.sqrt(2 * needed / (count * variance))
+        orders = np.geomspace(min(0.1 * normal, 5 / len(index)), 2 * normal, 12).tolist()
+        logs = [_log_mean_exp(index, order, log_masses) for order in orders]
+        starts = [(count * log + needed) / order for order, log in zip(orders, logs, strict=True)]
+        best = int(np.argmin(starts))
+        order, log = orders[best], logs[best]
+        tilted = Losses(np.exp(log_masses + order * index - log), 0, self.interval, 0.0)
+        low, high, back, slack = tilted._wave_power(count, np.float64)
+        # rounding of the tilt: a few units in the last place of its exponents, for each use
+        share = count * (16 + order * len(index) + 4 * abs(log)) * 2.0**-52
+        if share > _FELT:
+            return None
+        start = math.ceil((count * log + math.log((slack + _CUT) / (_FELT * delta))) / order)
+        start = max(start, low, min(-self.first * count, high))
+        if start >= high:
+            return None
+        places = np.arange(start, high + 1, dtype=np.float64)
+        masses = back[start - low :] * np.exp(count * log - order * places) * (1 + 2 * share)
+        infinite = _FELT * delta + count * self.rounding - math.expm1(count * math.log1p(-self.infinite))
+        return Losses(masses, self.first * count + start, self.interval, min(infinite, 1.0))
+
     def _raised(self, count: int, kind: type[Any]) -> tuple[Losses, float]:
+        low, _, masses, slack = self._wave_power(count, kind)
+        infinite = _CUT + _ROUNDING + slack + count * self.rounding - math.expm1(count * math.log1p(-self.infinite))
+        return Losses(masses, self.first * count + low, self.interval, min(infinite, 1.0)), slack
+
+    def _wave_power(self, count: int, kind: type[Any]) -> tuple[int, int, Array, float]:
+        """Return the ends of the places that hold nearly all of the sum of uses, their masses, and the slack."""
         low, high = self._reach(count)
         size = fft.next_fast_len(max(high - low + 1, len(self.masses)), real=True)
         wave = fft.rfft(self.masses.astype(kind), size)
@@ -97,9 +161,7 @@ class Losses:
         raised[heard] = wave[heard] ** count
         back = fft.irfft(raised, size).astype(np.float64)
         masses = np.maximum(np.roll(back, -low)[: high - low + 1], 0.0)
-        slack = _slack(height, count, size, kind)
-        infinite = _CUT + _ROUNDING + slack + count * _PER_USE - math.expm1(count * math.log1p(-self.infinite))
-        return Losses(masses, self.first * count + low, self.interval, min(infinite, 1.0)), slack
+        return low, high, masses, _slack(height, count, size, kind)
 
     def compose(self, other: Losses, delta: float | None = None) -> Losses:
         """Return the losses of this and another release together; the precision is chosen as for a power."""
@@ -178,6 +240,11 @@ def _slack(height: Array, count: int, size: int, kind: type[Any]) -> float:
     return (count + 1) * 8 * roundoff * (math.log2(size) + 2) * length + forgotten
 
 
+def _least_slack(count: int, kind: type[Any]) -> float:
+    """Return less than any slack of so many uses: that of a transform of one coefficient."""
+    return (count + 1) * 8 * float(np.finfo(kind).eps) / 2
+
+
 def _unfelt(delta: float | None) -> float:
     """Return how large a margin in delta may be that is not felt at this delta, or at any."""
     return _ROUNDING if delta is None else max(_FELT * delta, _ROUNDING)
@@ -197,16 +264,17 @@ class Powers:
     absent: Losses | None = field(default=None)
 
     @classmethod
-    def of(cls, losses: PrivacyLossDistribution) -> Powers:
-        """Return the losses of dp_accounting's distribution."""
+    def of(cls, losses: PrivacyLossDistribution, rounding: float = _PER_USE) -> Powers:
+        """Return the losses of dp_accounting's distribution; `rounding` is that of the curve they were made from."""
+        present = replace(_dense(losses._pmf_remove), rounding=rounding)
         if losses._symmetric:
-            return cls(_dense(losses._pmf_remove))
-        return cls(_dense(losses._pmf_remove), _dense(losses._pmf_add))
+            return cls(present)
+        return cls(present, replace(_dense(losses._pmf_add), rounding=rounding))
 
     def epsilon(self, count: int, delta: float) -> float:
         """Return epsilon at delta after `count` uses."""
-        found = self.present.power(count, delta).epsilon(delta)
-        return found if self.absent is None else max(found, self.absent.power(count, delta).epsilon(delta))
+        found = self.present.epsilon_of(count, delta)
+        return found if self.absent is None else max(found, self.absent.epsilon_of(count, delta))
 
     def delta(self, count: int, epsilon: float) -> float:
         """Return delta at epsilon after `count` uses."""
