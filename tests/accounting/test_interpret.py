@@ -249,13 +249,13 @@ def test_small_rates_cost_what_a_fine_grid_of_the_library_says(
 @pytest.mark.parametrize("rate", [1e-6, 5e-5, 1e-3, 0.05, 0.7])
 @pytest.mark.parametrize("noise", [0.5, 1.5, 10.0])
 def test_the_default_reports_the_smaller_of_two_proofs_and_names_it(rate: float, noise: float) -> None:
-    for steps, delta in ((1, 1e-9), (200, 1e-5), (1000 if rate > 0.01 else 100_000, 1e-13)):
+    for steps, at in ((1, 1e-9), (200, 1e-5), (1000 if rate > 0.01 else 100_000, 1e-13)):
         event = training(rate, noise, steps)
-        other = epsilon(event, delta, accountant="rdp")
-        found = guarantee(event, delta=delta)
+        other = epsilon(event, at, accountant="rdp")
+        found = guarantee(event, delta=at)
         assert found.epsilon <= other
-        assert found.epsilon == (other if found.accountant == "rdp" else pytest.approx(epsilon(event, delta)))
-        assert delta_of(event, found.epsilon) <= delta * 1.01 + 1e-9
+        assert found.epsilon == (other if found.accountant == "rdp" else pytest.approx(epsilon(event, at)))
+        assert delta_of(event, found.epsilon) <= at * 1.01 + 1e-9
 
 
 def test_a_loss_too_large_for_any_grid_is_still_bounded_by_the_rdp_accountant() -> None:

@@ -123,8 +123,8 @@ def test_uses_on_grids_of_their_own_cost_what_they_cost_on_the_finest(
     event = ComposedDpEvent([SelfComposedDpEvent(use, count) for use, count in uses])
     step, count = powers_of(take_apart(event, adjacency), adjacency, delta)
     slow, quick = slow_epsilon(event, delta, adjacency), step.epsilon(count, delta)
-    # a grid of its own may be the better one: a loss of exactly 1 lies on dots 1e-3 apart
-    assert slow * (1 - 1e-5) <= quick <= slow * (1 + 1e-3)
+    # a grid of its own may be the better one: a loss of exactly 1 lies on dots 1e-3 apart, and margins are smaller
+    assert slow * (1 - 1e-4) <= quick <= slow * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("counts", [(3, 5), (12, 40), (1, 1)])

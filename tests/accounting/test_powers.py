@@ -118,7 +118,7 @@ def test_any_losses_may_be_put_on_any_coarser_grid(masses: list[float], first: i
 @pytest.mark.parametrize("count", [1000, 100_000, 1_000_000])
 @pytest.mark.parametrize("delta", [1e-10, 1e-12, 1e-15])
 def test_a_tiny_delta_is_met_in_double_precision_and_never_below_the_closed_form(count: int, delta: float) -> None:
-    """The error of the transform is made a share of delta by tilting the losses first; it must stay on the safe side."""
+    """The error of the transform is made a share of delta by tilting the losses first, and stays on the safe side."""
     made = curves.gaussian(2 / math.sqrt(count)).within(1e-4 * delta / count)
     step = Powers.of(made.losses(curves.interval_for(made)), rounding=0.0)
     exact = gaussian_epsilon(2.0, delta)

@@ -23,6 +23,10 @@ def quick(planned: Planned) -> Trial:
         seed=planned.seed,
         utility={"accuracy": 0.9 - 0.1 / epsilon},
         leakages=(Leakage("one-of-n/identified", leak, max(0, leak - 0.1), min(1.0, leak + 0.1), 10, 0.1),),
+        details={
+            "scopes": {"one-of-n/identified": "training"},
+            "bounds": {"one-of-n/identified": min(1.0, leak + 0.1)},
+        },
     )
 
 

@@ -52,6 +52,9 @@ def trial(protection: dict[str, object], noise: float | None, seed: int, texts: 
         seconds=3.0,
         details={
             "evaluated_rows": 200,
+            "steps": 300,
+            "baselines": {"accuracy": 0.4},
+            "scopes": {"one-of-n/identified": "training", "dager/rouge_l": "update"},
             "bounds": {} if bound is None else {"one-of-n/identified": bound},
             "protection": None if noise is None else {"name": name, "noise_multiplier": noise},
             "epsilon_over_training": []

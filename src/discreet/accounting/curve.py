@@ -34,6 +34,7 @@ _ENOUGH_POINTS = 500
 _MOST_POINTS = 400_000
 _PER_DEVIATION = 16  # dots in one standard deviation of the loss: connecting them adds 1/(6 · 16²) to its variance
 _ROUNDOFF = 2.0**-53
+_ESTIMATED = 30.0  # losses up to which the standard deviation is estimated; beyond, the grid is 1e-3 or coarser
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,9 @@ def _end(deltas: Deltas, high: float, negligible: float) -> float:
 
 
 def _deviation(deltas: Deltas, absent: Deltas, low: float, high: float) -> float:
-    ends = [np.geomspace(1e-9, 1.0, 220) * min(end, 700.0) for end in (low, high) if end > 0]
-    up = np.concatenate(([0.0], ends[-1])) if high > 0 else np.zeros(1)
-    down = np.concatenate((-ends[0][::-1], [0.0])) if low > 0 else np.zeros(1)
+    away = np.concatenate((np.geomspace(1e-9, 1.0, 220), [1.1]))  # a mass may stand at the very end
+    up = np.concatenate(([0.0], away * min(high, _ESTIMATED))) if high > 0 else np.zeros(1)
+    down = np.concatenate((-away[::-1] * min(low, _ESTIMATED), [0.0])) if low > 0 else np.zeros(1)
     above = np.minimum.accumulate(np.clip(deltas(up), 0.0, 1.0))
     # below 0 the curve is 1 - e^eps and this, which has the same bends
     below = np.exp(down) * np.clip(absent(-down), 0.0, 1.0)

@@ -80,4 +80,4 @@ class Meter:
 
     @cached_property
     def _powers(self) -> tuple[Powers, int]:
-        return powers_of(self._parts, self.adjacency, self.delta, repeated=_MANY)
+        return powers_of(self._parts, self.adjacency, self.delta, _MANY)

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from discreet.calibration.grid import Name, names_of, strength_of
-from discreet.calibration.study import Goal
+from discreet.calibration.study import IDENTIFIED, OF_UPDATE, Goal
 from discreet.core.checks import did_you_mean, refuse
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Guarantee
@@ -18,11 +18,12 @@ from discreet.core.types import Leakage, Trial
 from discreet.metrics.intervals import wilson
 
 RATES = ("accuracy", "f1")
+LOSSES = ("mean_squared_error",)  # the smaller the better
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean over seeds with its 95% interval."""
+    """A mean over seeds with its 95% interval; `chance` is what guessing reaches, for utility a constant answer."""
 
     value: float
     low: float
@@ -100,21 +101,48 @@ def _point(trials: Sequence[Trial], name: Name) -> Point:
     for metric in trials[0].utility:
         values = [trial.utility[metric] for trial in trials if trial.utility.get(metric) is not None]
         if values:
-            own = [_own(metric, trial) for trial in trials if trial.utility.get(metric) is not None]
-            mean, low, high = over_seeds(values, own, (0.0, 1.0) if metric in RATES else None)
-            utility[metric] = Measured(mean, low, high, len(values))
+            having = [trial for trial in trials if trial.utility.get(metric) is not None]
+            mean, low, high = over_seeds(
+                values, [_own(metric, trial) for trial in having], (0.0, 1.0) if metric in RATES else None
+            )
+            rows = [trial.details.get("evaluated_rows") for trial in having]
+            levels = [(trial.details.get("baselines") or {}).get(metric) for trial in having]
+            known = [float(level) for level in levels if level is not None]
+            utility[metric] = Measured(
+                mean,
+                low,
+                high,
+                len(values),
+                n=sum(int(count) for count in rows if count) if all(rows) else None,
+                chance=fmean(known) if len(known) == len(having) else None,
+            )
     found: dict[str, list[tuple[Trial, Leakage]]] = {}
     for trial in trials:
         for one in trial.leakages:
-            found.setdefault(one.metric, []).append((trial, one))
+            found.setdefault(scoped(trial, one.metric), []).append((trial, one))
     leakage = {metric: _leakage(metric, pairs) for metric, pairs in found.items()}
     guarantees = [trial.guarantee for trial in trials if trial.guarantee is not None]
     worst = max(guarantees, key=lambda g: g.epsilon) if len(guarantees) == len(trials) else None
     return Point(name.label, protection, utility, leakage, worst, tuple(trials), name.variant)
 
 
+def scoped(trial: Trial, metric: str) -> str:
+    """Return the name of a trial's leakage: trials of earlier versions identified from one update, and did not say."""
+    return metric + OF_UPDATE if metric == IDENTIFIED and "scopes" not in trial.details else metric
+
+
+def no_better_than_constant(found: Measured, metric: str) -> bool:
+    """Whether a utility is at or below what a constant answer reaches, where that is known."""
+    if found.chance is None:
+        return False
+    return found.value >= found.chance if metric in LOSSES else found.value <= found.chance
+
+
 def _own(name: str, trial: Trial) -> tuple[float, float]:
     value, rows = trial.utility[name], trial.details.get("evaluated_rows")
+    kept = (trial.details.get("intervals") or {}).get(name)
+    if kept is not None:
+        return min(float(kept[0]), value), max(float(kept[1]), value)
     if name == "accuracy" and rows:
         return wilson(round(value * rows), int(rows))
     return value, value
@@ -123,7 +151,7 @@ def _own(name: str, trial: Trial) -> tuple[float, float]:
 def _leakage(name: str, pairs: Sequence[tuple[Trial, Leakage]]) -> Measured:
     mean, low, high = over_seeds([found.value for _, found in pairs], [(found.low, found.high) for _, found in pairs])
     chances = [found.chance for _, found in pairs if found.chance is not None]
-    bounds = [trial.details.get("bounds", {}).get(name) for trial, _ in pairs]
+    bounds = [trial.details.get("bounds", {}).get(found.metric) for trial, found in pairs]
     known = [float(bound) for bound in bounds if bound is not None]
     return Measured(
         mean,
@@ -151,20 +179,23 @@ def frontier(points: Sequence[Point], leakage: str, utility: str) -> list[Point]
 def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
     """Return the point that a goal asks for, or nothing if none meets it.
 
-    Under a ceiling a point counts if the upper limit of its leakage is not above it, or a proven bound is not; above a
-    floor if the lower limit of its utility is not below it.
+    Under a ceiling a point counts if its leakage is surely not above it: for 1-of-n by the proven bound of the release
+    that the goal names, for other attacks by the upper limit of what was measured. Above a floor it counts if the lower
+    limit of its utility is not below it. A model that is no better than a constant answer never counts.
     """
+    goal = goal.resolved()
     metric = goal.leakage
     known = [p for p in points if metric in p.leakage and utility in p.utility]
     if points and not known:
         names = sorted({name for p in points for name in p.leakage})
         raise unmeasured("goal.leakage", metric, names, _why_not(points, metric))
+    known = [p for p in known if not no_better_than_constant(p.utility[utility], utility)]
     if goal.ceiling is not None:
-        allowed = [p for p in known if safe_limit(p.leakage[metric]) <= goal.ceiling]
+        allowed = [p for p in known if limit_for(p, goal) <= goal.ceiling]
         return max(allowed, key=lambda p: p.utility[utility].value, default=None)
     assert goal.floor is not None
     useful = [p for p in known if p.utility[utility].low >= goal.floor]
-    return min(useful, key=lambda p: (safe_limit(p.leakage[metric]), -p.utility[utility].value), default=None)
+    return min(useful, key=lambda p: (limit_for(p, goal), -p.utility[utility].value), default=None)
 
 
 def unmeasured(key: str, asked: str, known: Sequence[str], why: str = "") -> SettingError:
@@ -179,6 +210,18 @@ def _why_not(points: Sequence[Point], metric: str) -> str:
     told = (trial.details.get("not_attacked", {}).get(attack) for p in points for trial in p.trials)
     why = next(filter(None, told), None)
     return "" if why is None else f"{attack} was not run: {why}"
+
+
+def limit_for(point: Point, goal: Goal) -> float:
+    """Return the most that a goal's leakage may be for a setting.
+
+    For 1-of-n it is the proven bound; a protected setting without one may leak everything. Of other attacks nothing is
+    proven, and their upper limit counts.
+    """
+    found = point.leakage[goal.leakage]
+    if not goal.identifies:
+        return safe_limit(found)
+    return 1.0 if found.bound is None else found.bound
 
 
 def safe_limit(found: Measured) -> float:

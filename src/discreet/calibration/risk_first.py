@@ -9,6 +9,7 @@ from typing import Any
 from discreet.accounting.calibrate import least, most
 from discreet.accounting.events import DpEvent
 from discreet.accounting.risk import most_identified
+from discreet.calibration.study import UPDATE
 from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.guarantee import Adjacency, in_digits
 from discreet.metrics.intervals import clopper_pearson
@@ -58,12 +59,13 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class RiskFirst:
-    """The two recommendations for one ceiling, side by side."""
+    """The two recommendations for one ceiling, side by side; `scope` is the release: one update or the training."""
 
     ceiling: float
     candidates: int
     certified: Recommendation
     measured: Recommendation
+    scope: str = UPDATE
 
     @property
     def ratio(self) -> float:
@@ -76,7 +78,8 @@ class RiskFirst:
             kind: {**asdict(found), "sentence": found.sentence(self.ceiling, self.candidates)}
             for kind, found in (("certified", self.certified), ("measured", self.measured))
         }
-        return {"ceiling": self.ceiling, "candidates": self.candidates, **told, "ratio": self.ratio}
+        common = {"ceiling": self.ceiling, "candidates": self.candidates, "scope": self.scope}
+        return {**common, **told, "ratio": self.ratio}
 
 
 def certified_noise(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from discreet.core.checks import refuse
+from discreet.core.checks import one_of, refuse
 from discreet.core.errors import SettingError
 from discreet.core.settings import as_dict, parse
 
 Table = Mapping[str, Any]
+UPDATE, TRAINING, MODEL = RELEASES = ("update", "training", "model")
+IDENTIFIED = "one-of-n/identified"  # from all updates of the training
+OF_UPDATE = "_update"  # ends the name of the same metric of one update
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,16 @@ class Goal:
     """What is asked of the recommendation: the best utility under a ceiling of leakage, or the least leakage above a
     floor of utility.
 
-    `leakage` names an attack and its metric, such as `one-of-n/identified`; `utility` a metric of the task.
+    `leakage` names an attack and its metric, such as `one-of-n/identified`; `utility` a metric of the task. `release`
+    says what leaves: one `update`, all updates of the whole `training`, or the final `model`, which follows from the
+    updates, so that what holds for all of them holds for it.
     """
 
     leakage: str
     ceiling: float | None = None
     utility: str | None = None
     floor: float | None = None
+    release: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a goal that asks for nothing."""
@@ -38,6 +45,32 @@ class Goal:
                 "Expected either a ceiling or a floor in goal. A ceiling of leakage asks for the best utility under "
                 "it, a floor of utility for the least leakage above it."
             )
+        if self.release is not None:
+            one_of("goal.release", self.release, RELEASES)
+            if self.release != UPDATE and not self.identifies:
+                remedy = "Only 1-of-n is measured on all updates of a training; other attacks read one release."
+                raise refuse("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", remedy)
+            if self.release != UPDATE and self.leakage.endswith(OF_UPDATE):
+                raise refuse("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", "Leave _update out.")
+
+    @property
+    def identifies(self) -> bool:
+        """Whether the leakage is 1-of-n identification, which is measured on one update and on all of a training."""
+        return self.leakage in (IDENTIFIED, IDENTIFIED + OF_UPDATE)
+
+    @property
+    def scope(self) -> str:
+        """The release that is meant: the whole training where nothing was said and the attack can be run on it."""
+        if self.release is not None:
+            return self.release
+        return TRAINING if self.leakage == IDENTIFIED else UPDATE
+
+    def resolved(self) -> Goal:
+        """Return the goal with its release named, and its leakage as the trials name that of the release."""
+        leakage = self.leakage
+        if self.identifies:
+            leakage = IDENTIFIED + (OF_UPDATE if self.scope == UPDATE else "")
+        return replace(self, leakage=leakage, release=self.scope)
 
 
 @dataclass(frozen=True)
@@ -116,3 +149,51 @@ def changes(before: Table, after: Table, where: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def as_toml(study: Table) -> str:
+    """Return a study's plain values as a TOML file; a value of None is left out, as is a table with nothing in it.
+
+    >>> print(as_toml({"name": "a", "data": {"source": "notes", "rows": None}, "attacks": [{"name": "dager"}]}))
+    name = "a"
+    <BLANKLINE>
+    [data]
+    source = "notes"
+    <BLANKLINE>
+    [[attacks]]
+    name = "dager"
+    """
+    parts = [_pairs({key: value for key, value in study.items() if not _is_table(value)})]
+    for key, value in study.items():
+        if isinstance(value, Mapping):
+            parts.append(f"[{_key(key)}]\n{_pairs(value)}" if _pairs(value) else "")
+        elif _is_table(value):
+            parts += [f"[[{_key(key)}]]\n{_pairs(table)}" for table in value]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _is_table(value: Any) -> bool:
+    rows = isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, Mapping) or rows
+
+
+def _pairs(table: Table) -> str:
+    return "\n".join(f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):  # TOML escapes as JSON does, and the delete character besides
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(one) for one in value) + "]"
+    raise refuse("study", type(value).__name__, "text, numbers, lists and tables", "A study file holds nothing else.")

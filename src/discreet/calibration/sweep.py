@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from discreet.calibration.frontier import unmeasured
+from discreet.calibration.frontier import scoped, unmeasured
 from discreet.calibration.grid import Planned, plan
 from discreet.calibration.processes import Event, Run, Stop, in_processes
 from discreet.calibration.store import Store, read_trials
@@ -138,9 +138,9 @@ def _keep_study(study: Study, out: Path) -> bool:
 def _refuse_unmeasured(goal: Goal, out: Path) -> None:
     """Refuse a goal that no trial of a finished study was measured by."""
     trials = read_trials(out).values()
-    leakages = sorted({found.metric for trial in trials for found in trial.leakages})
+    leakages = sorted({scoped(trial, found.metric) for trial in trials for found in trial.leakages})
     utilities = sorted({name for trial in trials for name, value in trial.utility.items() if value is not None})
-    for key, asked, known in (("leakage", goal.leakage, leakages), ("utility", goal.utility, utilities)):
+    for key, asked, known in (("leakage", goal.resolved().leakage, leakages), ("utility", goal.utility, utilities)):
         if asked is not None and asked not in known:
             raise unmeasured(f"goal.{key}", asked, known)
 

@@ -83,7 +83,10 @@ def attack(
         int | None, typer.Option(help="One of how many: 64; for vectors, the whole split.", rich_help_panel=_ONE)
     ] = None,
     draws: Annotated[int, typer.Option(help="Simulated releases for each noise.", rich_help_panel=_ONE)] = 20_000,
-    steps: Annotated[int, typer.Option(help="Releases of the same record.", rich_help_panel=_ONE)] = 1,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Releases of the same record; else all updates of the run, or one.", rich_help_panel=_ONE),
+    ] = None,
     text: Text = "text",
     text_pair: TextPair = None,
     label: Label = "label",
@@ -139,7 +142,7 @@ def attack(
         noise_seed=noise_seed,
         candidates=candidates,
         draws=draws,
-        steps=steps,
+        steps=1 if steps is None else steps,
     )
     asked = SceneRequest(
         source=data,
@@ -171,7 +174,8 @@ def attack(
     if getattr(ruler, "score", None) == "signed" and any(_masked(protection) for _, protection in protections):
         note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
-    results = _attacked(request, scene, protections, json, whole_texts)
+    own_steps = attack == ONE_OF_N and steps is None and scene.run is not None
+    results = _attacked(request, scene, protections, json, whole_texts, own_steps)
     if json:
         as_json({**_values(request, results, protections), "loading": loading})
         return
@@ -183,13 +187,22 @@ def _masked(protection: Any) -> bool:
 
 
 def _attacked(
-    request: AttackRequest, scene: Scene, protections: Sequence[tuple[str, Any]], json: bool, whole_texts: bool
+    request: AttackRequest,
+    scene: Scene,
+    protections: Sequence[tuple[str, Any]],
+    json: bool,
+    whole_texts: bool,
+    own_steps: bool = False,
 ) -> list[AttackResult]:
-    """Attack the same texts under each protection in turn; Ctrl-C ends with what was read so far."""
+    """Attack the same texts under each protection in turn; Ctrl-C ends with what was read so far.
+
+    With `own_steps` 1-of-n reads all updates of the run's training, as they were drawn.
+    """
     from dataclasses import replace
 
     from discreet.cli.attack_table import reading
     from discreet.experiment import run_attack
+    from discreet.experiment.identification import updates_of_run
     from discreet.experiment.reading import metrics_for
 
     results: list[AttackResult] = []
@@ -200,6 +213,8 @@ def _attacked(
             if len(protections) > 1 and request.name != ONE_OF_N and not json:
                 console().print(plain(f"\n{words}"), style="bold")
             one = replace(request, protect=protect)
+            if own_steps and scene.run is not None:
+                one = replace(one, updates=updates_of_run(scene.run, protect))
             if request.name == ONE_OF_N:  # nothing is read there: candidates are compared
                 with working(f"comparing candidates under {words}"):
                     results.append(run_attack(one, scene))

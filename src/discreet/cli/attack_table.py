@@ -187,7 +187,9 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     facts["protection"] = {"name": (facts.get("protection") or {}).get("name", "none")}
     console.print(plain("Release: " + release_words(facts) + "."))
     if bounded:
-        console.print(plain("No attack whatever names the right candidate more often than the bound."))
+        seen = results[0].release
+        what = f"all {seen['steps']} updates of the training" if seen.get("scope") == "training" else "this release"
+        console.print(plain(f"No attack on {what} names the right candidate more often than the bound."))
     console.print(plain(f"In the last row: {guarantee_words(results[-1])}"))
 
 
@@ -218,6 +220,8 @@ def release_words(facts: Any) -> str:
     from discreet.protections.facts import in_words
 
     times = "once" if facts["steps"] == 1 else f"{facts['steps']} times"
+    if facts.get("scope") == "training":
+        times = f"in all {facts['steps']} updates of its training, each with probability {facts['sampling_rate']:.3g}"
     texts = "1 text" if facts["batch_size"] == 1 else f"{facts['batch_size']} texts"
     if facts["kind"] == "gradient":
         if "first_words" in facts:

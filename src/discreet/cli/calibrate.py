@@ -62,6 +62,12 @@ def calibrate(
             f"The study limits the time of {', '.join(limited)}. A search that the limit stops gives other figures on "
             "another machine; leave seconds out of the study, and searches count their steps."
         )
+    goal = asked.goal
+    if goal is not None and goal.release is None and goal.identifies:
+        note(
+            f'The goal names no release: {goal.scope} is meant. Set release = "update", "training" or "model" '
+            "in [goal] to say what leaves."
+        )
     from discreet.training.people import People, record_study
 
     record_study(People(), out, str(asked.data["source"]))

@@ -13,6 +13,7 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Leakage
 from discreet.data.corpus import Corpus
+from discreet.experiment.attack_updates import Updates
 from discreet.experiment.reading import METRICS, Example, aligned, compared, leakages, metrics_for
 from discreet.experiment.releases import (
     GRADIENT,
@@ -49,7 +50,8 @@ class AttackRequest:
     a prior, is not counted. Searches count their steps, so without it the result does not depend on the machine.
     `noise_seed` makes the noise repeatable, and the guarantee an estimate; without it noise comes from the
     operating system. `candidates` counts what an attacker chooses among: 64 for 1-of-n, the whole split for vectors.
-    `steps` is how often the same rows are released, `draws` is for 1-of-n.
+    `steps` is how often the same rows are released, `draws` is for 1-of-n, which reads all `updates` of a training
+    where they are given, and `steps` releases of one record where not.
     With `first_words` only so many first words of each text go into the gradient that is attacked.
     """
 
@@ -68,6 +70,7 @@ class AttackRequest:
     candidates: int | None = None
     draws: int = 20_000
     steps: int = 1
+    updates: Updates | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -11,13 +11,17 @@ from discreet.accounting.events import DpEvent, NoGuaranteeDpEvent, SelfComposed
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.risk import most_identified
 from discreet.attacks.gradient.one_of_n import Identified, direction_sweep, gaussian_sweep
+from discreet.attacks.gradient.one_of_n_training import training_sweep
+from discreet.calibration.study import TRAINING, UPDATE
 from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.data.corpus import Corpus
+from discreet.experiment.attack_updates import Updates
 from discreet.experiment.releases import by_adjacency, gradient_facts, misfit, name_of
+from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
@@ -27,22 +31,23 @@ from discreet.protections.representation import place_of
 if TYPE_CHECKING:
     from discreet.experiment.attack import AttackRequest, AttackResult
     from discreet.experiment.scene import Scene
+    from discreet.training.run_folder import Run
 
 METRIC = "identified"
 NOISY = f"gradients under the noise of {DPSGD.name} or {DirDPSGD.name}"  # what it reads
 USUAL = 64  # candidates, where nothing else is said
-# The null record of the bound: absent from a sum, a uniform direction in place of a draw.
-_NULL = {DPSGD.name: Adjacency.ADD_REMOVE, DirDPSGD.name: Adjacency.ZERO_OUT}
+_DRAW_STEPS = 640_000  # draws times steps that are simulated of a training
 
 
 def identify(request: AttackRequest, scene: Scene) -> AttackResult:
     """Return how often the best attack names the right one of n, beside the most that any attack can reach.
 
     The releases are simulated exactly from the candidates' inner products, which the scene keeps: a second strength of
-    noise costs a fraction of a second. Over several steps the same model and record are released again and again.
+    noise costs a fraction of a second. Over several steps the same model and record are released again and again. With
+    the updates of a training, the attacker sees all of them and does not know in which ones the record was.
 
-    Guarantee: that of the steps together, for a record that is in all of them; the noise of a real release must be
-        secret.
+    Guarantee: that of the steps together, for a record that is in all of them, or that of the training; the noise of a
+        real release must be secret.
     """
     from discreet.experiment.attack import AttackResult
 
@@ -51,29 +56,42 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
     rng = Rng(request.seed)
     count = USUAL if request.candidates is None else request.candidates
     rows = scene.draw(count, rng.fork("rows"), max_words=request.max_words, what="candidates")
-    found = _simulated(request, scene, rows, rng.fork("draws"))
+    simulated = _simulated if request.updates is None else _simulated_training
+    found = simulated(request, scene, rows, rng.fork("draws"))
     low, high = clopper_pearson(found.hits, found.draws)
-    event = _event(request)
-    adjacency = _NULL.get(getattr(request.protect, "name", ""), Adjacency.ADD_REMOVE)
+    event, updates = _event(request), request.updates
     promise = None
     if request.protect is not None:
+        known = ("the record is known to be in every step",) if updates is None else ()
         promise = guarantee(
             event,
             delta=request.delta,
             adjacency=request.protect.adjacency,
             unit=rows.unit_name if rows.units is None else "record",
-            assumptions=("the record is known to be in every step", "the noise is secret; here it was simulated"),
+            assumptions=(*known, "the noise is secret; here it was simulated"),
         )
+    proven = updates is None or updates.certified
     return AttackResult(
         attack=request.label,
         leakages=(Leakage(METRIC, found.success, low, high, found.draws, found.chance),),
         examples=(),
         release=_facts(request, scene, count),
         guarantee=promise,
-        epsilon_by_adjacency=by_adjacency(request.protect, request.delta, request.steps),
+        epsilon_by_adjacency=by_adjacency(
+            request.protect, request.delta, request.steps, event=None if updates is None else event
+        ),
         seconds=time.monotonic() - began,
-        bound=most_identified(event, count, adjacency),
+        bound=most_identified(event, count, null_of(request.protect)) if proven else None,
     )
+
+
+def null_of(protect: Any) -> Adjacency:
+    """Return the adjacency of the bound: the record against a null one, as the protection is accounted for.
+
+    The null record is absent from a sum, or empty in it; in place of a direction it is a uniform draw.
+    """
+    stated = getattr(protect, "adjacency", Adjacency.ZERO_OUT)
+    return Adjacency.ZERO_OUT if stated is Adjacency.REPLACE_ONE else stated
 
 
 def _simulated(request: AttackRequest, scene: Scene, rows: Corpus, rng: Rng) -> Identified:
@@ -86,9 +104,56 @@ def _simulated(request: AttackRequest, scene: Scene, rows: Corpus, rng: Rng) -> 
     return gaussian_sweep(gram, [protect.noise_multiplier], rng, clip_norm=protect.clip_norm, **often)[0]
 
 
+def _simulated_training(request: AttackRequest, scene: Scene, rows: Corpus, rng: Rng) -> Identified:
+    """Return the attack's success from all updates of a training, simulated from inner products at one set of weights.
+
+    Of directional noise every vector is seen, shuffled. The attacker here adds up those of each update, subtracts what
+    is expected of the others, and takes the rest for normal: one way to read them, and within the bound of all ways.
+    """
+    gram, protect, updates = scene.gram(rows), request.protect, request.updates
+    assert updates is not None
+    draws = max(500, min(request.draws, 4000, _DRAW_STEPS // updates.steps))
+    often: dict[str, Any] = {"sampling_rate": updates.rate, "steps": updates.steps, "draws": draws}
+    if protect is None:
+        longest = float(np.sqrt(gram.diagonal().max()))
+        return gaussian_sweep(gram, [0.0], rng, clip_norm=longest, steps=updates.steps, draws=draws)[0]
+    if isinstance(protect, DirDPSGD):
+        norms = np.sqrt(np.maximum(np.diag(gram), 1e-300))
+        along = VonMisesFisher(protect.kappa, protect.dimension).mean_cosine
+        spread = np.sqrt(updates.per_step * (1 - along**2) / protect.dimension)
+        if along == 0:
+            return Identified(protect.kappa, round(draws / len(rows)), draws, len(rows))
+        return training_sweep(gram / norms[:, None] / norms[None, :], [float(spread / along)], rng, **often)[0]
+    return training_sweep(gram, [protect.noise_multiplier], rng, clip_norm=protect.clip_norm, **often)[0]
+
+
+def updates_of_run(run: Run, protect: Any) -> Updates | None:
+    """Return the updates of a finished run under a protection, or nothing if it recorded no sampler."""
+    from discreet.data.samplers import FixedSize, Poisson
+    from discreet.training.private import step_cost
+
+    kept, metrics = run.metrics.get("sampler"), run.metrics
+    if not isinstance(kept, dict) or not metrics.get("steps") or not metrics.get("units"):
+        return None
+    units, steps = int(metrics["units"]), int(metrics["steps"])
+    sampler: Poisson | FixedSize
+    if "rate" in kept:
+        sampler, rate = Poisson(float(kept["rate"])), float(kept["rate"])
+    elif "size" in kept:
+        sampler, rate = FixedSize(int(kept["size"])), int(kept["size"]) / units
+    else:
+        return None
+    step = NoGuaranteeDpEvent("the release was not protected")
+    if protect is not None:
+        step = step_cost(protect, sampler, 0, units)[0]
+    return Updates(steps, rate, SelfComposedDpEvent(step, steps), rate * units)
+
+
 def _event(request: AttackRequest) -> DpEvent:
     if request.protect is None:
         return NoGuaranteeDpEvent("the release was not protected")
+    if request.updates is not None:
+        return request.updates.event
     event = request.protect.event
     return event if request.steps == 1 else SelfComposedDpEvent(event, request.steps)
 
@@ -115,7 +180,9 @@ def _facts(request: AttackRequest, scene: Scene, count: int) -> dict[str, Any]:
         **gradient_facts({n: p.numel() for n, p in model.named_parameters() if p.requires_grad}, model),
         "model": scene.origin,
         "batch_size": 1,
-        "steps": request.steps,
+        "steps": request.steps if request.updates is None else request.updates.steps,
+        "scope": UPDATE if request.updates is None else TRAINING,
+        **({} if request.updates is None else {"sampling_rate": request.updates.rate}),
         "known": ["candidates", "the other members of the batch"],
         "candidates": count,
         "simulated": True,

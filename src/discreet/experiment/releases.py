@@ -21,6 +21,7 @@ from discreet.training.released_vectors import representation_release
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from discreet.accounting.events import DpEvent
     from discreet.experiment.attack import AttackRequest
 
 GRADIENT, REPRESENTATION, TEXT = "gradient", "representation", "text"
@@ -205,9 +206,11 @@ def parameters(names: set[str], numbers: int, every: set[str]) -> str:
 
 
 def by_adjacency(
-    protect: Any, delta: float, steps: int = 1, promise: Guarantee | None = None
+    protect: Any, delta: float, steps: int = 1, promise: Guarantee | None = None, event: DpEvent | None = None
 ) -> dict[str, float | None]:
     """Return the epsilon of one release, or of several of the same record, under each adjacency; None where none.
+
+    With an `event`, that of a whole training, it is what that costs.
 
     Where the cost depends on the rows, only what was found for the release, its `promise`, is known: the event of a
     protection of text is that of one word. The batch is known, so who is absent is seen to be: under add/remove nothing
@@ -218,7 +221,8 @@ def by_adjacency(
     from discreet.accounting.events import SelfComposedDpEvent
     from discreet.accounting.interpret import guarantee
 
-    event = protect.event if steps == 1 else SelfComposedDpEvent(protect.event, steps)
+    if event is None:
+        event = protect.event if steps == 1 else SelfComposedDpEvent(protect.event, steps)
     columns: dict[str, float | None] = {}
     for adjacency in Adjacency:
         if adjacency is Adjacency.ADD_REMOVE:

@@ -13,7 +13,9 @@ from discreet.accounting.events import ClippedSumDpEvent, DpEvent, PoissonSample
 from discreet.attacks.gradient.one_of_n import gaussian_sweep
 from discreet.attacks.gradient.one_of_n_training import training_sweep
 from discreet.calibration.risk_first import RiskFirst, certified_noise, measured_noise
+from discreet.calibration.study import IDENTIFIED, OF_UPDATE, TRAINING, UPDATE
 from discreet.core.checks import refuse
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
 from discreet.experiment.scene import Scene
@@ -38,6 +40,7 @@ class RiskRequest:
     draws: int = 8000
     training_draws: int = 2000
     seed: int = 0
+    adjacency: str = "zero-out"
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def risk_first(scene: Scene, request: RiskRequest, trained: Scene | None = None)
 
     `trained` is the scene of what is trained, where that is not what is released in the scene.
 
-    Guarantee: the certified one is a proven bound on any attack under zero-out; the measured one is an estimate.
+    Guarantee: the certified one is a proven bound on any attack under the adjacency that the request names, add/remove
+        or zero-out, whose figures are the same for a sum; the measured one is an estimate.
     """
     found = groups_of(scene, request)
     rng = Rng(request.seed)
@@ -80,7 +84,7 @@ def risk_first(scene: Scene, request: RiskRequest, trained: Scene | None = None)
         ]
         return sum(one.hits for one in each), sum(one.draws for one in each)
 
-    results = [_both(request, found, ClippedSumDpEvent, release, "one release")]
+    results = [_both(request, found, ClippedSumDpEvent, release, "one update", UPDATE)]
     if request.sampling_rate is None or request.steps is None:
         return results
     rate, steps = request.sampling_rate, request.steps
@@ -108,7 +112,7 @@ def risk_first(scene: Scene, request: RiskRequest, trained: Scene | None = None)
     if trained is not None:
         found = groups_of(trained, request)
     name = f"a whole training ({steps} steps, rate {rate:.4g})"
-    return [*results, _both(request, found, event, training, name)]
+    return [*results, _both(request, found, event, training, name, TRAINING)]
 
 
 def _both(
@@ -117,18 +121,21 @@ def _both(
     event: Callable[[float], DpEvent],
     attempt: Callable[[Sequence[Floats], float], tuple[int, int]],
     name: str,
+    scope: str,
 ) -> RiskFirst:
-    proven = certified_noise(event, ceiling=request.ceiling, candidates=request.candidates, event=name)
+    near = Adjacency(request.adjacency)
+    proven = certified_noise(event, ceiling=request.ceiling, candidates=request.candidates, event=name, adjacency=near)
     measured = measured_noise(
         lambda noise: attempt(found.chosen, noise),
         lambda noise: attempt(found.checked, noise),
         ceiling=request.ceiling,
         event=name,
         texts=found.texts,
+        adjacency=near,
         guess=proven.noise / 2,
         proven=proven,
     )
-    return RiskFirst(request.ceiling, request.candidates, proven, measured)
+    return RiskFirst(request.ceiling, request.candidates, proven, measured, scope)
 
 
 ONE_OF_N = "one-of-n"
@@ -142,7 +149,7 @@ def risk_of_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[Ris
     goal = study.get("goal") or {}
     attack = next((table for table in study.get("attacks", ()) if table["name"] == ONE_OF_N), None)
     private = next((t for t in trials if (t.details.get("protection") or {}).get("name") == "dp-sgd"), None)
-    if attack is None or private is None or goal.get("leakage") != f"{ONE_OF_N}/identified":
+    if attack is None or private is None or goal.get("leakage") not in (IDENTIFIED, IDENTIFIED + OF_UPDATE):
         return []
     candidates = int(attack.get("candidates", 64))
     if goal.get("ceiling") is None or goal["ceiling"] <= 1 / candidates:
@@ -157,6 +164,7 @@ def risk_of_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[Ris
         steps=int(private.details["steps"]) if rate is not None else None,
         groups=1,
         seed=private.seed,
+        adjacency=str(private.details.get("adjacency", Adjacency.ZERO_OUT)),
     )
     shared = {**settings["release"], "train": settings["model"].get("train", "all")}
     trained = scene_of({**settings, "release": shared}, private.seed, "gradient")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from discreet.attacks.gradient.one_of_n import OneOfN
 from discreet.calibration.grid import points
-from discreet.calibration.study import Goal, Study
+from discreet.calibration.study import OF_UPDATE, Goal, Study
 from discreet.core.checks import did_you_mean, one_of, open_probability, refuse
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse
@@ -107,7 +107,7 @@ def check(study: Study, attack_of: AttackOf) -> None:
         attack = attack_for(table, attack_of)
         asked_for = request_for(table, attack, None, delta=1e-5, seed=0)
         fitting = metrics_for(attack, asked_for.metrics)
-        found = (METRIC,) if isinstance(attack, OneOfN) else fitting
+        found = (METRIC, METRIC + OF_UPDATE) if isinstance(attack, OneOfN) else fitting
         measured[str(table["name"])] = measured.get(str(table["name"]), ()) + found
         kind = kind_of(attack)
         if kind not in places.values() and "any" not in places.values():

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
+from discreet.attacks.gradient.one_of_n import OneOfN
 from discreet.calibration.grid import Planned
+from discreet.calibration.study import OF_UPDATE, TRAINING, UPDATE
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import parse
 from discreet.core.types import Leakage, Trial
 from discreet.experiment.attack import AttackResult, run_attack
+from discreet.experiment.attack_updates import Updates, rate_of
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.experiment.releases import LEAVES, READS, fits, kind_of
 from discreet.experiment.shared import corpus_of, one_at_a_time, scene_of
@@ -36,18 +40,20 @@ from discreet.experiment.study import (
 )
 from discreet.experiment.study_keys import in_keys, said_in_keys
 from discreet.metrics.trade_off import true_positive_rates
+from discreet.metrics.utility import constant_utility, quality, utility_intervals
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import place_of
 from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder, ready
-from discreet.training.evaluate import evaluate, matched, predict
+from discreet.training.evaluate import matched, predict
 from discreet.training.loop import train
 from discreet.training.private import step_cost
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from discreet.data.batches import Tokens, Vectors
     from discreet.data.corpus import Corpus
     from discreet.protections.gradient import GradientProtection
 
@@ -72,12 +78,13 @@ def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
 def _run(planned: Planned, attack_of: AttackOf) -> Trial:
     began = time.monotonic()
     settings = planned.settings
-    utility, guarantee, details, protect = _trained(settings, planned.seed)
+    utility, guarantee, details, protect, updates = _trained(settings, planned.seed)
     leakages: list[Leakage] = []
     texts: list[dict[str, Any]] = []
     attacks: dict[str, Any] = {}
     bounds: dict[str, float] = {}
     skipped: dict[str, str] = {}
+    scopes: dict[str, str] = {}
     for table in settings.get("attacks", ()):
         attack = attack_for(table, attack_of)
         kind = kind_of(attack)
@@ -86,21 +93,33 @@ def _run(planned: Planned, attack_of: AttackOf) -> Trial:
             skipped[str(table["name"])] = f"It reads {READS[kind]}; under this protection only {leaves} leave."
             continue
         scene = scene_of(_whole(settings), planned.seed, kind)
+        identifies = isinstance(attack, OneOfN)
         asked = parse(ReleaseTable, settings.get("release", {}), "release")
         mine = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect
+        request = request_for(table, attack, mine, asked.delta, planned.seed)
         try:
-            found = run_attack(request_for(table, attack, mine, asked.delta, planned.seed), scene)
+            found = run_attack(request, scene)
+            of_all = None
+            if identifies and updates is not None:
+                # what the training releases is of the layers that it trains
+                trained = scene_of(of_the_trained(settings), planned.seed, kind)
+                of_all = run_attack(replace(request, protect=protect, steps=1, updates=updates), trained)
         except (UnsupportedError, SettingError) as error:
             if protect is None:
                 raise  # it does not fit the study's release at all
             skipped[str(table["name"])] = in_keys(str(error))
             continue
-        for leakage in found.leakages:
-            name = f"{table['name']}/{leakage.metric}"
-            leakages.append(replace(leakage, metric=name))
-            if found.bound is not None:
-                bounds[name] = found.bound
-        attacks[str(table["name"])] = _facts(found)
+        measured = [(found, OF_UPDATE if identifies else "", UPDATE)]
+        if of_all is not None:
+            measured.insert(0, (of_all, "", TRAINING))
+        for result, ending, scope in measured:
+            for leakage in result.leakages:
+                name = f"{table['name']}/{leakage.metric}{ending}"
+                leakages.append(replace(leakage, metric=name))
+                scopes[name] = scope
+                if result.bound is not None:
+                    bounds[name] = result.bound
+        attacks[str(table["name"])] = _facts(found if of_all is None else of_all)
         texts += [{"attack": str(table["name"]), **example.as_dict()} for example in found.examples]
     return Trial(
         settings=settings,
@@ -110,7 +129,14 @@ def _run(planned: Planned, attack_of: AttackOf) -> Trial:
         guarantee=guarantee,
         seconds=time.monotonic() - began,
         bytes=_memory(),
-        details={**details, "bounds": bounds, "attacks": attacks, "texts": texts, "not_attacked": skipped},
+        details={
+            **details,
+            "bounds": bounds,
+            "scopes": scopes,
+            "attacks": attacks,
+            "texts": texts,
+            "not_attacked": skipped,
+        },
     )
 
 
@@ -118,8 +144,16 @@ def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": {}, "release": {}, **settings}
 
 
-def _trained(settings: Mapping[str, Any], seed: int) -> tuple[dict[str, float], Guarantee | None, dict[str, Any], Any]:
-    """Train once and return utility, guarantee, what a report shows besides, and the protection that was built."""
+def of_the_trained(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's settings with the layers that are trained as those that are released."""
+    whole = _whole(settings)
+    return {**whole, "release": {**whole["release"], "train": whole["model"].get("train", "all")}}
+
+
+def _trained(
+    settings: Mapping[str, Any], seed: int
+) -> tuple[dict[str, float], Guarantee | None, dict[str, Any], Any, Updates | None]:
+    """Train once and return utility, guarantee, what a report shows besides, the protection, and all its updates."""
     corpus = corpus_of(settings["data"])
     request = training_request(settings, corpus, seed)
     rng = Rng(seed)
@@ -150,16 +184,40 @@ def _trained(settings: Mapping[str, Any], seed: int) -> tuple[dict[str, float], 
                     cache=cache_folder(),
                 )
         asked = asked_as(plan, held_out)
-        utility = evaluate(model, ready(model, asked, cache_folder(), request.train.precision))
+        utility, around = _quality(model, ready(model, asked, cache_folder(), request.train.precision), seed)
         details: dict[str, Any] = {
             "evaluated_rows": len(held_out),
             "steps": trained.steps,
             "trained": request.model.train,
+            **around,
         }
         details |= _privacy(plan, trained.steps)
         promise = None if trained.guarantee is None else of_the_setting(trained.guarantee)
         details["roc"] = _roc(model, corpus, plan, request.train.precision, promise)
-    return utility, promise, details, None if plan is None else plan.protect
+        updates = _updates(plan, trained.steps, promise)
+    return utility, promise, details, None if plan is None else plan.protect, updates
+
+
+def _quality(model: Classifier, rows: Tokens | Vectors, seed: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return a model's metrics; beside them their intervals, and what a constant answer would reach."""
+    answers, truth = predict(model, rows).best, rows.targets.cpu().numpy()
+    found = quality(model.task, answers, truth)
+    return found.metrics, {
+        "baselines": constant_utility(model.task, truth),
+        "intervals": {k: list(v) for k, v in utility_intervals(model.task, answers, truth, Rng(seed)).items()},
+        "constant": found.constant,
+    }
+
+
+def _updates(plan: Plan | None, steps: int, promise: Guarantee | None) -> Updates | None:
+    """Return what all updates of a training are to an attacker, where they are gradients."""
+    if plan is None:
+        return Updates(steps, 1.0, NoGuaranteeDpEvent("the release was not protected"))
+    rate = rate_of(plan.sampler, plan.units)
+    if rate is None or place_of(plan.protect) != "gradient":
+        return None
+    proven = promise is not None and promise.certified
+    return Updates(steps, rate, plan.ledger.event, rate * plan.units, proven)
 
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
@@ -207,7 +265,8 @@ def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
     at = sorted({max(1, round(steps * (i + 1) / _POINTS)) for i in range(_POINTS)})
     return {
         **found,
-        "sampling_rate": getattr(plan.sampler, "rate", None),
+        "sampling_rate": rate_of(plan.sampler, plan.units),
+        "adjacency": str(protect.adjacency),
         "epsilon_over_training": [[count, meter.epsilon(count)] for count in at],
     }
 

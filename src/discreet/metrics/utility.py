@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.metrics.intervals import clopper_pearson
+from discreet.core.randomness import Rng
+from discreet.metrics.intervals import bootstrap, clopper_pearson
 
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
@@ -100,6 +101,63 @@ def quality(task: str, predicted: Numbers, truth: Numbers) -> Quality:
     counts = np.unique(np.asarray(truth), return_counts=True)[1]
     baseline = float(counts.max() / rows) if rows else 0.0
     return Quality(main, metrics, rows, interval, baseline, constant and len(counts) > 1)
+
+
+def constant_utility(task: str, truth: Numbers) -> dict[str, float]:
+    """Return the metrics of the best constant answer: the most frequent class of these rows, or their mean.
+
+    >>> constant_utility("classification", np.array([0, 1, 1, 1]))["accuracy"]
+    0.75
+    """
+    if not len(truth):
+        return {}
+    if task == "regression":
+        return utility(task, np.full(len(truth), float(np.mean(truth)), dtype=np.float64), truth)
+    classes, counts = np.unique(truth, return_counts=True)
+    return utility(task, np.full(len(truth), classes[counts.argmax()], dtype=np.int64), truth)
+
+
+def utility_intervals(
+    task: str, predicted: Numbers, truth: Numbers, rng: Rng, draws: int = 1000
+) -> dict[str, tuple[float, float]]:
+    """Return 95% intervals of all metrics of a task.
+
+    Accuracy has Clopper and Pearson's, correlations Fisher's; F1, Matthews and the squared error have the percentile
+    bootstrap, which is approximate.
+
+    >>> [round(v, 2) for v in utility_intervals("classification", np.arange(40) % 2, np.arange(40) % 2, Rng(0))["f1"]]
+    [1.0, 1.0]
+    """
+    rows = len(truth)
+    if not rows:
+        return {}
+    if task == "regression":
+        found = utility(task, predicted, truth)
+        errors = np.asarray((np.asarray(predicted) - np.asarray(truth)) ** 2, dtype=np.float64)
+        return {
+            **{name: _fisher(found[name], rows) for name in ("pearson", "spearman")},
+            "mean_squared_error": bootstrap(errors, rng=rng.fork("squared error")),
+        }
+    names, places = np.unique(np.concatenate((np.asarray(truth), np.asarray(predicted))), return_inverse=True)
+    count = len(names)
+    pairs = np.bincount(places[:rows] * count + places[rows:], minlength=count * count)
+    again = rng.fork("confusion").numpy("utility_intervals").multinomial(rows, pairs / rows, size=draws)
+    table = again.reshape(draws, count, count).astype(np.float64)  # truth by answer
+    hits = np.diagonal(table, axis1=1, axis2=2)
+    true, said = table.sum(axis=2), table.sum(axis=1)
+    occurs = (true > 0) | (said > 0)
+    f1 = np.where(occurs, 2 * hits / np.maximum(true + said, 1), 0.0).sum(axis=1) / occurs.sum(axis=1)
+    shared = hits.sum(axis=1) * rows - (true * said).sum(axis=1)
+    spread = np.sqrt((rows**2 - (said**2).sum(axis=1)) * (rows**2 - (true**2).sum(axis=1)))
+    matthews = np.divide(shared, spread, out=np.zeros(draws), where=spread > 0)
+    right = int(np.sum(np.asarray(predicted) == np.asarray(truth)))
+    return {
+        "accuracy": clopper_pearson(right, rows),
+        **{
+            name: (float(np.quantile(each, 0.025)), float(np.quantile(each, 0.975)))
+            for name, each in (("f1", f1), ("matthews", matthews))
+        },
+    }
 
 
 def _fisher(correlation: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import Any
 from discreet.calibration.frontier import Point, best, points_of
 from discreet.calibration.grid import points as grid_points
 from discreet.calibration.store import read_trials
-from discreet.calibration.study import Goal
+from discreet.calibration.study import IDENTIFIED, OF_UPDATE, Goal, as_toml
 from discreet.calibration.sweep import read_failures, read_kept_study
 from discreet.core.errors import DataError
 from discreet.core.types import Trial
@@ -19,7 +19,6 @@ from discreet.metrics.utility import MAIN
 from discreet.report.words import verdict
 
 RISK = "risk.json"
-RISKED = "one-of-n/identified"  # the leakage whose ceiling a noise can be proven to keep
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,14 @@ class Findings:
         return names
 
     @property
+    def toml(self) -> str:
+        """The study as a file that `discreet calibrate` reads, with the release of its goal named."""
+        named = dict(self.study)
+        if self.goal is not None:
+            named["goal"] = {**named["goal"], "release": self.goal.scope}
+        return as_toml(named)
+
+    @property
     def title(self) -> str:
         """The study's title."""
         return str(self.study.get("title") or self.study["name"])
@@ -57,21 +64,27 @@ def findings(folder: Path) -> Findings:
     if not trials:
         raise DataError(f"Expected trials in {str(folder)!r}. None is done yet; run `discreet calibrate` again.")
     points = in_order(study, points_of(trials.values()))
-    goal = None if study.get("goal") is None else Goal(**study["goal"])  # type: ignore[arg-type]
+    goal = None if study.get("goal") is None else Goal(**study["goal"]).resolved()  # type: ignore[arg-type]
     known = list(dict.fromkeys(name for point in points for name in point.utility))
     asked = None if goal is None else goal.utility
     utility = asked or next((name for name in MAIN.values() if name in known), known[0] if known else "")
     if utility not in known:
         raise DataError(f"Expected utility {utility!r} in the trials. They have {', '.join(known) or 'none'}.")
-    chosen = None if goal is None else best(points, goal, utility)
+    chosen = None if goal is None or _earlier(points, goal) else best(points, goal, utility)
     risk = read_risk(folder, goal)
-    told = verdict(points, chosen, goal, utility)
+    told = verdict(points, chosen, goal, utility, risk)
     return Findings(study, trials, points, goal, utility, chosen, told, read_failures(folder), risk)
+
+
+def _earlier(points: Sequence[Point], goal: Goal) -> bool:
+    """Whether the trials are of an earlier version, which identified from one update only, and the goal is not."""
+    names = {name for point in points for name in point.leakage}
+    return goal.leakage == IDENTIFIED and goal.leakage not in names and goal.leakage + OF_UPDATE in names
 
 
 def read_risk(folder: Path, goal: Goal | None) -> list[Mapping[str, Any]]:
     """Return the noise that a goal's ceiling on 1-of-n asks for, where it was weighed for this very ceiling."""
-    if goal is None or goal.leakage != RISKED or not (folder / RISK).exists():
+    if goal is None or not goal.identifies or not (folder / RISK).exists():
         return []
     kept: list[Mapping[str, Any]] = json.loads((folder / RISK).read_text(encoding="utf-8"))
     return [row for row in kept if row["ceiling"] == goal.ceiling]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +25,17 @@ from discreet.report.reading import pieces
 from discreet.report.words import (
     GLOSSARY,
     at_most,
+    badge_of,
     epsilon_words,
     interval,
     metric_words,
+    of_rows,
     percent,
     percent_at_most,
     release_words,
+    released,
+    size_words,
+    useless,
 )
 
 TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
@@ -94,6 +98,7 @@ def _environment(html: bool) -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
+    made.filters |= {"of_rows": of_rows, "badge": badge_of, "size": size_words}
     made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "in_digits": in_digits}
     return made
 
@@ -185,7 +190,9 @@ def _values(found: Findings) -> dict[str, Any]:
         "glossary": GLOSSARY,
         "version": __version__,
         "written": time.strftime("%Y-%m-%d %H:%M"),
-        "settings": json.dumps(found.study, indent=2, ensure_ascii=False),
+        "settings": found.toml,
+        "warnings": useless(found.points, found.utility),
+        "release": None if found.goal is None else released(found.goal.scope, found.chosen or found.points[-1]),
         "seconds": sum(trial.seconds for trial in found.trials.values()),
         "not_attacked": [
             (point.label, attack, why)

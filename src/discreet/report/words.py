@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from discreet.calibration.frontier import Measured, Point, safe_limit
-from discreet.calibration.study import Goal
-from discreet.core.guarantee import in_digits
+from discreet.calibration.frontier import Measured, Point, limit_for, no_better_than_constant, safe_limit
+from discreet.calibration.study import MODEL, TRAINING, UPDATE, Goal
+from discreet.core.guarantee import Guarantee, Strength, in_digits, strength
 
 METRICS = {
     "rouge_l": "words read in the right order (ROUGE-L)",
@@ -19,10 +19,12 @@ METRICS = {
     "token_accuracy": "words read at their place",
     "bag_recall": "words read, in any order",
     "exact_match": "whole texts read without an error",
-    "identified": "right one named among the candidates",
+    "identified": "identified among the candidates, from all updates of the training",
+    "identified_update": "identified among the candidates, from one update",
     "identity": "right text found by similarity",
     "semantic_cosine": "closeness in meaning",
 }
+GREEN = 10.0  # the largest epsilon that is shown as protection
 ENOUGH = 10  # texts; with fewer, one text more may turn a verdict round
 GLOSSARY = (
     (
@@ -45,7 +47,8 @@ GLOSSARY = (
     (
         "epsilon",
         "How much one person's presence can change the odds of anything that is released. 0 is nothing; 1 is a factor "
-        "of e ≈ 2.7; above 10 the guarantee alone says little.",
+        "of e ≈ 2.7; up to 1 is strong, up to 10 moderate; above 10 the guarantee alone says little, and is not shown "
+        "in green.",
     ),
     (
         "estimate",
@@ -61,6 +64,11 @@ GLOSSARY = (
         "that is private.",
     ),
     ("ROUGE-L", "The share of words an attacker got right in the right order; 1 is the whole text."),
+    (
+        "release (of a goal)",
+        "What a ceiling is about: one update of a training, all its updates, or the trained model. What is proven for "
+        "all updates holds for the model, which follows from them; what is proven for one update holds for no more.",
+    ),
     ("trade-off (ROC) curve", "How many members of the training data a test finds, for every share wrongly accused."),
     ("unit", "Whose privacy is counted: a text, a person with all their texts, or a client."),
     ("utility", "How well the model does its task on texts it has not seen."),
@@ -120,7 +128,7 @@ def measured_on(name: str, found: Measured) -> str:
     """
     if found.n is None:
         return "on how many texts is not recorded"
-    if name.endswith("/identified"):
+    if name.partition("/")[2].startswith("identified"):
         return f"measured in {found.n:,} draws"
     told = "measured on one text alone" if found.n == 1 else f"measured on {found.n:,} texts"
     return told if found.n >= ENOUGH else f"{told}, too few to rely on"
@@ -131,10 +139,67 @@ def interval(found: Measured) -> str:
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
-def verdict(points: Sequence[Point], chosen: Point | None, goal: Goal | None, utility: str) -> tuple[str, str, str]:
-    """Return the verdict in three sentences: the danger, the recommendation, and what it costs and rests on."""
+def of_rows(found: Measured, metric: str) -> str:
+    """Return what stands beside a utility: how many rows it is from, and what a constant answer reaches.
+
+    >>> of_rows(Measured(0.8, 0.7, 0.9, seeds=2, n=240, chance=0.4), "accuracy")
+    '240 rows over 2 seeds; always answering the most frequent class: 0.400'
+    """
+    rows = "number of rows not recorded" if found.n is None else f"{found.n:,} rows"
+    over = f" over {found.seeds} seeds" if found.seeds > 1 else ""
+    if found.chance is None:
+        return f"{rows}{over}; baseline not recorded"
+    what = "always answering the most frequent class" if metric == "accuracy" else "a constant answer"
+    return f"{rows}{over}; {what}: {found.chance:.3f}"
+
+
+def useless(points: Sequence[Point], utility: str) -> list[str]:
+    """Return a warning for every setting that is no better than a constant answer, or cannot be told from one."""
+    told = []
+    for point in points:
+        found = point.utility.get(utility)
+        if found is None or found.chance is None:
+            continue
+        figures = f"{utility} {interval(found)} on {of_rows(found, utility)}"
+        if no_better_than_constant(found, utility):
+            told.append(f"{point.label} is no better than a constant answer ({figures}). {_remedy(point)}")
+        elif found.low <= found.chance <= found.high:
+            told.append(f"{point.label} cannot be told from a constant answer ({figures}). Evaluate on more rows.")
+    return told
+
+
+def _remedy(point: Point) -> str:
+    if point.guarantee is not None and point.guarantee.exists:
+        return "It is never recommended; use more training units, or a larger epsilon."
+    return "It is never recommended; train longer, or with a weaker protection."
+
+
+def released(scope: str, point: Point | None) -> str:
+    """Return what a goal's release is, in words."""
+    steps = None if point is None or not point.trials else point.trials[0].details.get("steps")
+    every = f"all {steps:,} updates of the training" if isinstance(steps, int) else "all updates of the training"
+    if scope == MODEL:
+        return f"the trained model (bounded by {every})"
+    return every if scope == TRAINING else "one update"
+
+
+def verdict(
+    points: Sequence[Point],
+    chosen: Point | None,
+    goal: Goal | None,
+    utility: str,
+    risk: Sequence[Mapping[str, Any]] = (),
+) -> tuple[str, str, str]:
+    """Return the verdict in three sentences: the danger, the recommendation, and what it costs and rests on.
+
+    The goal is a resolved one: its leakage is that of the release it names.
+    """
     open_point = next((p for p in points if p.name == "none"), None)
-    return (_danger(open_point), _advice(points, chosen, goal, utility), _price(open_point, chosen, goal, utility))
+    return (
+        _danger(open_point),
+        _advice(points, chosen, goal, utility, risk),
+        _price(open_point, chosen, goal, utility),
+    )
 
 
 def _danger(point: Point | None) -> str:
@@ -155,30 +220,83 @@ def _danger(point: Point | None) -> str:
     return f"Without protection the release gives the text away: {'; '.join(parts[:3])}."
 
 
-def _advice(points: Sequence[Point], chosen: Point | None, goal: Goal | None, utility: str) -> str:
+def _advice(
+    points: Sequence[Point],
+    chosen: Point | None,
+    goal: Goal | None,
+    utility: str,
+    risk: Sequence[Mapping[str, Any]],
+) -> str:
     if goal is None:
         return "The study names no ceiling or floor, so nothing is recommended; the frontier shows what can be had."
     what = metric_words(goal.leakage).replace(": ", " (", 1) + ")"
     if chosen is None:
+        where = released(goal.scope, next((p for p in points if p.name != "none"), None))
+        if not any(goal.leakage in p.leakage for p in points):
+            return (
+                f"Nothing is recommended: these trials are of an earlier version, which attacked one update, and the "
+                f'goal is about {where}. Run the study into a new folder, or set release = "update" in its goal.'
+            )
         rule = f"{what} at most {percent(goal.ceiling)}" if goal.ceiling is not None else f"{utility} of {goal.floor:g}"
-        unsure = _unsure(points, goal)
+        rule += f", for {where}"
+        vain = [
+            p.label
+            for p in points
+            if goal.ceiling is not None
+            and goal.leakage in p.leakage
+            and utility in p.utility
+            and limit_for(p, goal) <= goal.ceiling
+        ]
+        if vain:
+            return (
+                f"No setting is recommended for the rule [{rule}]: {', '.join(vain)} would keep it, but "
+                f"{'is' if len(vain) == 1 else 'are'} no better than a constant answer{_enough_noise(goal, risk)}."
+            )
+        unsure = "" if goal.identifies else _unsure(points, goal)
         if unsure:
             return f"No setting that was tried surely keeps the rule [{rule}]: {unsure}."
-        return f"No setting that was tried keeps the rule [{rule}]: release with none of them; try stronger ones."
+        least = _least(points, goal)
+        return (
+            f"No setting that was tried keeps the rule [{rule}]{least}: release with none of them; try stronger ones"
+            f"{_enough_noise(goal, risk)}."
+        )
     found = chosen.leakage[goal.leakage]
     proven = found.bound is not None and (goal.ceiling is None or found.bound <= goal.ceiling)
     limit = found.bound if proven and found.bound is not None else safe_limit(found)
-    how = "proven for every attack on this release"
+    how = f"proven for every attack on {released(goal.scope, chosen)}"
     if not proven:
-        how = f"an estimate from the attack that was run, {measured_on(goal.leakage, found)}"
-    counted = goal.leakage.partition("/")[2] in {"identified", "identity", "exact_match"}
+        how = f"an estimate from the attack that was run, {measured_on(goal.leakage, found)}, on one release"
+    counted = goal.leakage.partition("/")[2] in {"identified", "identified_update", "identity", "exact_match"}
     often, of = ("happens", " of the time") if counted else ("is", " on average")
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
     return (
-        f"Recommended: {chosen.label}, with {utility} {chosen.utility[utility].value:.3f}; "
+        f"Recommended: {chosen.label}, with {utility} {interval(chosen.utility[utility])} "
+        f"({of_rows(chosen.utility[utility], utility)}); "
         f"{what} {often} {percent(found.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})"
         f"{_stronger(chosen, goal, limit)}."
     )
+
+
+def _least(points: Sequence[Point], goal: Goal) -> str:
+    """Return which setting comes nearest to a ceiling on 1-of-n, by its bound."""
+    if not goal.identifies:
+        return ""
+    found = [(p.leakage[goal.leakage].bound, p.label) for p in points if goal.leakage in p.leakage]
+    bounds = [(bound, label) for bound, label in found if bound is not None]
+    if not bounds:
+        return ""
+    bound, label = min(bounds)
+    return f" (the nearest, {label}, allows {percent_at_most(bound)})"
+
+
+def _enough_noise(goal: Goal, risk: Sequence[Mapping[str, Any]]) -> str:
+    """Return which noise of dp-sgd is proven to keep the ceiling for the release that the goal names."""
+    scope = UPDATE if goal.scope == UPDATE else TRAINING
+    row = next((row for row in risk if row.get("scope", UPDATE) == scope), None)
+    if row is None:
+        return ""
+    kept = row["certified"]
+    return f"; for {kept['event']} a noise multiplier of {in_digits(kept['noise'])} is proven to keep it"
 
 
 def _unsure(points: Sequence[Point], goal: Goal) -> str:
@@ -224,7 +342,7 @@ def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, ut
         kind = "certified" if promise.certified else "estimated"
         parts.append(
             f"the whole training has {kind} epsilon {in_digits(promise.epsilon, 3)} for each {promise.unit} "
-            f"({promise.adjacency})"
+            f"({promise.adjacency}; {size_words(promise.epsilon)})"
         )
     else:
         parts.append("nothing is guaranteed about the whole training")
@@ -232,10 +350,32 @@ def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, ut
     return text[0].upper() + text[1:] + "."
 
 
+def size_words(epsilon: float) -> str:
+    """Return how much an epsilon promises, in words; above 10 it does not pass for protection.
+
+    Paper: Near et al. 2025, NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees: stronger where
+    epsilon is small, in single digits a compromise, and above 10 little by itself.
+
+    >>> [size_words(value) for value in (0.5, 8.0, 23610.0)]
+    ['strong', 'moderate', 'no practical protection']
+    """
+    return str(strength(epsilon).value)
+
+
+def badge_of(promise: Guarantee | None) -> str:
+    """Return the class of a guarantee's badge: green only where it is proven and epsilon at most 10."""
+    if promise is None or not promise.exists or strength(promise.epsilon) is Strength.NONE:
+        return "none"
+    return "proven" if promise.certified and promise.epsilon <= GREEN else "estimate"
+
+
 def release_words(facts: Mapping[str, Any]) -> str:
     """Return what an attacker saw, in words."""
     if not facts:
         return "not recorded"
+    if facts.get("scope") == TRAINING:
+        what, model = facts.get("parameters", "?"), facts.get("model", "the model")
+        return f"all {facts.get('steps', '?')} updates of a training ({what}) of {model}"
     vectors = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
     what = facts.get("parameters") or f"{vectors} of {facts.get('width', '?')} numbers"
     size = facts.get("batch_size", 1)
