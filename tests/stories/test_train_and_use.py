@@ -75,6 +75,24 @@ def test_killed_and_resumed_ends_like_an_undisturbed_run(command: list[object], 
     assert all((first[name] == second[name]).all() for name in first)
 
 
+def test_a_share_is_trained_on_another_share_held_out_and_classes_are_given(
+    command: list[object], toy_csv: Path, tmp_path: Path, run: Run
+) -> None:
+    words = ["--share", 0.5, "--validation", 0.3, "--classes", "clinic, ward,lab"]
+    told, err = run(*command, *words, "--epochs", 1, "--out", tmp_path / "a", "--json")
+    done = json.loads(told)
+    assert "were held out as validation" in err and "were drawn with share 0.5" in err
+    assert 25 <= done["rows"] <= 60
+    settings = (tmp_path / "a" / "settings.toml").read_text(encoding="utf-8")
+    assert "share = 0.5" in settings and 'validation = "0.3"' in settings and '"lab"' in settings
+    told, _ = run("evaluate", tmp_path / "a", toy_csv, "--json")
+    assert json.loads(told)["utility"] == pytest.approx(done["utility"]), "the same rows are found again"
+    _, err = run(*command, "--classes", "ward", "--out", tmp_path / "b", status=2)
+    assert "two or more names" in err
+    _, err = run(*command, "--population", 50, "--out", tmp_path / "b", status=2)
+    assert "together with --protect" in err
+
+
 def test_an_interrupt_saves_and_says_how_to_go_on(command: list[object], tmp_path: Path, run: Run) -> None:
     out = tmp_path / "a"
     process = discreet(*command, "--out", out)
