@@ -48,7 +48,10 @@ def calibrate(
     from discreet.cli.catalog import attack_of
     from discreet.experiment.study import check
     from discreet.experiment.study_keys import said_in_keys
+    from discreet.report.installed import check_installed
 
+    if report:
+        check_installed()
     asked = read_study(study)
     with said_in_keys():
         check(asked, attack_of)

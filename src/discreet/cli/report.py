@@ -19,6 +19,9 @@ def report(
 
     The page is one file that opens offline. It shows private texts: keep it as private as the data.
     """
+    from discreet.report.installed import check_installed
+
+    check_installed()
     from discreet.report.page import write_report
 
     written = write_report(folder)

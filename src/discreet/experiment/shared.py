@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -27,15 +27,22 @@ from discreet.training.tensors import load_tensors, save_tensors
 
 @contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Let one process at a time do a named piece of work, so that the next finds it done."""
+    """Let one process at a time do a named piece of work, so that the next finds it done.
+
+    Where the cache cannot be written nothing can be found there either, and every process does the work itself.
+    """
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = None
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        if handle is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 class SharedScene(Scene):
@@ -55,7 +62,9 @@ class SharedScene(Scene):
                 else:
                     import torch
 
-                    save_tensors({"gram": torch.from_numpy(super().gram(candidates))}, path)
+                    made = super().gram(candidates)
+                    with suppress(OSError):  # a cache that cannot be written costs time, not correctness
+                        save_tensors({"gram": torch.from_numpy(made)}, path)
         found: npt.NDArray[np.float64] = self.kept[key]
         return found
 

