@@ -1,10 +1,11 @@
 """Whether a study gives the same figures on another processor: it is run twice, under two sets of instructions.
 
-python -m benchmarks.same_figures                                  studies/demo.toml, SSE against AVX2, about five minutes
+python -m benchmarks.same_figures              studies/demo.toml, SSE against AVX2, about five minutes
 python -m benchmarks.same_figures STUDY --first avx2 --second native --threads 2
 
-Each run has a cache of its own, so that everything is computed twice. Printed is the largest difference of every kind of
-figure over all trials, and which one it is; `texts` counts the readings that differ. With --most it fails above a bound.
+Each run has a cache of its own, so that everything is computed twice. Printed is the largest difference of every kind
+of figure over all trials, and which one it is; `texts` counts the readings that differ. With --most it fails above a
+bound.
 """
 
 from __future__ import annotations
