@@ -35,7 +35,7 @@ from discreet.accounting.risk import most_true_positives
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 
-law = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+law = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 noises = st.floats(0.4, 20.0)
 rates = st.floats(0.001, 0.6)
 adjacencies = st.sampled_from(list(Adjacency))
