@@ -250,3 +250,25 @@ def test_one_of_n_on_a_run_that_was_hidden_names_what_fits_and_how_to_call_it(
     names = err.partition("These fit: ")[2].partition(";")[0].split(", ")
     for name in names:
         assert say(tmp_path / "run", "--attack", name, "--examples", 4, model=False, data=False)[0] == 0, name
+
+
+def test_a_run_is_attacked_by_what_fits_it_on_its_training_rows(
+    say: Say, tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["train", toy_csv, "--model", tiny_encoder("bert"), "--train", "head", "--epochs", 1]
+    assert main([*map(str, train), "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    run = (tmp_path / "run", "--candidates", 8, "--draws", 100)
+    status, out, err = say(*run, "--json", model=False, data=False)
+    assert status == 0 and json.loads(out)["attack"] == "one-of-n"
+    assert "Attack: one-of-n, as it fits this run" in err and "for their owner, not for release" in err
+    status, _, err = say(tmp_path / "run", "--attack", "dager", model=False, data=False)
+    assert status == 2 and "These fit: one-of-n; for example `discreet attack RUN --attack one-of-n`" in err
+
+
+def test_the_share_of_unknown_tokens_is_said(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"我被重复收费了 {i},{i % 2}\n" for i in range(60)), encoding="utf-8")
+    status, out, err = say("--data", path, "--attack", "embedding-rows", "--examples", 1, "--json", data=False)
+    assert status == 0 and json.loads(out)["unknown_share"] > 0.2
+    assert "of the tokens are unknown to" in err

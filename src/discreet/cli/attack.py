@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.attack_strengths import protections_asked, strengths_given
+from discreet.cli.attack_strengths import attack_for_run, naming_others, protections_asked, strengths_given
 from discreet.cli.catalog import ATTACKS, ONE_OF_N
 from discreet.cli.options import Device, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
@@ -26,7 +26,9 @@ _WORTH_TELLING = 0.1  # seconds
 
 def attack(
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run folder; without it, a fresh model.")] = None,
-    attack: Annotated[str, typer.Option("--attack", help=", ".join(ATTACKS) + ".")] = "dager",
+    attack: Annotated[
+        str | None, typer.Option("--attack", help=", ".join(ATTACKS) + ". Default: one that fits the run, or dager.")
+    ] = None,
     data: Annotated[str | None, typer.Option("--data", help="As for train; the run's own, or notes.")] = None,
     examples: Annotated[int | None, typer.Option(help="Texts to attack; 8, or a whole batch.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts in one release; 1, or all of them for vectors.")] = None,
@@ -37,7 +39,9 @@ def attack(
     first_words: Annotated[
         int | None, typer.Option(help="Release only so many first words of each text; for gradients.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Split to attack; validation, else test, else all.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split to attack; a run's training rows, else validation, test or all.")
+    ] = None,
     public: Annotated[
         str | None, typer.Option("--public", help="Text the attacker has; else the rows that are not attacked.")
     ] = None,
@@ -120,7 +124,15 @@ def attack(
         from discreet.experiment.reading import METRICS
         from discreet.experiment.releases import REPRESENTATION, kind_of
         from discreet.models.classifier import ModelSettings
+        from discreet.models.spelling import unknown_words
 
+    if attack is None:
+        attack = "dager" if run is None else attack_for_run(run, protect)
+        if run is not None:
+            note(f"Attack: {attack}, as it fits this run; --attack names another.")
+    if run is not None and split is None and data is None:
+        split = "train"
+        note("The training rows of the run are attacked: what follows is for their owner, not for release.")
     ruler = catalog.attack_of(attack, catalog.settings_given(settings or [], "--set"))
     strengths = strengths_given(noise_multiplier=noise_multiplier, kappa=kappa, epsilon=epsilon)
     if batch_size is None:
@@ -175,7 +187,10 @@ def attack(
         note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
     own_steps = attack == ONE_OF_N and steps is None and scene.run is not None
-    results = _attacked(request, scene, protections, json, whole_texts, own_steps)
+    with naming_others(scene, attack, protections):
+        results = _attacked(request, scene, protections, json, whole_texts, own_steps)
+    if (said := unknown_words(results[0].unknown_share, scene.model.settings.encoder)) is not None:
+        note(said)
     if json:
         as_json({**_values(request, results, protections), "loading": loading})
         return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.output import note
@@ -84,6 +86,50 @@ def protections_asked(
         words = name if strengths is None else f"{strengths[0].replace('_', ' ')} {value:g}"
         found.append((words, built))
     return found
+
+
+def attack_for_run(run: Path, protect: str | None) -> str:
+    """Return the name of an attack that fits what a run releases, before its model is loaded."""
+    from discreet.training.run_folder import read_settings
+
+    path = run / "settings.toml"
+    if not path.exists():
+        return "dager"  # load_run says what is wrong
+    settings = read_settings(path)
+    own = None if settings.protect is None else settings.protect.name
+    return _fitting(settings.model.train, own if protect is None else protect)[0]
+
+
+def _fitting(train: str, protect: str | None) -> list[str]:
+    """Return the attacks that fit what leaves, the best first: by what is trained, and by the place of a protection."""
+    from discreet.cli import catalog
+    from discreet.experiment.releases import GRADIENT, REPRESENTATION, kind_of
+    from discreet.protections.settings import settings_of
+
+    place = GRADIENT if protect in (None, catalog.NONE) else settings_of(str(protect)).place
+    if place == REPRESENTATION:
+        return ["rss", *(n for n in catalog.ATTACKS if n != "rss" and kind_of(catalog.attack_class(n)) == place)]
+    if train == "all":
+        gradient = [n for n in catalog.ATTACKS if kind_of(catalog.attack_class(n)) == GRADIENT and n != "dager"]
+        return ["dager", *(n for n in gradient if place == GRADIENT or n != catalog.ONE_OF_N)]
+    # without the gradients of the layers near the text only candidates can be told apart, or gradients matched
+    return [catalog.ONE_OF_N] if place == GRADIENT else ["tag"]
+
+
+@contextmanager
+def naming_others(scene: Scene, name: str, protections: Sequence[tuple[str, Any]]) -> Iterator[None]:
+    """Let an attack that rejects a release name those that fit it."""
+    try:
+        yield
+    except UnsupportedError as error:
+        built = protections[0][1]
+        others = [
+            n for n in _fitting(scene.model.settings.train, getattr(built, "name", None)) if n not in (name, "masked")
+        ]
+        if not others or "These fit" in str(error):
+            raise
+        again = f"discreet attack {'RUN' if scene.run is not None else '…'} --attack {others[0]}"
+        raise UnsupportedError(f"{error} These fit: {', '.join(others)}; for example `{again}`.") from None
 
 
 def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:

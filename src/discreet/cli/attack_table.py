@@ -149,6 +149,7 @@ def summary(result: AttackResult, console: Console) -> None:
         table.add_row(NAMES.get(leakage.metric, leakage.metric), *_cells(leakage))
     console.print(table)
     console.print(plain("Release: " + release_words(result.release) + "."))
+    console.print(plain(given_words(result.release)))
     console.print(plain("Privacy of this release: " + guarantee_words(result)))
 
 
@@ -186,6 +187,7 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     facts = dict(results[0].release)
     facts["protection"] = {"name": (facts.get("protection") or {}).get("name", "none")}
     console.print(plain("Release: " + release_words(facts) + "."))
+    console.print(plain(given_words(facts)))
     if bounded:
         seen = results[0].release
         what = f"all {seen['steps']} updates of the training" if seen.get("scope") == "training" else "this release"
@@ -232,8 +234,16 @@ def release_words(facts: Any) -> str:
         what = f"{count} of {facts['width']} numbers from {facts['model']}, {times}"
     protection = facts["protection"]
     words = "no protection" if protection is None else in_words(protection)
-    known = f"; known besides: {', '.join(facts['known'])}" if facts["known"] else ""
-    return f"{what}; {words}{known}"
+    return f"{what}; {words}"
+
+
+def given_words(facts: Any) -> str:
+    """Return all that the attacker was given besides the release, in a sentence.
+
+    >>> given_words({"given": ["the model and its weights"]})
+    'The attacker was given besides: the model and its weights.'
+    """
+    return f"The attacker was given besides: {'; '.join(facts.get('given') or ['nothing'])}."
 
 
 def _cells(leakage: Leakage) -> tuple[str, str, str]:

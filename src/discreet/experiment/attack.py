@@ -19,6 +19,7 @@ from discreet.experiment.releases import (
     GRADIENT,
     REPRESENTATION,
     as_they_leave,
+    attacker_given,
     by_adjacency,
     kind_of,
     own_pairs,
@@ -28,6 +29,7 @@ from discreet.experiment.releases import (
 )
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
+from discreet.models.spelling import unknown_share
 
 _OF_PUBLIC = ("public", "auxiliary")  # what attacks call vectors of public text
 _PUBLIC = 2000  # public texts for attacks on vectors, which must encode them
@@ -108,7 +110,8 @@ class AttackResult:
     Of several releases it is the guarantee of the dearest. `preparing` is the part of `seconds` before the first
     release: public text is encoded then, a prior fitted. `stopped` counts the searches that a time limit ended early.
 
-    `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification.
+    `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification. `unknown_share` is the
+    share of tokens of the attacked texts that the tokenizer does not know, computed from private text for its owner.
     """
 
     attack: str
@@ -122,6 +125,7 @@ class AttackResult:
     finished: bool = True
     preparing: float = 0.0
     stopped: int = 0
+    unknown_share: float = 0.0
 
     @property
     def n(self) -> int:
@@ -144,6 +148,7 @@ class AttackResult:
             "seconds": self.seconds,
             "preparing": self.preparing,
             "stopped_by_time_limit": self.stopped,
+            "unknown_share": self.unknown_share,
         }
 
 
@@ -178,6 +183,7 @@ def run_attack(
     craft = getattr(attack, "craft", None)  # a malicious server hands out a model of its own
     model = scene.model if craft is None else craft(scene.model, rng.fork("craft"))
     knows = knowledge(request, scene, model, rows)  # which holds nothing of the texts under attack, whole or cut
+    hidden = rows.texts
     rows = beginnings(rows, request.first_words)
     preparing = time.monotonic() - began
     examples: list[Example] = []
@@ -196,6 +202,7 @@ def run_attack(
         found = compared(attack, guess, behind, model, metrics, number)
         if not number:
             facts = release_facts(made.seen, model, request, scene.origin)
+            facts["given"] = attacker_given(made.seen, knows, hidden, scene.public_origin, craft is not None)
         promise = dearest(promise, made.seen.guarantee)
         examples += found
         for example in found:
@@ -211,6 +218,7 @@ def run_attack(
         finished=finished,
         preparing=preparing,
         stopped=stopped,
+        unknown_share=unknown_share(model.tokenizer, rows.texts),
     )
 
 

@@ -184,6 +184,12 @@ def _facts(request: AttackRequest, scene: Scene, count: int) -> dict[str, Any]:
         "scope": UPDATE if request.updates is None else TRAINING,
         **({} if request.updates is None else {"sampling_rate": request.updates.rate}),
         "known": ["candidates", "the other members of the batch"],
+        "given": [
+            "the model and its weights",
+            f"{count:,} candidate texts with their labels, the private one among them",
+            "all other members of the batch, and the length to which gradients are clipped",
+            *(["the strength of the noise"] if request.protect is not None else []),
+        ],
         "candidates": count,
         "simulated": True,
         "protection": None if request.protect is None else public_facts(request.protect),

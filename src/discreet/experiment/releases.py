@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Release, RepresentationRelease
+from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.facts import public_facts
@@ -173,6 +173,45 @@ def release_facts(seen: Release, model: Classifier, request: AttackRequest, orig
         known = ["labels"] if seen.labels is not None else []
         facts = {"kind": REPRESENTATION, "vectors": int(count), "width": int(width), **facts, "known": known}
     return {**facts, "protection": None if request.protect is None else public_facts(request.protect)}
+
+
+# What an attacker may hold besides, by its name in `Knowledge.extra`.
+_EXTRA = {
+    "prior": "a language model fitted to the texts above",
+    "vectors": "the vectors of the candidates",
+    "public": "the vectors of the texts above",
+    "auxiliary": "the vectors of the texts above",
+    "pairs": "vectors of the texts above that it protected itself, beside the plain ones",
+}
+
+
+def attacker_given(seen: Release, knows: Knowledge, attacked: Sequence[str], origin: str, crafted: bool) -> list[str]:
+    """Return in words all that an attacker was given besides the release: what is passed to it, and nothing else.
+
+    `attacked` are the texts under attack, `origin` says where the attacker's own text comes from, and `crafted` whether
+    the model whose release it sees is of its making.
+    """
+    found: list[str] = []
+    if knows.model is not None:
+        found.append("the model and its weights" + (", which it made itself" if crafted else ""))
+    if isinstance(seen, GradientRelease):
+        found.append(f"the number of texts in a release ({seen.batch_size})")
+    if getattr(seen, "lengths", None) is not None:
+        found.append("the length of each text in tokens")
+    if getattr(seen, "labels", None) is not None:
+        found.append("the label of each text")
+    if getattr(seen, "noise_std", 0.0):
+        found.append("the standard deviation of the noise")
+    if knows.defence is not None:
+        found.append("the settings of the protection")
+    if knows.auxiliary:
+        found.append(f"{len(knows.auxiliary):,} {origin}")
+    if knows.candidates:
+        private = len(set(attacked) & set(knows.candidates))
+        which = "none of them private" if not private else f"among them the {private} private texts under attack"
+        found.append(f"{len(knows.candidates):,} candidate texts, {which}")
+    found += [_EXTRA.get(name, name.replace("_", " ")) for name in knows.extra]
+    return list(dict.fromkeys(found))
 
 
 def gradient_facts(sizes: Mapping[str, int], model: Classifier) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Scene:
     public: tuple[str, ...] = field(default=(), repr=False)
     origin: str = "a fresh model"
     run: Run | None = field(default=None, repr=False)
+    public_origin: str = "public texts"  # what the attacker's own text is, after their number
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -55,7 +56,8 @@ class Scene:
         name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
         rows = corpus.split(name) if name is not None else corpus
         texts = corpus.texts if public is None else tuple(public)
-        return cls(model, rows, tuple(texts), origin, run)
+        whence = "other texts of the same corpus" if public is None else "public texts"
+        return cls(model, rows, tuple(texts), origin, run, whence)
 
     def draw(self, count: int, rng: Rng, *, max_words: int | None = None, what: str = "examples") -> Corpus:
         """Return rows with different texts, drawn at random; refuse more than there are."""
