@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.metrics.utility import quality, utility
+from discreet.core.randomness import Rng
+from discreet.metrics.utility import constant_utility, quality, utility, utility_intervals
 
 
 def test_classification_scores_by_hand() -> None:
@@ -59,3 +60,25 @@ def test_the_interval_holds_the_value_and_the_baseline_is_that_of_the_best_const
     assert found.baseline == pytest.approx(best)
     scores = quality("regression", draw.normal(size=rows), draw.normal(size=rows))
     assert scores.interval[0] <= scores.value <= scores.interval[1]
+
+
+def test_a_constant_answer_has_the_metrics_of_the_most_frequent_class() -> None:
+    truth = np.array([0, 1, 1, 2, 1])
+    found = constant_utility("classification", truth)
+    assert found == utility("classification", np.ones(5, dtype=np.int64), truth)
+    assert found["accuracy"] == 0.6 and found["matthews"] == 0.0
+    assert constant_utility("regression", np.array([1.0, 2.0, 6.0]))["mean_squared_error"] == pytest.approx(14 / 3)
+
+
+def test_intervals_hold_every_metric_and_grow_with_fewer_rows() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(3, size=400)
+    answers = np.where(rng.random(400) < 0.7, truth, rng.integers(3, size=400))
+    many = utility_intervals("classification", answers, truth, Rng(0))
+    few = utility_intervals("classification", answers[:40], truth[:40], Rng(0))
+    for name, value in utility("classification", answers, truth).items():
+        assert many[name][0] <= value <= many[name][1]
+        assert many[name][1] - many[name][0] < few[name][1] - few[name][0]
+    wide = utility_intervals("regression", answers + 0.0, truth + 0.0, Rng(0))
+    for name, value in utility("regression", answers + 0.0, truth + 0.0).items():
+        assert wide[name][0] <= value <= wide[name][1]

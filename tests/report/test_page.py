@@ -17,11 +17,12 @@ from sample import NOISES, NOTE, write_sample
 from discreet.calibration.frontier import Measured, Point
 from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.report.findings import findings
 from discreet.report.page import blanks, cell, readings, write_report
 from discreet.report.plots import noise_curves
 from discreet.report.reading import pieces
-from discreet.report.words import at_most, release_words, verdict
+from discreet.report.words import at_most, badge_of, release_words, verdict
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -162,10 +163,10 @@ def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
         assert {found for one in shown for found in re.findall(r'class="mark (s\d)"', one)} == drawn, title
         told[title.partition(";")[0]] = [re.sub("<.*?>", "", one) for one in shown]
     assert told.pop("accuracy against one-of-n: identified among the candidates, from all updates of the training") == [
-        "none", "dp-sgd", "dir-dp-sgd", "frontier", "ceiling",
+        "none", "dp-sgd", "dir-dp-sgd", "frontier", "ceiling", "constant answer",
     ]  # fmt: skip
     words = "dager: words read in the right order (ROUGE-L)"
-    assert told.pop(f"accuracy against {words}") == ["none", "dp-sgd", "frontier"]
+    assert told.pop(f"accuracy against {words}") == ["none", "dp-sgd", "frontier", "constant answer"]
     assert told.pop(f"{words} against noise_multiplier of dp-sgd") == ["dp-sgd", "measured", "blind guessing"]
     assert told.pop("epsilon spent over training") == ["dp-sgd"]
     assert "dir-dp-sgd" not in told.pop("members found against false alarms")
@@ -412,3 +413,30 @@ def test_five_hundred_trials_stay_small_and_open(tmp_path: Path, request: pytest
         opened: Browser = request.getfixturevalue("browser")
         opened.open(page)
         assert opened.run("document.querySelectorAll('*').length") < 40_000
+
+
+def test_a_setting_below_a_constant_answer_is_warned_about_and_its_baseline_is_shown(tmp_path: Path) -> None:
+    write_sample(tmp_path, seeds=1)
+    path = tmp_path / "trials.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["utility"]["accuracy"] = 0.192
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written = write_report(tmp_path)
+    label = findings(tmp_path).points[-1].label
+    for text in (written.page.read_text(), written.markdown.read_text()):
+        plain = text.replace("\\", "")
+        assert f"{label} is no better than a constant answer" in plain
+        assert "200 rows; always answering the most frequent class: 0.400" in plain
+    assert "constant answer 0.400" in written.page.read_text()
+    assert "always answering the most frequent class: 0.400" in written.card.read_text()
+
+
+def test_no_epsilon_above_ten_is_green() -> None:
+    def badge(epsilon: float, certified: bool = True) -> str:
+        reason = None if certified else "made up"
+        return badge_of(Guarantee(epsilon, 1e-5, "text", Adjacency.ZERO_OUT, "pld", certified, (), reason))
+
+    assert badge(1.0) == badge(10.0) == "proven"
+    assert badge(10.01) == "estimate"
+    assert badge(23_610.0) == badge_of(None) == "none"
+    assert badge(1.0, certified=False) == "estimate"

@@ -9,7 +9,7 @@ from typing import Any
 from discreet.calibration.frontier import Point, frontier
 from discreet.core.guarantee import in_digits
 from discreet.report.figures import Axis, Figure, Line, Mark, around
-from discreet.report.words import at_most, interval, metric_words
+from discreet.report.words import at_most, interval, metric_words, of_rows
 
 # Strengths that protect less the larger they are: their axis runs backwards, so that noise grows to the right.
 LESS_IS_MORE = {"epsilon", "epsilon_per_word", "kappa", "true_positive_rate"}
@@ -25,6 +25,8 @@ def plane(points: Sequence[Point], leakage: str, utility: str, chosen: Point | N
     known = [p for p in points if leakage in p.leakage and utility in p.utility]
     number = series_of(points)
     ys = [v for p in known for v in (p.utility[utility].low, p.utility[utility].high)]
+    levels = [level for p in known if (level := p.utility[utility].chance) is not None]
+    ys += levels
     low, high = around(ys or [0.0, 1.0], least=0.02)
     figure = Figure(
         f"{utility} against {metric_words(leakage)}; the upper left corner is best",
@@ -34,6 +36,9 @@ def plane(points: Sequence[Point], leakage: str, utility: str, chosen: Point | N
     if ceiling is not None:
         ends = ((ceiling, figure.y.low), (ceiling, figure.y.high))
         figure.lines.append(Line(ends, style="limit", words=f"ceiling {ceiling:g}"))
+    if levels:
+        level = sum(levels) / len(levels)
+        figure.lines.append(Line(((0.0, level), (1.0, level)), None, "chance", f"constant answer {level:.3f}"))
     best = frontier(known, leakage, utility)
     if len(best) > 1:
         steps: list[tuple[float, float]] = []
@@ -45,7 +50,7 @@ def plane(points: Sequence[Point], leakage: str, utility: str, chosen: Point | N
         figure.lines.append(Line(tuple(steps), style="frontier", words="frontier: nothing tried is better in both"))
     for p in known:
         found, useful = p.leakage[leakage], p.utility[utility]
-        words = f"{p.label}: {utility} {interval(useful)}, leakage {interval(found)}"
+        words = f"{p.label}: {utility} {interval(useful)} ({of_rows(useful, utility)}), leakage {interval(found)}"
         if found.bound is not None:
             words += f", proven at most {at_most(found.bound)}"
         figure.marks.append(

@@ -351,10 +351,7 @@ def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, ut
 
 
 def size_words(epsilon: float) -> str:
-    """Return how much an epsilon promises, in words; above 10 it does not pass for protection.
-
-    Paper: Near et al. 2025, NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees: stronger where
-    epsilon is small, in single digits a compromise, and above 10 little by itself.
+    """Return how much an epsilon promises, in the words of `discreet.core.guarantee.strength`.
 
     >>> [size_words(value) for value in (0.5, 8.0, 23610.0)]
     ['strong', 'moderate', 'no practical protection']
