@@ -40,6 +40,7 @@ from typing import Any, NoReturn
 
 from discreet.accounting.event_json import event_from_value
 from discreet.accounting.ledger_statement import Budget, Statement, Terms
+from discreet.core.checks import shown
 from discreet.core.errors import DiscreetError, LedgerError
 from discreet.core.guarantee import Adjacency, Caveat
 
@@ -235,12 +236,15 @@ def read(data: bytes, where: str) -> Tally:
                 _damaged(where, number, "it does not carry on the line before it")
         except LedgerError:
             raise
-        except (ValueError, TypeError, KeyError, DiscreetError) as error:
-            _damaged(where, number, f"it cannot be read: {error}")
-    if rest and tally.take(rest):  # whole but for its newline
-        tally.unfinished = b"\n"
-    elif rest:
-        tally.take_torn(rest)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, DiscreetError) as error:
+            _damaged(where, number, f"it cannot be read: {shown(error)}")
+    try:
+        if rest and tally.take(rest):  # whole but for its newline
+            tally.unfinished = b"\n"
+        elif rest:
+            tally.take_torn(rest)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, DiscreetError) as error:
+        _damaged(where, len(lines) + 1, f"it cannot be read: {shown(error)}")
     return tally
 
 
@@ -248,7 +252,7 @@ def _read_header(line: bytes, whole: bool, where: str) -> Tally:
     try:
         value = json.loads(line)
         version = value["discreet-ledger"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         version = None
     if version is None:
         raise LedgerError(
@@ -258,14 +262,20 @@ def _read_header(line: bytes, whole: bool, where: str) -> Tally:
         )
     if version != VERSION:
         raise LedgerError(
-            f"Expected a ledger of format {VERSION} at {where!r}, found format {version!r}. Use the version of "
+            f"Expected a ledger of format {VERSION} at {where!r}, found format {shown(version)}. Use the version of "
             "discreet that wrote it."
         )
     check = line[1 - _TAIL : -2]
     if not whole or check != _hash(line[:-_TAIL]):
         _damaged(where, 1, "its check is wrong")
-    budget = None if value["budget"] is None else Budget(**value["budget"])
-    return Tally(value["unit"], Adjacency(value["adjacency"]), budget, check, str(value.get("name", "")))
+    try:
+        budget = None if value["budget"] is None else Budget(**value["budget"])
+        unit, adjacency = value["unit"], Adjacency(value["adjacency"])
+        if not isinstance(unit, str):
+            raise TypeError(f"unit is {shown(unit)}")
+    except (ValueError, TypeError, KeyError, DiscreetError) as error:
+        _damaged(where, 1, f"it cannot be read: {shown(error)}")
+    return Tally(unit, adjacency, budget, check, str(value.get("name", "")))
 
 
 def _damaged(where: str, number: int, why: str) -> NoReturn:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from discreet.core.checks import shown
 from discreet.core.errors import DataError, OutputError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.types import Leakage, Trial
@@ -79,14 +80,17 @@ def read_trials(folder: Path) -> dict[str, Trial]:
     for number, line in enumerate(_lines(folder / NAME)[0], start=1):
         try:
             found.setdefault(str(line["key"]), trial_of(line))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"Expected a trial in line {number} of {NAME}, found none: {error}.") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DataError(f"Expected a trial in line {number} of {NAME}, found none: {shown(error)}.") from None
     return found
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the whole lines of a file and how many bytes they take; only the last line may be torn."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Expected to read {str(path)!r}. {error.strerror}; check the folder.") from None
     pieces = data.split(b"\n")
     torn = pieces.pop()
     whole = len(data) - len(torn)
@@ -96,7 +100,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             line = json.loads(piece)
             if not isinstance(line, dict) or "key" not in line:
                 raise ValueError("no key")
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(pieces) and not torn:
                 return found, whole - len(piece) - 1
             raise DataError(
@@ -123,16 +127,34 @@ def trial_as_dict(trial: Trial) -> dict[str, Any]:
 
 def trial_of(line: Mapping[str, Any]) -> Trial:
     """Return a trial from plain values."""
+    protection = line["settings"]["protection"]
+    if not isinstance(protection, dict):
+        raise TypeError(f"protection={shown(protection)}")
+    utility, details = dict(line["utility"]), line.get("details", {})
+    if not isinstance(details, dict) or not all(_is_number(value) for value in utility.values()):
+        raise TypeError("utility or details of another kind")
     return Trial(
         settings=line["settings"],
         seed=int(line["seed"]),
-        utility=dict(line["utility"]),
-        leakages=tuple(Leakage(**values) for values in line["leakages"]),
+        utility=utility,
+        leakages=tuple(_leakage_of(values) for values in line["leakages"]),
         guarantee=guarantee_of(line["guarantee"]),
         seconds=float(line["seconds"]),
         bytes=int(line["bytes"]),
-        details=line.get("details", {}),
+        details=details,
     )
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf)
+
+
+def _leakage_of(values: Mapping[str, Any]) -> Leakage:
+    found = Leakage(**values)
+    numbers = (found.value, found.low, found.high, found.chance)
+    if not isinstance(found.metric, str) or type(found.n) is not int or not all(_is_number(x) for x in numbers):
+        raise TypeError(f"leakage={shown(dict(values))}")
+    return found
 
 
 def guarantee_of(values: Mapping[str, Any] | None) -> Guarantee | None:

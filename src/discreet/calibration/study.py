@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from discreet.core.checks import one_of, refuse
 from discreet.core.errors import SettingError
-from discreet.core.settings import as_dict, parse
+from discreet.core.settings import as_dict, parse, read_values
 
 Table = Mapping[str, Any]
 UPDATE, TRAINING, MODEL = RELEASES = ("update", "training", "model")
@@ -115,15 +114,7 @@ class Study:
 
 def read_study(path: Path) -> Study:
     """Return the study in a TOML file, refusing unknown keys by name."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingError(f"Expected a study file at {str(path)!r}. There is none; check the path.") from None
-    except IsADirectoryError:
-        raise SettingError(f"Expected a study file at {str(path)!r}. It is a folder.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"Expected TOML in {str(path)!r}. {error}.") from None
-    return parse(Study, values, path.name)
+    return parse(Study, read_values(path, "study"), path.name)
 
 
 def changes(before: Table, after: Table, where: str = "") -> list[str]:

@@ -184,7 +184,9 @@ def read_failures(out: Path) -> dict[str, str]:
 def _read(path: Path) -> dict[str, object]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except OSError as error:
+        raise DataError(f"Expected to read {str(path)!r}. {error.strerror}; check the folder.") from None
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise DataError(f"Expected the study of a sweep in {str(path)!r}, found something else. Choose another --out.")

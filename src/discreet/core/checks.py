@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 
 from discreet.core.errors import SettingError
 
+_LONGEST = 200  # characters of a value in an error
+
 
 def refuse(name: str, value: object, rule: str, remedy: str) -> SettingError:
     """Return the error for a value that breaks a rule.
@@ -17,17 +19,27 @@ def refuse(name: str, value: object, rule: str, remedy: str) -> SettingError:
     ...
     discreet.core.errors.SettingError: Expected sampling_rate=1.7 in [0, 1]. It is a probability.
     """
-    return SettingError(f"Expected {name}={value!r} {rule}. {remedy}".rstrip())
+    return SettingError(f"Expected {name}={shown(value)} {rule}. {remedy}".rstrip())
+
+
+def shown(value: object, longest: int = _LONGEST) -> str:
+    """Return a value as an error shows it: its repr, cut where it is long.
+
+    >>> shown("a"), shown("abc" * 9, 10)
+    ("'a'", "'abcabcab…")
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or values nested as deep
+        return f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def _number(name: str, value: float, rule: str, remedy: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise refuse(name, value, rule, remedy) from None
-    else:
+    try:
         number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise refuse(name, value, rule, remedy) from None
     if math.isnan(number):
         raise refuse(name, value, rule, remedy)
     return number
@@ -67,9 +79,13 @@ def open_probability(name: str, value: float, remedy: str = "It is a probability
 
 def whole(name: str, value: int, least: int = 1, remedy: str = "") -> int:
     """Return a whole number of at least `least`, or refuse it."""
-    if isinstance(value, bool) or int(value) != value or value < least:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise refuse(name, value, f"a whole number >= {least}", remedy) from None
+    if isinstance(value, bool) or number != value or number < least:
         raise refuse(name, value, f"a whole number >= {least}", remedy)
-    return int(value)
+    return number
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
@@ -80,12 +96,13 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
     ...
     discreet.core.errors.SettingError: Expected pooling='maen' in cls, mean, last. Did you mean 'mean'?
     """
-    if value in known:
+    if isinstance(value, str) and value in known:
         return value
-    raise refuse(name, value, "in " + ", ".join(known), did_you_mean(value, list(known)))
+    guess = did_you_mean(value, list(known)) if isinstance(value, str) else ""
+    raise refuse(name, value, "in " + ", ".join(known), guess)
 
 
 def did_you_mean(value: str, known: Sequence[str]) -> str:
     """Return a question that names the closest known word, or nothing."""
-    close = difflib.get_close_matches(value, known, n=1)
+    close = difflib.get_close_matches(value, known, n=1) if len(value) <= _LONGEST else []
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -11,9 +11,16 @@ DiscreetError
 └── BudgetError       the next step would exceed the privacy budget
 """
 
+_BEGINNING, _END = 2_000, 500  # characters of a message that holds too much of what was given
+
 
 class DiscreetError(Exception):
     """Any error that is the caller's to mend; the command line prints it and exits with status 2."""
+
+    def __str__(self) -> str:
+        """Return the message; of a very long one, its beginning and its end, where the remedy stands."""
+        text = super().__str__()
+        return text if len(text) <= _BEGINNING + _END else f"{text[:_BEGINNING]} … {text[-_END:]}"
 
 
 class SettingError(DiscreetError, ValueError):

@@ -9,10 +9,11 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from discreet.core.checks import did_you_mean
+from discreet.core.checks import did_you_mean, shown
 from discreet.core.errors import SettingError
 
 T = TypeVar("T")
+_LONGEST = 300  # characters of what the TOML reader says
 
 
 def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
@@ -32,7 +33,7 @@ def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
     for key in values:
         if key not in fields:
             guess = did_you_mean(key, list(fields)) or f"Known keys: {', '.join(fields)}."
-            raise SettingError(f"Expected only known keys in {where}, found {key!r}. {guess}")
+            raise SettingError(f"Expected only known keys in {where}, found {shown(key)}. {guess}")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
@@ -45,14 +46,21 @@ def read(kind: type[T], path: Path) -> T:
     return parse(kind, read_values(path), path.name)
 
 
-def read_values(path: Path) -> dict[str, Any]:
-    """Return the plain values of a TOML file."""
+def read_values(path: Path, what: str = "settings") -> dict[str, Any]:
+    """Return the plain values of a TOML file; `what` it holds is said where it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SettingError(f"Expected a settings file at {str(path)!r}. There is none; check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"Expected TOML in {str(path)!r}. {error}.") from None
+        raise SettingError(f"Expected a {what} file at {str(path)!r}. There is none; check the path.") from None
+    except IsADirectoryError:
+        raise SettingError(f"Expected a {what} file at {str(path)!r}. It is a folder.") from None
+    except OSError as error:
+        raise SettingError(f"Expected to read {str(path)!r}. {error.strerror}; check the path.") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+        said = str(error).partition("\n")[0]
+        raise SettingError(f"Expected TOML in {str(path)!r}. {said[:_LONGEST]}.") from None
+    except RecursionError:
+        raise SettingError(f"Expected TOML in {str(path)!r}. It is nested too deep; write it flatter.") from None
 
 
 def dump(settings: Any) -> str:
@@ -88,14 +96,19 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return parse(typing.cast(type[Any], hint), value, where)
     if origin is tuple and isinstance(value, list | tuple):
         inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        if len(inner) != len(value):
+            raise SettingError(f"Expected {where}={shown(value)} with {len(inner)} values, found {len(value)}.")
         return tuple(_convert(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
     if origin is typing.Literal:
         if value not in arguments:
-            raise SettingError(f"Expected {where}={value!r} in {', '.join(map(str, arguments))}.")
+            raise SettingError(f"Expected {where}={shown(value)} in {', '.join(map(str, arguments))}.")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise SettingError(f"Expected {where}={shown(value)} as a number below 1e308.") from None
     kind = origin or hint
     if kind is Any or (isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)):
         return value
-    raise SettingError(f"Expected {where}={value!r} of type {getattr(kind, '__name__', kind)}.")
+    raise SettingError(f"Expected {where}={shown(value)} of type {getattr(kind, '__name__', kind)}.")

@@ -94,6 +94,15 @@ def format_of(out: str, usual: str) -> str:
 
 def render(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
     """Return the file again with new texts, in the format that a suffix names; other columns are as they were."""
+    try:
+        return _rendered(found, texts, suffix)
+    except UnicodeEncodeError:
+        raise DataError(
+            f"Expected valid Unicode in every column of {found.where!r}, found half a surrogate pair. Fix the file."
+        ) from None
+
+
+def _rendered(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
     columns = {name: texts[name] if name in texts else found.other(name) for name in found.names}
     for path in [name for name in texts if name not in columns]:  # a value inside an object
         top, *rest = path.split(".")
@@ -121,7 +130,22 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
     import pyarrow.parquet
 
     held = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), held)
+    made = {}
+    for name, values in columns.items():
+        try:
+            made[name] = pyarrow.array(list(values))
+        except UnicodeEncodeError:
+            raise
+        except (pyarrow.ArrowException, OverflowError, ValueError, TypeError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise DataError(
+                f"Expected values of one kind in column {name!r} for Parquet. {said}. Write CSV or JSON lines instead."
+            ) from None
+    try:
+        pyarrow.parquet.write_table(pyarrow.table(made), held)
+    except pyarrow.ArrowException as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DataError(f"Expected columns that Parquet can hold. {said}. Write CSV or JSON lines instead.") from None
     return held.getvalue()
 
 

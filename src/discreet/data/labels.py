@@ -10,18 +10,19 @@ from __future__ import annotations
 import decimal
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import did_you_mean
+from discreet.core.checks import did_you_mean, shown
 from discreet.core.errors import DataError
 from discreet.data.bad_rows import BadRows, numbers
 from discreet.data.corpus import Task
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _COMMA = re.compile(r"-?[0-9]+,[0-9]+")
-_MISSING, _INFINITE = "missing", "infinite"
+_MISSING, _INFINITE, _BROKEN = "missing", "infinite", "broken"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -100,8 +101,10 @@ def _note_kinds(where: str, values: Sequence[Any], kinds: dict[tuple[type, Any],
             bad.add(row, "a word or a number as label", found)
         elif kind == _MISSING:
             bad.add(row, "a label", ", but it is missing or NaN. Fill it in, or remove the row.")
+        elif kind == _BROKEN:
+            bad.add(row, "a label of valid Unicode", ", found half a surrogate pair. Fix the row.")
         elif kind == _INFINITE:
-            bad.add(row, "a finite number as score", f", found {value}. Fix the row.")
+            bad.add(row, "a finite number as score", f", found {shown(value)}. Fix the row.")
         else:
             kinds[type(value), value] = kind
     return bad
@@ -113,7 +116,7 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, bool):
         return "word"
     if isinstance(value, int):
-        return "whole"
+        return "whole" if abs(value) <= sys.float_info.max else _INFINITE
     if isinstance(value, float | decimal.Decimal):
         return "decimal" if math.isfinite(value) else _INFINITE
     if isinstance(value, str):
@@ -122,6 +125,8 @@ def _kind(value: Any) -> str | None:
             return _MISSING
         if _WHOLE.fullmatch(text):
             return "whole"
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            return _BROKEN
         return "decimal" if _NUMBER.fullmatch(text) and math.isfinite(float(text)) else "word"
     return None
 
@@ -149,18 +154,16 @@ def _check_known(columns: Answers, names: Sequence[str], known: Sequence[str]) -
     ]
     where, rows = next((where, rows) for where, rows in by_place if rows)
     # A long label is perhaps a text from a column named by mistake, and texts are private.
-    shown = [repr(name) for name in strange if len(name) <= 30][:3]
-    which = f"={shown[0]}" if len(strange) == 1 and shown else ""
-    others = (
-        f" Found {', '.join(shown)}{' and others' if len(strange) > len(shown) else ''}." if len(strange) > 1 else ""
-    )
+    told = [repr(name) for name in strange if len(name) <= 30][:3]
+    which = f"={told[0]}" if len(strange) == 1 and told else ""
+    others = f" Found {', '.join(told)}{' and others' if len(strange) > len(told) else ''}." if len(strange) > 1 else ""
     if sum(len(rows) for _, rows in by_place) == total:
         remedy = " No label is known: this is another task, or another column; name it with --label."
     else:
         remedy = f" {did_you_mean(strange[0], known)}".rstrip() or " Fix the rows, or remove them."
     raise DataError(
         f"Expected label{which} in {numbers('row', rows)} of {where!r} to be one of the known classes: "
-        f"{', '.join(known)}.{others if shown else ''}{remedy}"
+        f"{', '.join(known)}.{others if told else ''}{remedy}"
     )
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discreet.core.checks import did_you_mean
+from discreet.core.checks import did_you_mean, shown
 from discreet.core.errors import DataError
 from discreet.data.bad_rows import numbers
 from discreet.data.encoding import decode, read_bytes
 from discreet.data.separated import Layout, read_rows
+
+_MOST_NAMES, _LONGEST_NAME, _LONGEST_SAID = 40, 60, 200  # columns in an error, and characters
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,10 +44,18 @@ class Table:
             )
         objects = {path.split(".")[0] for path in self.nested}
         known = [known for known in self.names if known not in objects] + list(self.nested)
-        there = f"which has {', '.join(map(repr, known))}"
+        there = f"which has {_listed(known)}"
         if found:
-            there = f"which is an object there and holds {', '.join(map(repr, within))}"
-        raise DataError(f"Expected column {name!r} for {role} in {self.where!r}, {there}. {_guess(name, known, role)}")
+            there = f"which is an object there and holds {_listed(within)}"
+        raise DataError(
+            f"Expected column {shown(name)} for {role} in {self.where!r}, {there}. {_guess(name, known, role)}"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as an error lists them: the first of many, and long ones cut."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(shown(name, _LONGEST_NAME) for name in names[:_MOST_NAMES]) + more
 
 
 def _guess(name: str, known: Sequence[str], role: str) -> str:
@@ -57,7 +67,7 @@ def _guess(name: str, known: Sequence[str], role: str) -> str:
     likely = [k for k in inside if k.casefold().rsplit(".", 1)[1] in (role, "text", "body", "content", "label", "id")]
     best = next(iter((*same, *last, *likely, *inside)), None)
     if best is not None:
-        return f"Did you mean {best!r}?"
+        return f"Did you mean {shown(best, _LONGEST_NAME)}?"
     return did_you_mean(name, known) or f"Name it with --{role}."
 
 
@@ -179,7 +189,7 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
         schema = file.schema_arrow
         names: Sequence[str] = schema.names
         count = int(file.metadata.num_rows)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"Expected a Parquet file at {str(path)!r}. {_first_line(error)}; write it again.") from None
     nested = tuple(leaf for kind in schema for leaf in _fields(kind, pyarrow) if leaf not in names)
 
@@ -187,7 +197,9 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
         top = name if name in names else name.split(".")[0]
         try:
             values: list[Any] = pyarrow.parquet.read_table(path, columns=[top]).column(top).to_pylist()
-        except (pyarrow.ArrowException, OSError) as error:
+            if len(values) != count:
+                raise ValueError(f"It has {len(values)} values for {count} rows")
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
             raise DataError(
                 f"Expected to read column {name!r} of {str(path)!r}. {_first_line(error)}; write the file again."
             ) from None
@@ -211,7 +223,7 @@ def _check_no_layout(path: Path, layout: Layout) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")[:_LONGEST_SAID]
 
 
 READERS: dict[str, Callable[[Path, Layout], Table]] = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from discreet.attacks.gradient.one_of_n import OneOfN
 from discreet.calibration.grid import points
 from discreet.calibration.study import OF_UPDATE, Goal, Study
-from discreet.core.checks import did_you_mean, one_of, open_probability, refuse
+from discreet.core.checks import did_you_mean, one_of, open_probability, refuse, shown
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse
 from discreet.data.sources import Columns
@@ -164,6 +164,8 @@ def request_for(table: Mapping[str, Any], attack: Any, protect: Any, delta: floa
     """Return what a study asks of an attack, with noise that can be repeated."""
     asked = {key: value for key, value in table.items() if key in ASKED}
     if "metrics" in asked:
+        if not isinstance(asked["metrics"], list | tuple):
+            raise SettingError(f"Expected metrics={shown(asked['metrics'])} in attacks as a list of names.")
         asked["metrics"] = tuple(asked["metrics"])
     return AttackRequest(
         attack=attack, protect=protect, name=str(table["name"]), delta=delta, seed=seed, noise_seed=seed, **asked

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
 from importlib import resources
 from typing import Any
@@ -167,11 +168,19 @@ async def _body(request: Request) -> bytes:
 def _question(body: bytes) -> Question:
     try:
         found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise HTTPException(400, "Expected JSON, found something else. Use the page.") from None
+        json.loads(body, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "Expected JSON with each key once, found something else. Use the page.") from None
     if not isinstance(found, dict):
         raise SettingError("Expected an object with a sentence. Use the page.")
     return parse(Question, found, "question")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 async def _lines(job: Job) -> AsyncIterator[bytes]:

@@ -37,6 +37,46 @@ class Encoder:
     fingerprint: str
 
 
+# What a file of the wrong kind makes a library raise besides OSError, KeyError, RuntimeError and ValueError.
+WRONG_KIND = (TypeError, AttributeError, IndexError, OverflowError, RecursionError, AssertionError)
+_LONGEST = 300
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, cut where it is long.
+
+    >>> first_line(ValueError("one\\ntwo")), first_line(ValueError())
+    ('one', 'ValueError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0][:_LONGEST]
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder, or reject a damaged one."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise ModelError(f"Expected a tokenizer at {str(folder)!r}. {first_line(error)} Make it anew.") from None
+
+
+def fresh_module(about: dict[str, Any]) -> nn.Module:
+    """Return a network of the shape that `encoder.json` describes, with weights to be replaced."""
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            if about["kind"] == BILSTM:
+                return BiLSTM(BiLSTMConfig(**about["config"]))
+            values = dict(about["config"])
+            module: nn.Module = AutoModel.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+        return module.float()
+    except Exception as error:
+        raise ModelError(f"Expected the shape of an encoder in encoder.json. {first_line(error)}.") from None
+
+
 def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:
     """Return an encoder by name: `minilm`, `bilstm`, a local folder, or a hub name.
 
@@ -69,12 +109,14 @@ def _load(name: str, where: Path | str, *, download: bool, fingerprint: str) -> 
             module = AutoModel.from_pretrained(
                 where, local_files_only=not download, use_safetensors=True, dtype=torch.float32
             )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         if isinstance(where, Path):
-            raise ModelError(f"Expected an encoder that transformers can open in {name!r}. {_first(error)}") from None
+            raise ModelError(
+                f"Expected an encoder that transformers can open in {name!r}. {first_line(error)}"
+            ) from None
         raise ModelError(
             f"Expected the encoder {name!r} on this machine: 'minilm', 'bilstm', a folder, or a hub name already "
-            f"fetched. Fetch it with: hf download {name} (or pass --download). {_first(error)}"
+            f"fetched. Fetch it with: hf download {name} (or pass --download). {first_line(error)}"
         ) from None
     return assemble(name, module, tokenizer, fingerprint)
 
@@ -142,7 +184,3 @@ def quiet() -> Iterator[None]:
         if bars:
             transformers_logging.enable_progress_bar()
         logging.captureWarnings(False)
-
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -13,7 +13,9 @@ from discreet.calibration.grid import points as grid_points
 from discreet.calibration.store import read_trials
 from discreet.calibration.study import IDENTIFIED, OF_UPDATE, Goal, as_toml
 from discreet.calibration.sweep import read_failures, read_kept_study
+from discreet.core.checks import shown
 from discreet.core.errors import DataError
+from discreet.core.settings import parse
 from discreet.core.types import Trial
 from discreet.metrics.utility import MAIN
 from discreet.report.words import verdict
@@ -63,8 +65,11 @@ def findings(folder: Path) -> Findings:
     study, trials = read_kept_study(folder), read_trials(folder)
     if not trials:
         raise DataError(f"Expected trials in {str(folder)!r}. None is done yet; run `discreet calibrate` again.")
+    for key, trial in trials.items():
+        if not isinstance(trial.settings["protection"].get("name"), str):
+            raise DataError(f"Expected the name of a protection in trial {shown(key)}, found none. Remove the trial.")
     points = in_order(study, points_of(trials.values()))
-    goal = None if study.get("goal") is None else Goal(**study["goal"]).resolved()  # type: ignore[arg-type]
+    goal = _goal_of(study)
     known = list(dict.fromkeys(name for point in points for name in point.utility))
     asked = None if goal is None else goal.utility
     utility = asked or next((name for name in MAIN.values() if name in known), known[0] if known else "")
@@ -82,12 +87,27 @@ def _earlier(points: Sequence[Point], goal: Goal) -> bool:
     return goal.leakage == IDENTIFIED and goal.leakage not in names and goal.leakage + OF_UPDATE in names
 
 
+def _goal_of(study: Mapping[str, Any]) -> Goal | None:
+    value = study.get("goal")
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise DataError(f"Expected the goal of the study as a table, found {shown(value)}.")
+    return parse(Goal, value, "goal").resolved()
+
+
 def read_risk(folder: Path, goal: Goal | None) -> list[Mapping[str, Any]]:
     """Return the noise that a goal's ceiling on 1-of-n asks for, where it was weighed for this very ceiling."""
     if goal is None or not goal.identifies or not (folder / RISK).exists():
         return []
-    kept: list[Mapping[str, Any]] = json.loads((folder / RISK).read_text(encoding="utf-8"))
-    return [row for row in kept if row["ceiling"] == goal.ceiling]
+    try:
+        kept: list[Mapping[str, Any]] = json.loads((folder / RISK).read_text(encoding="utf-8"))
+        return [row for row in kept if row["ceiling"] == goal.ceiling]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"Expected {RISK} in {str(folder)!r} as `discreet calibrate` wrote it: {shown(error)}. Delete the file and "
+            "run the same command again."
+        ) from None
 
 
 def in_order(study: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:

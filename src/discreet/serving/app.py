@@ -30,6 +30,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _LOG = logging.getLogger("discreet.serving")
 _JSON = b"application/json"
 _TYPES = (_JSON, b"application/json; charset=utf-8", b"application/json;charset=utf-8")
+# A body without the characters of numbers and lists is this, and nothing else can be hidden in it.
+_OF_NUMBERS, _AROUND = b" \t\r\n0123456789+-.eE,[]", b'{"vctors":}'
 _NO_TEXT = "The server takes no text: protect it on the user's side (discreet query) and send the release."
 
 
@@ -130,7 +132,12 @@ class Answers:
         rows = found["vectors"]
         if isinstance(rows, list) and len(rows) > self.limits.rows:
             raise self._too_large()
-        return self.head.checked(rows)
+        vectors = self.head.checked(rows)
+        if (
+            body.translate(None, _OF_NUMBERS) != _AROUND
+        ):  # true and false would count as 1 and 0, a second key would win
+            raise Refusal(422, 'Expected "vectors" once, with plain numbers and nothing else. Mend the body.')
+        return vectors
 
 
 def application(head: Head, limits: Limits | None = None) -> Starlette:

@@ -14,10 +14,10 @@ from discreet.core.errors import ModelError
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.core.settings import dump, read
-from discreet.models.bilstm import BiLSTM, BiLSTMConfig
+from discreet.models.bilstm import BiLSTM
 from discreet.models.builtin import MINILM, MINILM_SHA256
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, assemble, load_encoder, quiet
+from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, first_line, fresh_module, load_encoder, load_tokenizer
 from discreet.models.heads import head as head_of
 from discreet.protections.ldp_axes import QueryAxes
 from discreet.protections.ldp_layer import LDPLayer
@@ -162,7 +162,7 @@ def load_server(folder: Path) -> ServerSide:
         outputs = len(settings.label_names) if settings.task == "classification" else 1
         made = head_of(settings.head, settings.width, outputs, settings.hidden)
         made.load_state_dict(tensors)
-    except (OSError, RuntimeError, KeyError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
         raise _damaged(folder, error) from None
     made.requires_grad_(False).eval()
     return ServerSide(made, settings.width, settings.label_names, settings.task, settings.about)
@@ -175,7 +175,7 @@ def load_user(folder: Path, device: torch.device | str = "cpu") -> UserSide:
         tensors, _ = load_tensors(folder / _PATH)
         model = _load_encoder(folder, settings).to(device)
         path = _path(settings, {name: value.to(device) for name, value in tensors.items()})
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
         raise _damaged(folder, error) from None
     if settings.position == "token":
         shape_model(model, path.bound, path.layer, Rng(0), path.projection, position="token")
@@ -211,17 +211,10 @@ def _load_encoder(folder: Path, settings: ClientSettings) -> Classifier:
     )
     if not (folder / "encoder.json").exists():
         return Classifier(load_encoder(settings.encoder, rng=Rng(0)), chosen, settings, Rng(0))
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-
     about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
     weights, _ = load_tensors(folder / "encoder.safetensors")
-    with quiet(), torch.random.fork_rng(devices=[]):
-        tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
-        if about["kind"] == BILSTM:
-            module: Any = BiLSTM(BiLSTMConfig(**about["config"]))
-        else:
-            values = dict(about["config"])
-            module = AutoModel.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).float()
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    module: Any = fresh_module(about)
     encoder = assemble(settings.encoder, module, tokenizer, "")
     encoder.module.load_state_dict(weights)
     return Classifier(encoder, chosen, settings, Rng(0))
@@ -239,5 +232,4 @@ def _read(kind: type[Any], folder: Path, side: str) -> Any:
 
 
 def _damaged(folder: Path, error: Exception) -> ModelError:
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return ModelError(f"Expected a whole folder at {str(folder)!r}. {first} Train it again.")
+    return ModelError(f"Expected a whole folder at {str(folder)!r}. {first_line(error)} Train it again.")

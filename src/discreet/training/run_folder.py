@@ -19,10 +19,10 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.data.sources import Columns
-from discreet.models.bilstm import BiLSTM, BiLSTMConfig
+from discreet.models.bilstm import BiLSTM
 from discreet.models.builtin import sha256
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, assemble, quiet
+from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, first_line, fresh_module, load_tokenizer
 from discreet.protections.settings import ProtectSettings, as_table, from_table
 from discreet.training import checkpoint
 from discreet.training.card import model_card
@@ -282,31 +282,16 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
         about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         tensors, _ = load_tensors(folder / "model.safetensors")
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        module = _fresh_module(about)
-        with quiet():
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
+        module = fresh_module(about)
+        tokenizer = load_tokenizer(folder / "tokenizer")
         encoder = assemble(settings.model.encoder, module, tokenizer, sha256(folder / "model.safetensors"))
         model = Classifier(encoder, settings.model, settings, Rng(settings.seed))
         shape = getattr(settings.protect, "shape", None)
         if shape is not None:  # a protection may have changed what stands between encoder and classes
             shape(model)
         model.load_state_dict(tensors)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, *WRONG_KIND) as error:
         raise ModelError(
-            f"Expected a whole run folder at {str(folder)!r}. {str(error).splitlines()[0]} Train it again."
+            f"Expected a whole run folder at {str(folder)!r}. {first_line(error)} Train it again."
         ) from None
     return Run(model.to(device).eval(), settings, metrics)
-
-
-def _fresh_module(about: dict[str, Any]) -> torch.nn.Module:
-    if about["kind"] == BILSTM:
-        return BiLSTM(BiLSTMConfig(**about["config"]))
-    from transformers import AutoConfig, AutoModel
-
-    values = dict(about["config"])
-    kind = values.pop("model_type")
-    with quiet(), torch.random.fork_rng(devices=[]):
-        module: torch.nn.Module = AutoModel.from_config(AutoConfig.for_model(kind, **values))
-    return module.float()
