@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from discreet.explorer.app import KEY, Read
-from discreet.explorer.server import Place, server_for
+from discreet.explorer.server import LIMITS, Place, server_for
 from discreet.explorer.worker import Worker
+from discreet.serving.limits import Limits
 
 
 @dataclass
@@ -40,9 +41,9 @@ class Running:
 
 
 @contextmanager
-def running(offer: Mapping[str, Any], read: Read) -> Iterator[Running]:
+def running(offer: Mapping[str, Any], read: Read, limits: Limits = LIMITS) -> Iterator[Running]:
     worker, place = Worker(), Place.on(0)
-    server = server_for(place, offer, read, worker)
+    server = server_for(place, offer, read, worker, limits)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place.socket]}, daemon=True)
     thread.start()
     until = time.monotonic() + 10

@@ -238,3 +238,69 @@ def test_a_port_that_is_taken_is_refused(served: Any) -> None:
 
     with pytest.raises(SettingError, match="choose another"):
         Place.on(served.place.port)
+
+
+def half_open(served: Any, kind: str) -> socket.socket:
+    """Return a connection that will not send a whole request: nothing, half a head, or half a body."""
+    place = socket.create_connection(("127.0.0.1", served.place.port), timeout=10)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: 127.0.0.1:{served.place.port}\r\n"
+    if kind == "head":
+        place.sendall(head.encode()[:30])
+    elif kind == "body":
+        own = f"{KEY}: {served.place.key}\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n"
+        place.sendall((head + own + '{"sentence"').encode())
+    return place
+
+
+@pytest.mark.parametrize("kind", ["silent", "head", "body"])
+def test_many_half_open_connections_do_not_keep_the_page_from_being_served(served: Any, kind: str) -> None:
+    held = [half_open(served, kind) for _ in range(150)]
+    try:
+        for _ in range(3):
+            assert served.ask("GET", "/")[0] == 200
+            assert lives(served)
+    finally:
+        for place in held:
+            place.close()
+
+
+def test_half_open_connections_are_cut_off_and_a_reading_is_not() -> None:
+    from explorer_running import running
+
+    from discreet.serving.limits import Limits
+
+    def slow(question: Question, note: Note) -> Mapping[str, Any]:
+        if question.sentence == "slow":
+            for _ in range(20):
+                time.sleep(0.1)
+                torch.ones(1) + 1
+        return {"length": len(question.sentence)}
+
+    with running(
+        {"title": "toy"}, slow, Limits(rows=1, connections=8, connections_per_address=8, patience=0.5)
+    ) as page:
+        held = [half_open(page, kind) for kind in ("silent", "head", "body")]
+        for place in held:
+            reply = b""
+            while part := place.recv(65536):  # the server ends it: the patience of this test is 10 s
+                reply += part
+            assert not reply or reply.split()[1] == b"408"
+            place.close()
+        status, _, lines = page.ask("POST", PATH, {"sentence": "slow"})  # takes four times the patience
+        assert (status, lines[-1]["state"]) == (200, "done")
+
+
+def test_connections_with_a_reading_under_way_are_not_given_up_for_new_ones() -> None:
+    from explorer_running import running
+
+    from discreet.serving.limits import Limits
+
+    with running({"title": "toy"}, echo, Limits(rows=1, connections=3, connections_per_address=3)) as page:
+        call, answer = begun(page)
+        assert json.loads(answer.readline())["state"] in ("waiting", "running")
+        held = [half_open(page, "silent") for _ in range(6)]
+        assert page.ask("GET", "/")[0] == 200
+        assert json.loads(answer.readline())["state"] in ("waiting", "running")
+        call.close()
+        for place in held:
+            place.close()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from discreet.serving.limits import Limits
 from discreet.serving.server import QUIET, listen
 
 if TYPE_CHECKING:
@@ -55,19 +56,29 @@ class Place:
         return f"http://{HOST}:{self.port}/#{self.key}"
 
 
-def server_for(place: Place, offer: Mapping[str, Any], read: Read, worker: Worker) -> uvicorn.Server:
+# Of one page on one machine. Requests must arrive in time; readings may take as long as their worker lets them.
+LIMITS = Limits(rows=1, active=64, connections=64, connections_per_address=64, patience=5.0)
+
+
+def server_for(
+    place: Place, offer: Mapping[str, Any], read: Read, worker: Worker, limits: Limits = LIMITS
+) -> uvicorn.Server:
     """Return the server of a page, not yet running: `server.run(sockets=[place.socket])`.
+
+    A connection that has not sent a whole request is cut off after the patience of the limits, and before that if its
+    place is needed, so that half-open ones never keep the page from being served.
 
     Guarantee: nothing that is typed is logged, written to disk or sent to another machine.
     """
     import uvicorn
 
     from discreet.explorer.app import application
+    from discreet.serving.connection import connection_with
 
     config = uvicorn.Config(
         application(offer, read, worker, key=place.key, hosts=place.hosts),
+        http=connection_with(limits, makes_room=True, times_answers=False),
         **QUIET,
-        limit_concurrency=64,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=2,
     )

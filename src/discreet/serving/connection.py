@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,11 +34,17 @@ class Connection(HttpToolsProtocol):
 
     A client that sends its request byte by byte, or does not read its answer, is cut off; one that closes its side
     after a whole request still gets the answer.
+
+    With `makes_room`, a connection beyond the limits takes the place of the oldest one that has not sent a whole
+    request, if there is one. Without `times_answers` only the arrival of a request is timed, for answers that stream.
     """
 
     limits: ClassVar[Limits] = Limits()
     busy: ClassVar[Busy]
     addresses: ClassVar[Counter[str]] = Counter()
+    makes_room: ClassVar[bool] = False
+    times_answers: ClassVar[bool] = True
+    numbers: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """Make a connection that waits for its first request."""
@@ -44,6 +52,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._in_head, self._head_bytes, self._field_bytes, self._begun = True, 0, 0, 0
         self._address: str | None = None
+        self._number = next(self.numbers)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, or refuse it if there are too many."""
@@ -52,9 +61,12 @@ class Connection(HttpToolsProtocol):
         self.addresses[self._address] += 1
         self._wait()
         limits = self.limits
-        if len(self.connections) > limits.connections:
+        many, mine = len(self.connections), self.addresses[self._address]
+        if (many > limits.connections or mine > limits.connections_per_address) and self._make_room():
+            return
+        if many > limits.connections:
             self._refuse(503, f"Expected at most {limits.connections} connections. Come again.", b"retry-after: 1\r\n")
-        elif self.addresses[self._address] > limits.connections_per_address:
+        elif mine > limits.connections_per_address:
             most = limits.connections_per_address
             self._refuse(429, f"Expected at most {most} connections of yours. Use fewer.", b"retry-after: 1\r\n")
 
@@ -108,6 +120,28 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """Note that the whole request is here."""
+        super().on_message_complete()
+        if not self.times_answers:
+            self._calm()
+
+    @property
+    def half_open(self) -> bool:
+        """Whether the client has not sent a whole request that is still to be answered."""
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body
+
+    def _make_room(self) -> bool:
+        """Cut off the oldest half-open connection besides this one, and return whether there was one."""
+        if not self.makes_room:
+            return False
+        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+        waiting = [each for each in others if each.half_open and not each.transport.is_closing()]
+        if waiting:
+            min(waiting, key=lambda each: each._number).transport.abort()
+        return bool(waiting)
+
     def on_response_complete(self) -> None:
         """Stop waiting, unless the next request has begun to arrive or the answer is still to be taken."""
         self._begun -= 1
@@ -120,7 +154,7 @@ class Connection(HttpToolsProtocol):
         # All that is readable is read before any of it is worked on, so this is how far the server is behind.
         if cycle.scope["path"] == HEALTH:
             super()._start_asgi_task(cycle, app)
-        elif self.busy.count >= self.limits.active:
+        elif self.busy.count >= self.limits.active and not self._make_room():
             super()._start_asgi_task(cycle, self._too_busy)
         else:
             self.busy.count += 1
@@ -181,6 +215,7 @@ class Connection(HttpToolsProtocol):
             self._wait()  # for whoever does not take even this
 
 
-def connection_with(limits: Limits) -> type[Connection]:
+def connection_with(limits: Limits, *, makes_room: bool = False, times_answers: bool = True) -> type[Connection]:
     """Return the kind of connection that keeps to some limits."""
-    return type("LimitedConnection", (Connection,), {"limits": limits, "busy": Busy(), "addresses": Counter()})
+    own = {"limits": limits, "busy": Busy(), "addresses": Counter(), "numbers": itertools.count()}
+    return type("LimitedConnection", (Connection,), {**own, "makes_room": makes_room, "times_answers": times_answers})
