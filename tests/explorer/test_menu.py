@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,40 @@ def test_the_attack_that_is_offered_first_has_something_to_read(stage: Stage, me
     assert offer(menu, stage)["attacks"][0]["name"] == "dager"
     head_only = Stage("a head", lambda kind: stage.scene("representation"))
     assert offer(menu, head_only)["attacks"][0]["name"] == "rss"
+
+
+def test_it_starts_where_the_strength_moves_what_is_read(stage: Stage, menu: Menu) -> None:
+    found = offer(menu, stage)
+    first = {one["name"]: one["first"] for one in found["protections"]}
+    assert (found["start"], first[found["start"]]) == ("ldp", "rss")
+    for one in found["protections"]:
+        assert one["first"] is not None and one["first"] not in one["misfits"]
+    # no text is spelled from a gradient at any strength on the slider; naming one of n goes from chance to certainty
+    assert first["dp-sgd"] == first["dir-dp-sgd"] == menu.identifies
+    dial = next(dial for one in found["protections"] if one["name"] == "dp-sgd" for dial in one["dials"])
+    ends = [
+        read(Question(TYPED, "dp-sgd", first["dp-sgd"], {dial["name"]: end}), stage, menu, seconds=1.0)
+        for end in (dial["low"], dial["high"])
+    ]
+    low, high = (each["leakage"]["value"] for each in ends)
+    assert low < 0.1 < 0.9 < high
+
+
+@pytest.mark.slow
+def test_the_first_slider_goes_from_the_wrong_text_to_the_right_one(
+    nothing_trained: Callable[[Path | None], Stage], menu: Menu
+) -> None:
+    """With the built-in notes and model, as the page starts."""
+    stage = nothing_trained(None)
+    found = offer(menu, stage)
+    start = next(one for one in found["protections"] if one["name"] == found["start"])
+
+    def read_at(epsilon: float) -> float:
+        asked = Question(found["examples"][0], start["name"], start["first"], {"epsilon": epsilon})
+        return float(read(asked, stage, menu, seconds=1.0)["leakage"]["value"])
+
+    assert max(read_at(1000.0) for _ in range(3)) == 1.0
+    assert min(read_at(0.1) for _ in range(6)) < 0.5  # a text is drawn at random there, seldom the right one
 
 
 def test_an_attack_is_offered_where_it_has_something_to_attack(stage: Stage, menu: Menu) -> None:

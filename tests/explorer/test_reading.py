@@ -124,10 +124,28 @@ def test_any_text_can_be_typed(stage: Stage, menu: Menu, hostile: str) -> None:
 def test_what_is_read_in_another_script_counts_as_read(stage: Stage, menu: Menu, typed: str) -> None:
     """ROUGE drops every letter but a to z, and would call a sentence that was read in full 0% read."""
     found = read(Question(typed, attack="rss"), stage, menu, seconds=5)
-    if found["truth"]:
-        assert text(found["truth"]) == text(found["guess"]) and found["leakage"]["value"] == 1
-    else:
-        assert "knows none of it" in found["note"]
+    assert text(found["truth"]) == typed
+    assert text(found["guess"]).replace(" ", "") == typed.replace(" ", "")  # one of the candidates' texts
+    assert found["leakage"]["value"] == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "share"),
+    [("我被重复收费了 heart", "50%"), ("😀 heart", "50%"), ("😀😀", "none of the tokens"), ("the heart", "")],
+)
+def test_what_the_model_does_not_know_is_said_and_counts_as_not_read(
+    stage: Stage, menu: Menu, typed: str, share: str
+) -> None:
+    for attack in ("dager", "embedding-rows"):
+        found = read(Question(typed, attack=attack), stage, menu, seconds=5)
+        assert text(found["truth"]) == typed, "what the user wrote"
+        assert ("know" in found["note"]) == bool(share) and share in found["note"]
+        assert (found["unknown"] > 0) == bool(share)
+        assert (found["leakage"]["value"] < 1) == bool(share)
+        exact = next((one["value"] for one in found["figures"] if one["words"].startswith("whole texts")), 0.0)
+        assert exact == (0.0 if share or attack != "dager" else 1.0)
+    found = read(Question(typed, attack="one-of-n", protection="dp-sgd"), stage, menu, seconds=5)
+    assert share in found["note"]
 
 
 def test_a_sentence_is_one_and_is_not_repeated_in_errors() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -99,8 +99,12 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
     head = settings.train == "head"
     bare = {attack: said for attack in menu.attacks if (said := misfit(menu, attack, None, head=head))}
     protections: list[dict[str, Any]] = [
-        {"name": NONE, "words": "What leaves, leaves as it is.", "dials": [], "misfits": bare}
+        {"name": NONE, "words": "What leaves, leaves as it is.", "dials": [], "misfits": bare, "first": None}
     ]
+    # where only a head is trained its gradient has little to read: what leaves to be read are the vectors
+    kind = REPRESENTATION if settings.frozen else GRADIENT
+    attacks = sorted(menu.attacks, key=lambda attack: kind_of(menu.attacks[attack]) != kind)
+    protections[0]["first"] = next((attack for attack in attacks if attack not in bare), None)
     left_out: dict[str, str] = {}
     for name in menu.protections:
         before = next((dict(s.values) for s in stage.settings if s.protection == name), None)
@@ -128,23 +132,27 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
                 "own": _first_line(menu.protections[name]),
                 "dials": [asdict(dial) for dial in menu.dials(name)],
                 "misfits": {attack: said for attack, said in misfits.items() if said},
+                "first": _first_attack(menu, attacks, misfits, built),
             }
         )
     for one in protections[1:]:  # where two are of one module, the words of their settings tell them apart
         own = one.pop("own")
         if sum(other["words"] == one["words"] for other in protections) > 1:
             one["words"] = own
-    # where only a head is trained its gradient has little to read: what leaves to be read are the vectors
-    first = REPRESENTATION if settings.frozen else GRADIENT
     return {
         "title": stage.title,
         "labels": list(stage.labels),
         "protections": protections,
         "left_out": left_out,
         "attacks": [
-            {"name": name, "kind": kind_of(ruler), "words": _first_line(inspect.getmodule(type(ruler)))}
-            for name, ruler in sorted(menu.attacks.items(), key=lambda one: kind_of(one[1]) != first)
+            {
+                "name": name,
+                "kind": kind_of(menu.attacks[name]),
+                "words": _first_line(inspect.getmodule(type(menu.attacks[name]))),
+            }
+            for name in attacks
         ],
+        "start": _first_protection(menu, protections),
         "settings": [
             {
                 "number": number,
@@ -159,6 +167,30 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
         "longest": LONGEST,
         "delta": DELTA,
     }
+
+
+def _first_attack(
+    menu: Menu, attacks: Sequence[str], misfits: Mapping[str, str], built: Mapping[str, Any]
+) -> str | None:
+    """Return the attack to begin with under a protection: one whose success moves with the strength.
+
+    Attacks that spell a text from a gradient read nothing under any noise that a slider offers; naming one of n goes
+    from chance to certainty.
+    """
+    fitting = [attack for attack in attacks if not misfits[attack]]
+    if menu.identifies in fitting and place_of(built[GRADIENT]) == GRADIENT:
+        return menu.identifies
+    return next(iter(fitting), None)
+
+
+def _first_protection(menu: Menu, protections: Sequence[Mapping[str, Any]]) -> str:
+    """Return the protection to begin with: one whose strength decides whether a text is read or not, within a second.
+
+    That is a noisy vector: from one end of the slider to the other an attack goes from the wrong text to the right one.
+    """
+    moved = [one for one in protections if any(dial["name"] == "epsilon" for dial in one["dials"])]
+    read = [one for one in moved if kind_of(menu.attacks[one["first"]]) == REPRESENTATION]
+    return str((read or moved or protections)[0]["name"])
 
 
 def _stand_in(menu: Menu, stage: Stage, name: str, values: Mapping[str, Any], kind: str) -> Any:

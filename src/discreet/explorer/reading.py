@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, misfit
 from discreet.explorer.stage import Stage
 from discreet.explorer.typed import TypedScene
 from discreet.metrics.text import PAIRS
+from discreet.models.spelling import unknown_share
 from discreet.protections.representation import place_of
 from discreet.report.reading import Piece, bare, pieces
 from discreet.report.words import METRICS
@@ -108,12 +109,14 @@ def read(
     )
     found = run_attack(request, scene)
     example = None if identifies else shown(found, attack, scene, kind)
+    share = unknown_share(scene.model.tokenizer, scene.typed.texts)
     return {
         "attack": question.attack,
         "protection": question.protection,
         "dials": dict(question.dials),
         **_leakage(found, example, attack),
-        **_texts(example, attack, kind, size, _remarks(found, protect, attack, seconds)),
+        **_texts(example, attack, kind, size, _remarks(found, protect, seconds, share), scene.model.tokenizer),
+        "unknown": share,
         "guarantee": _guarantee(found, protect),
         "bound": bound(protect, found, scene),
         "candidates": count,
@@ -143,27 +146,32 @@ def _values(question: Question, stage: Stage, menu: Menu) -> dict[str, Any]:
 def shown(found: AttackResult, attack: object, scene: TypedScene, kind: str) -> Example:
     """Return the typed sentence beside what was read of it: of several readings the one that comes closest to it.
 
-    Where sentences were mixed there is a reading for each mixture, and the sentence is in several of them.
+    Where sentences were mixed there is a reading for each mixture, and the sentence is in several of them. The truth is
+    what was typed; scores compare with the tokenizer's spelling of it, where what it does not know counts as not read.
     """
+    typed = scene.typed.texts[0]
     if reads_a_bag(attack) and kind == GRADIENT:
-        return found.examples[0]  # the words of the whole batch, in no order
-    truth = spelled(scene.model, scene.typed.texts[0])
+        every = found.examples[0]  # the words of the whole batch, in no order
+        return replace(every, truth=typed, spelling=every.scored)
+    truth = spelled(scene.model, typed)
     if reads_a_bag(attack):
         truth = " ".join(dict.fromkeys(truth.split()))
     main = _main(attack, truth)
     guesses = [one.guess for one in found.examples] or [""]
     guess = max(guesses, key=lambda text: PAIRS[main](text, truth))
-    return Example(truth, guess, {name: float(PAIRS[name](guess, truth)) for name in metrics_for(attack, ASKED)})
+    scores = {name: float(PAIRS[name](guess, truth)) for name in metrics_for(attack, ASKED)}
+    return Example(typed, guess, scores, spelling=truth)
 
 
 def _main(attack: object, truth: str) -> str:
     """Return the figure that the page shows first: words in order where an attack reads them.
 
-    ROUGE sees the letters a to z and digits alone: of a text with others it would say that nothing was read.
+    ROUGE sees the letters a to z and digits alone: of a text with others it would say that nothing was read of them,
+    or, where they are few, that all was read without them.
     """
     names = metrics_for(attack, ASKED)
-    letters = [c.isascii() for c in truth if c.isalnum()]
-    order = ("rouge_l",) if letters and all(letters) else ("lcs_over_longer", "bag_recall")
+    plain = truth.isascii() and any(c.isalnum() for c in truth)
+    order = ("rouge_l",) if plain else ("lcs_over_longer", "bag_recall")
     return next((name for name in order if name in names), names[0])
 
 
@@ -173,16 +181,30 @@ def _leakage(found: AttackResult, example: Example | None, attack: object) -> di
         words = METRICS.get(one.metric, one.metric)
         main = {"words": words, "value": one.value, "low": one.low, "high": one.high, "n": one.n, "chance": one.chance}
         return {"leakage": main, "figures": []}
-    main_name = _main(attack, example.truth)
+    main_name = _main(attack, example.scored)
     figures = [{"words": METRICS.get(name, name), "value": value} for name, value in example.scores.items()]
     # of one sentence there is no chance level: that would be how far other texts of the release resemble it
     main = {"words": METRICS.get(main_name, main_name), "value": example.scores[main_name], "n": 1, "chance": None}
     return {"leakage": main, "figures": figures}
 
 
-def _remarks(found: AttackResult, protect: Any, attack: object, seconds: float) -> list[str]:
-    """Return what one must know of a reading: that the text was another, or that the time was up."""
-    said = []
+def unknown_words(share: float) -> str:
+    """Return what to say of the share of a sentence's tokens that the model does not know.
+
+    >>> unknown_words(0.0), unknown_words(1.0)[:44]
+    ('', 'The model knows none of the tokens of this s')
+    """
+    if not share:
+        return ""
+    if share == 1:
+        return "The model knows none of the tokens of this sentence: it sees [UNK] for each, which no attack can spell."
+    percent = "nearly all" if share > 0.99 else "less than 1%" if share < 0.01 else f"{share:.0%}"
+    return f"The model does not know {percent} of the tokens: it sees [UNK] there, which no attack can spell."
+
+
+def _remarks(found: AttackResult, protect: Any, seconds: float, share: float) -> list[str]:
+    """Return what one must know of a reading: that much is unknown, the text was another, or the time was up."""
+    said = [unknown_words(share)] if share else []
     if protect is not None and place_of(protect) == TEXT:
         said.append("The sentence was rewritten before it left; what is read is the rewritten one.")
     if found.stopped:
@@ -190,12 +212,13 @@ def _remarks(found: AttackResult, protect: Any, attack: object, seconds: float) 
     return said
 
 
-def _texts(example: Example | None, attack: object, kind: str, size: int, remarks: list[str]) -> dict[str, Any]:
+def _texts(
+    example: Example | None, attack: object, kind: str, size: int, remarks: list[str], tokenizer: Any
+) -> dict[str, Any]:
     if example is None:
-        return {"truth": None, "guess": None, "note": "This attack names a sentence among candidates; it spells none."}
+        notes = [*remarks, "This attack names a sentence among candidates; it spells none."]
+        return {"truth": None, "guess": None, "note": " ".join(notes)}
     notes, marked = list(remarks), pieces
-    if not example.truth:
-        notes.append("The model's tokenizer knows none of it and hands on unknown words: there is nothing to read.")
     if reads_a_bag(attack):
         notes.append("Words and parts of words, in no order.")
         marked = unordered
@@ -203,8 +226,12 @@ def _texts(example: Example | None, attack: object, kind: str, size: int, remark
         notes.append(f"They are those of all {size} sentences in the release.")
     elif size > 1:
         notes.append(f"Of the {size} texts that were read, the one closest to yours.")
+    truth = marked(example.truth, example.guess)
+    if reads_a_bag(attack) and kind == GRADIENT:  # what was read are tokens: a word is read where all of its own are
+        known = set(example.guess.split())
+        truth = [replace(piece, right=known.issuperset(tokenizer.tokenize(piece.text))) for piece in truth]
     return {
-        "truth": [{"text": piece.text, "right": piece.right} for piece in marked(example.truth, example.guess)],
+        "truth": [{"text": piece.text, "right": piece.right} for piece in truth],
         "guess": [{"text": piece.text, "right": piece.right} for piece in marked(example.guess, example.truth)],
         "note": " ".join(notes),
     }

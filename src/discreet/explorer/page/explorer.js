@@ -19,6 +19,7 @@ let offer = null;
 let asking = null; // the request under way, which a newer one aborts
 let timer = 0;
 let tracing = false;
+let picked = false; // whether the attack was chosen by hand
 const visit = []; // every reading of this visit; it goes with the page
 const stands = new Map(); // where each dial of each protection stands
 
@@ -68,7 +69,8 @@ const drawAttacks = () => {
     return option;
   }));
   const fitting = offer.attacks.filter((one) => !misfits[one.name]);
-  by("attack").value = fitting.some((one) => one.name === before) ? before : fitting[0].name;
+  const kept = picked && fitting.some((one) => one.name === before);
+  by("attack").value = kept ? before : protection().first || fitting[0].name; // one whose success moves with the strength
   by("attack-words").textContent = attack().words;
 };
 
@@ -137,18 +139,29 @@ const ask = async (asked) => {
   }
 };
 
+// Without a sentence there is nothing to show: what stands on the page is of another one.
+const clear = (words, refused) => {
+  if (asking) asking.abort();
+  asking = null;
+  by("busy").hidden = by("stop").disabled = true;
+  by("reading").hidden = true;
+  for (const place of ["truth", "guess", "note"]) by(place).replaceChildren();
+  status(words, refused);
+};
 const go = () => {
   clearTimeout(timer);
   if (!offer) return Promise.resolve(false);
-  if (!by("sentence").value.trim()) { if (asking) asking.abort(); asking = null; by("busy").hidden = by("stop").disabled = true; status("Expected a sentence, found none. Type one, or choose an example.", true); return Promise.resolve(false); }
+  if (!by("sentence").value.trim()) { clear("Expected a sentence, found none. Type one, or choose an example.", true); return Promise.resolve(false); }
   return ask(question());
 };
 const changed = (wait) => {
   clearTimeout(timer);
   tracing = false;
   drawVisit();
-  by("trace").disabled = !strength() || !by("sentence").value.trim();
-  if (by("live").checked && by("sentence").value.trim()) timer = setTimeout(go, wait);
+  const blank = !by("sentence").value.trim();
+  by("trace").disabled = !strength() || blank;
+  if (blank) clear("Type a sentence, or choose an example.");
+  else if (by("live").checked) timer = setTimeout(go, wait);
 };
 
 const fill = (place, pieces, none) => {
@@ -185,7 +198,7 @@ const show = (found, asked) => {
     + (leak.n > 1 ? `; 95% between ${percent(leak.low)} and ${percent(leak.high)}` : "")
     + (leak.chance === null || leak.chance === undefined ? "" : `; chance ${percent(leak.chance)}`);
   by("epsilon").replaceChildren(promise.epsilon === null ? "none" : atMost(promise.epsilon), document.createElement("br"));
-  const kind = promise.epsilon === null ? ["no guarantee", "none"] : promise.certified ? ["certified", "proven"] : ["an estimate", "estimate"];
+  const kind = promise.epsilon === null ? ["no guarantee", "none"] : promise.certified ? promise.epsilon > 10 ? ["certified, but weak", "estimate"] : ["certified", "proven"] : ["an estimate", "estimate"];
   by("epsilon").append(make("span", kind[0] + (promise.epsilon === null ? "" : `, ${promise.adjacency}`), `badge ${kind[1]}`));
   by("bound").textContent = found.bound === null ? "no bound" : boundOf(found);
   by("bound-words").textContent = `how often any attack names the right one of ${found.candidates}${found.alike ? ` of the same ${found.alike}` : ""} (chance ${percent(1 / found.candidates)})`;
@@ -242,6 +255,7 @@ const begin = async () => {
   by("sentence").maxLength = offer.longest;
   by("example").replaceChildren(new Option("choose …", ""), ...offer.examples.map((text, place) => new Option(text.length > 40 ? `${text.slice(0, 38)} …` : text, String(place))));
   by("protection").replaceChildren(...offer.protections.map((one) => new Option(one.name, one.name)));
+  by("protection").value = offer.start;
   by("label").replaceChildren(...offer.labels.map((name) => new Option(name, name)));
   by("label-field").hidden = !offer.labels.length;
   by("setting").replaceChildren(new Option("my own", ""), ...offer.settings.map((one) => new Option(one.label, String(one.number))));
@@ -277,7 +291,7 @@ by("setting").addEventListener("change", () => {
 });
 by("protection").addEventListener("change", () => { by("setting").value = ""; drawDials(); changed(0); });
 by("by").addEventListener("change", () => { drawSliders(); changed(0); });
-by("attack").addEventListener("change", () => { by("attack-words").textContent = attack().words; changed(0); });
+by("attack").addEventListener("change", () => { picked = true; by("attack-words").textContent = attack().words; changed(0); });
 by("label").addEventListener("change", () => changed(0));
 by("live").addEventListener("change", () => changed(0));
 by("stop").addEventListener("click", () => { tracing = false; clearTimeout(timer); if (asking) asking.abort(); });
