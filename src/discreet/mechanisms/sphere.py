@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MANY = 128
 # A block of rows is drawn, projected and scaled while it is still in the processor's cache; on a GPU, at half a GiB.
 _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}
-_SUM = 1 << 14
+_PIECE = 1 << 15
 # Squared lengths outside this range may have overflowed or lost digits in float64.
 _SMALL, _LARGE = 1e-240, 1e240
 
@@ -63,7 +63,8 @@ def _turn(
         from discreet.mechanisms import sphere_kernels
 
         fused = sphere_kernels if sphere_kernels.usable(noise, x, out) else None
-    if not fused:
+    alone = x.shape[0] == 1 and x.device.type == "cpu"  # a long row is read piece by piece, and never copied whole
+    if not fused and not alone:
         x = x.double()
     noise_square, inner, square = fused.products(noise, x) if fused else (None, None, _square(x))
     unusual = ~((square > _SMALL) & (square < _LARGE))
@@ -72,16 +73,22 @@ def _turn(
         inner = None
     long = square.sqrt()
     empty = square == 0
-    along = torch.where(empty, 0.0, (_inner(noise, x.double()) if inner is None else inner) / long)
+    along = torch.where(empty, 0.0, (_inner(noise, x if alone else x.double()) if inner is None else inner) / long)
     if x.shape[-1] < _MANY:
         # In few dimensions the noise may be nearly parallel to x: subtract first, then take the length.
-        noise.addcmul_(x, torch.where(empty, 0.0, -along / long)[:, None])
+        noise.addcmul_(x.double(), torch.where(empty, 0.0, -along / long)[:, None])
         along = torch.zeros_like(along)
     across = ((_square(noise) if noise_square is None else noise_square) - along * along).sqrt()
     scale = torch.where(empty, length, sine) / across
     shift = torch.where(empty, 0.0, (cosine - scale * along) / long)
     if fused:
         fused.turn(noise, x, scale, shift, grid_shift(deviation), out)
+        return
+    if alone:
+        for start in range(0, x.shape[1], _PIECE):
+            part = slice(start, start + _PIECE)
+            turned = noise[0, part].mul_(float(scale)).add_(x[0, part], alpha=float(shift))
+            out[0, part].copy_(on_grid(turned, deviation))
         return
     out.copy_(on_grid(noise.mul_(scale[:, None]).addcmul_(x, shift[:, None]), deviation))
 
@@ -99,8 +106,8 @@ def _inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
     if a.shape[0] == 1 and a.device.type == "cpu":
-        starts = range(0, a.shape[1], _SUM)
-        return torch.stack([torch.dot(a[0, s : s + _SUM], b[0, s : s + _SUM]) for s in starts]).sum()[None]
+        parts = [slice(start, start + _PIECE) for start in range(0, a.shape[1], _PIECE)]
+        return torch.stack([torch.dot(a[0, part].double(), b[0, part].double()) for part in parts]).sum()[None]
     return (a * b).sum(-1)
 
 
