@@ -60,7 +60,8 @@ WORDS = _WORDS.split()
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the tests away from the user's cache and from the user's records of trainings."""
     monkeypatch.setenv("DISCREET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setenv("DISCREET_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+    # A home for each test: what others trained on the same rows must not be added up in its totals.
+    monkeypatch.setenv("DISCREET_HOME", str(tmp_path_factory.getbasetemp() / "homes" / os.urandom(8).hex()))
 
 
 @pytest.fixture(autouse=True)

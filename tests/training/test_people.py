@@ -278,6 +278,19 @@ def test_several_trainings_spend_from_one_named_ledger(
     assert Counter(line[:2] for line in shared.read_text().splitlines())['["'] == spends[1]
 
 
+def test_a_named_ledger_and_the_record_are_kept_under_the_adjacency_of_the_run(
+    own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    encoder, shared = tiny_encoder("bert"), tmp_path / "all.jsonl"
+    given = ("--population", "200")
+    assert go(toy_csv, encoder, tmp_path / "a", *given, "--ledger", str(shared)) == 0
+    assert Ledger.read(shared).adjacency is Adjacency.ADD_REMOVE
+    assert go(toy_csv, encoder, tmp_path / "b", "--ledger", str(shared)) == 2
+    assert go(toy_csv, encoder, tmp_path / "c", *given) == 0
+    (record,) = People().records()
+    assert record.adjacency == "add/remove"
+
+
 def test_a_fixed_seed_is_recorded_apart(
     own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
