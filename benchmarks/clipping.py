@@ -193,7 +193,12 @@ def graphed(step: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay() -> None:
+        graph.replay()
+
+    replay.step = step  # type: ignore[attr-defined]  # the graph reads the step's tensors, so they must stay
+    return replay
 
 
 def measure_cuda(side: str, setting: Setting, steps: int) -> Cost:
