@@ -252,6 +252,7 @@ EXEMPT = {
     "data/samplers.py": "secret samplers, drawn from the secret of a run, and the order of unprotected training",
     "experiment/scene.py": "which rows are attacked: an experiment of the owner, not a release under a guarantee",
     "metrics/text.py": "the chance level of a measure",
+    "models/spelling.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
     "protections/encodings.py": "partners from the secret of a run, under replace-one: the number of rows is public",
     "protections/ldp_sent.py": "public text only",
     "training/hidden.py": "a secret order of a batch that was drawn in secret",
