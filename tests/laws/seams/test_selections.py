@@ -251,7 +251,6 @@ EXEMPT = {
     "data/notes.py": "invents names and numbers: there is nobody to protect",
     "data/samplers.py": "secret samplers, drawn from the secret of a run, and the order of unprotected training",
     "experiment/scene.py": "which rows are attacked: an experiment of the owner, not a release under a guarantee",
-    "clipping/invariance.py": "made-up rows on which a model is tried",
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",
     "models/spelling.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
     "protections/encodings.py": "partners from the secret of a run, under replace-one: the number of rows is public",
