@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ _SEED = 0
 _NUMBERS_AT_ONCE = 1 << 24
 
 
-def bitwise_invariant(record_of: Callable[[Tensor], Record], units: int, full: int) -> bool:
-    """Whether all that is recorded of a unit stays the same when the others are exchanged and all change places.
+def bitwise_invariant(values_of: Callable[[Tensor], Sequence[Tensor]], units: int, full: int) -> bool:
+    """Whether all that is computed of a unit stays the same when the others are exchanged and all change places.
 
-    `record_of` returns the record of a batch of `units` units, given by their numbers in a pool of twice as many; the
-    units whose number is a multiple of `full` have no padding. Three batches of one shape are compared: the first
-    units, an arrangement of half of them among others, and one of unpadded units alone, for which a model may leave
-    out its mask. What is compared decides what a unit adds to a sum: the factors of its gradients, and its norm.
+    `values_of` returns what is computed for a batch of `units` units, given by their numbers in a pool of twice as
+    many, as tensors with one entry for each unit: `recorded(record)` for gradients. Units whose number is a multiple of
+    `full` have no padding. Three batches of one shape are compared: the first units, an arrangement of half of them
+    among others, and one of unpadded units alone, for which a model may leave out its mask.
 
     Guarantee: none; give it units that are made up. It shows that the kernels in use on this device do not let one unit
     change another for one shape, and not that no input could make them do so.
@@ -33,14 +33,18 @@ def bitwise_invariant(record_of: Callable[[Tensor], Record], units: int, full: i
     others = units + torch.randperm(units, generator=generator)[: units - len(kept)]
     mixed = torch.cat((kept, others))[torch.randperm(units, generator=generator)]
     unpadded = torch.arange(0, units, full).roll(1).repeat(units)[:units]
-    base = _fingerprints(record_of(first), units)
-    return all(_alike(base, _fingerprints(record_of(order), units), order) for order in (mixed, unpadded))
+    base = _fingerprints(values_of(first), units)
+    return all(_alike(base, _fingerprints(values_of(order), units), order) for order in (mixed, unpadded))
 
 
-def _fingerprints(record: Record, units: int) -> Tensor:
-    """Return 64 bits for each unit and tensor of what decides the units' contributions: (tensors, units)."""
+def recorded(record: Record) -> list[Tensor]:
+    """Return what decides how much each unit adds to a sum: the factors of its gradients, and its norm."""
     values = [tensor for slot in record.slots for tensor in _tensors(slot)]
-    values += [record.upper_norms(), record.norms()]
+    return [*values, record.upper_norms(), record.norms()]
+
+
+def _fingerprints(values: Sequence[Tensor], units: int) -> Tensor:
+    """Return 64 bits for each tensor and unit, (tensors, units)."""
     return torch.stack([_fingerprint(value.reshape(units, -1)).cpu() for value in values])
 
 

@@ -98,11 +98,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Vectors:
-    """A corpus as one vector per text, as a frozen encoder gives them."""
+    """A corpus as one vector per text, as a frozen encoder gives them.
+
+    `steady` says whether each vector follows from its text alone, to the last bit, as far as made-up texts show.
+    """
 
     vectors: Tensor = field(repr=False)
     targets: Tensor = field(repr=False)
     truncated: int = 0
+    steady: bool = True
 
     def __len__(self) -> int:
         """Return the number of rows."""

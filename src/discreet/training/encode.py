@@ -9,15 +9,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from discreet.clipping.invariance import bitwise_invariant
 from discreet.core.errors import ModelError, OutputError
-from discreet.data.batches import Tokens, Vectors, tokenise
+from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.training.evaluate import represent
 from discreet.training.meter import Report, encoding_watch
+from discreet.training.parts import UNPADDED, pool_of
+from discreet.training.precision import autocast, fixed_kernels
+from discreet.training.shapes import Shapes
 from discreet.training.tensors import load_tensors, save_tensors
+
+_ROWS_IN_MIND = (
+    256  # the shapes in which a corpus is encoded are those for batches of so many rows, however many it has
+)
 
 
 def cache_folder() -> Path:
@@ -93,23 +102,74 @@ def encode(
     """
     tokens = tokenise(corpus, model.tokenizer, model.max_length, model.device)
     path = None if cache is None else cache / f"{_key(model, tokens, precision)}.safetensors"
-    vectors = None if path is None else _kept(path)
-    if vectors is None:
-        vectors = represent(model, tokens, precision, encoding_watch(watch))
+    found = None if path is None else _kept(path)
+    if found is None:
+        found = represent_apart(model, tokens, precision, encoding_watch(watch))
         # A cache that cannot be written costs time, not correctness.
         with suppress(OutputError, OSError):
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 if "DISCREET_CACHE" not in os.environ and path.parent == cache_folder():
                     path.parent.chmod(0o700)  # one that was made before; a folder of the user's choice is left alone
-                save_tensors({"vectors": vectors}, path)
-    return Vectors(vectors.to(model.device), tokens.targets, tokens.truncated)
+                save_tensors({"vectors": found[0], "steady": torch.tensor(found[1])}, path)
+    return Vectors(found[0].to(model.device), tokens.targets, tokens.truncated, found[1])
 
 
-def _kept(path: Path) -> Tensor | None:
+@torch.inference_mode()
+def represent_apart(
+    model: Classifier,
+    tokens: Tokens,
+    precision: str = "auto",
+    encoded: Callable[[int, int], None] | None = None,
+) -> tuple[Tensor, bool]:
+    """Return the sentence vectors of a tokenised corpus, each from its own text alone, and whether that is so.
+
+    Rows are read in parts of fixed shapes, as those of a private step, and made-up rows of each shape show whether a
+    vector stays the same, bit for bit, when the other rows are exchanged and all change places.
+
+    Guarantee: none, the vectors of an encoder give the text away.
+    """
+    shapes = Shapes.of(model.device.type, model.max_length, _ROWS_IN_MIND)
+    out = torch.empty(len(tokens), model.width, device=model.device)
+    steady: dict[int, bool] = {}
+    training = model.training
+    model.eval()
+
+    def vectors_of(batch: Batch) -> Tensor:
+        with fixed_kernels(), autocast(model.device, precision):
+            return model.represent(batch.inputs).float()
+
+    def is_steady(rows: int, width: int) -> bool:
+        pool = pool_of(model, tokens, 2 * rows, 1, width)
+
+        def values_of(chosen: Tensor) -> list[Tensor]:
+            at = chosen.to(model.device)
+            return [vectors_of(Batch({name: value[at] for name, value in pool.inputs.items()}, pool.targets[at]))]
+
+        return bitwise_invariant(values_of, rows, UNPADDED)
+
+    done = 0
+    try:
+        for part in shapes.parts(np.arange(len(tokens)), np.arange(len(tokens) + 1), tokens.lengths):
+            if part.width not in steady:
+                steady[part.width] = is_steady(part.units, part.width)
+            rows = torch.from_numpy(part.rows[: part.real]).to(model.device)
+            out[rows] = vectors_of(tokens.part(part.rows, part.width))[: part.real]
+            done += part.real
+            if encoded is not None:
+                encoded(done, len(tokens))
+    finally:
+        model.train(training)
+    return out, all(steady.values())
+
+
+def _kept(path: Path) -> tuple[Tensor, bool] | None:
     """Return what the cache holds, or nothing if it holds nothing that can be read."""
     try:
-        return load_tensors(path)[0]["vectors"] if path.exists() else None
+        if not path.exists():
+            return None
+        kept = load_tensors(path)[0]
+        return kept["vectors"], bool(kept["steady"])
     except (ModelError, KeyError):
         return None
 
@@ -118,7 +178,7 @@ def _key(model: Classifier, tokens: Tokens, precision: str) -> str:
     """Return a name that changes with anything the vectors depend on."""
     text = hashlib.sha256()
     settings = model.settings
-    text.update(repr((model.fingerprint, settings.pooling, precision, model.device.type)).encode())
+    text.update(repr((model.fingerprint, settings.pooling, precision, model.device.type, "apart")).encode())
     for name, column in sorted(tokens.columns.items()):
         text.update(f"{name}{tuple(column.shape)}".encode())
         text.update(column.cpu().numpy().tobytes())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from discreet.clipping.clip import Flat, clipped_sum
-from discreet.clipping.invariance import bitwise_invariant
+from discreet.clipping.invariance import bitwise_invariant, recorded
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
 from discreet.core.errors import ModelError
@@ -25,7 +25,7 @@ from discreet.models.classifier import Classifier
 from discreet.training.precision import autocast, fixed_kernels
 from discreet.training.shapes import Part, Shapes
 
-_UNPADDED = 4  # one in so many of the made-up units has no padding
+UNPADDED = 4  # one in so many of the made-up units has no padding
 _SHARE_OF_MEMORY = 0.8  # of what is free, for one part; the rest is for what the allocator cannot use
 # Bytes for each trained weight that come on top of a part: its sum, the optimizer's two moments, noise in float64.
 _BYTES_A_WEIGHT = 24
@@ -131,41 +131,41 @@ class PrivateParts:
 
     def _is_steady(self, shape: tuple[int, int, int]) -> bool:
         units, each, width = shape
-        pool = self._pool(2 * units, each, width)
+        pool = pool_of(self.model, self.rows, 2 * units, each, width)
 
-        def record_of(chosen: Tensor) -> Record:
+        def values_of(chosen: Tensor) -> list[Tensor]:
             at = (chosen[:, None] * each + torch.arange(each)).flatten().to(self.model.device)
             batch = Batch({name: value[at] for name, value in pool.inputs.items()}, pool.targets[at])
-            return self._record(batch, units, each, None)[0]
+            return recorded(self._record(batch, units, each, None)[0])
 
         training = [module for module in self.model.modules() if module.training]
         with torch.random.fork_rng(devices=[self.model.device] if self.model.device.type == "cuda" else []):
             self.model.eval()  # dropout would tell places apart, and is the same whoever stands there
             try:
-                return bitwise_invariant(record_of, units, _UNPADDED)
+                return bitwise_invariant(values_of, units, UNPADDED)
             finally:
                 for module in training:
                     module.training = True
-
-    def _pool(self, units: int, each: int, width: int) -> Batch:
-        """Return made-up rows of some units, of which every fourth has no padding."""
-
-        def made_up(padded: bool) -> Batch:
-            vocabulary, classes = len(self.model.tokenizer), self.model.classes
-            return self.rows.made_up(units * each, width, vocabulary, classes, Rng(0), padded=padded)
-
-        some, full = made_up(True), made_up(False)
-        unpadded = (torch.arange(units) % _UNPADDED == 0).repeat_interleave(each).to(some.targets.device)
-        inputs = {
-            name: torch.where(unpadded.view(-1, *(1 for _ in value.shape[1:])), full.inputs[name], value)
-            for name, value in some.inputs.items()
-        }
-        return Batch(inputs, some.targets)
 
     def _try(self, rows: int, width: int) -> None:
         """Take the part of a step that needs the memory, on made-up rows."""
         batch = self.rows.made_up(rows, width, len(self.model.tokenizer), self.model.classes, Rng(0), padded=False)
         clipped_sum(self._record(batch, rows, 1, None)[0], Flat(1.0))
+
+
+def pool_of(model: Classifier, rows: Tokens | Vectors, units: int, each: int, width: int) -> Batch:
+    """Return made-up rows of some units, of which every fourth has no padding."""
+
+    def made_up(padded: bool) -> Batch:
+        return rows.made_up(units * each, width, len(model.tokenizer), model.classes, Rng(0), padded=padded)
+
+    some, full = made_up(True), made_up(False)
+    unpadded = (torch.arange(units) % UNPADDED == 0).repeat_interleave(each).to(some.targets.device)
+    inputs = {
+        name: torch.where(unpadded.view(-1, *(1 for _ in value.shape[1:])), full.inputs[name], value)
+        for name, value in some.inputs.items()
+    }
+    return Batch(inputs, some.targets)
 
 
 def rows_on_cuda(

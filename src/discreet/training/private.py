@@ -183,7 +183,7 @@ class PrivateStep:
     def terms(self) -> Terms:
         """What the guarantee of every step rests on, as it is written into the ledger."""
         found = terms_of(self.secret, assumptions(self.population))
-        if not self.parts.unsteady:
+        if not self.parts.unsteady and (isinstance(self.rows, Tokens) or self.rows.steady):
             return found
         return Terms(found.assumptions, found.caveats | {Caveat.UNSTEADY_KERNELS})
 

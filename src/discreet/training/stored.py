@@ -27,7 +27,7 @@ def release_once(rows: Vectors, once: Once, account: Account, run: str) -> Vecto
     """Return the vectors as they leave; the cost is in the ledger before the noise is used."""
     account.spend(once.event, f"{run} release")
     vectors, targets = once(rows.vectors, rows.targets)
-    return Vectors(vectors, targets, rows.truncated)
+    return Vectors(vectors, targets, rows.truncated, rows.steady)
 
 
 def rewrite_once(

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from discreet.clipping import Flat, Tape
-from discreet.clipping.invariance import bitwise_invariant
-from discreet.clipping.record import Record
+from discreet.clipping.invariance import bitwise_invariant, recorded
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokenise
@@ -20,6 +19,8 @@ from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training import parts
+from discreet.training.encode import encode
+from discreet.training.evaluate import represent
 from discreet.training.optimizer import optimizer_for
 from discreet.training.private import PrivateStep, ledger_for
 from discreet.training.settings import TrainSettings
@@ -150,14 +151,30 @@ def test_a_probe_finds_what_depends_on_others_or_on_places() -> None:
     model, pool = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)), torch.randn(16, 4)
     tape = Tape(model)
 
-    def record_of(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Record]:
-        def run(chosen: Tensor) -> Record:
+    def record_of(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], list[Tensor]]:
+        def run(chosen: Tensor) -> list[Tensor]:
             with tape:
                 losses = model(change(pool[chosen])).flatten().square()
-            return tape.backward(losses)
+            return recorded(tape.backward(losses))
 
         return run
 
     assert bitwise_invariant(record_of(lambda x: x), 8, 4)
     assert not bitwise_invariant(record_of(lambda x: x + 1e-7 * x.mean()), 8, 4)
     assert not bitwise_invariant(record_of(lambda x: x * torch.linspace(1, 1 + 1e-6, 8)[:, None]), 8, 4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_frozen_encoder_gives_each_text_its_own_vector(precision: str, tiny_encoder: Callable[[str], Path]) -> None:
+    """One long text does not change a bit of the vectors of others, on which a private head is trained."""
+    found = {}
+    for odd in ("short", "long"):
+        corpus = corpus_of(odd, 1)
+        model = Classifier.build(corpus, rng=Rng(1), encoder=str(tiny_encoder("bert")), train="head")
+        found[odd] = encode(model, corpus, None, precision)
+    others = torch.arange(UNITS) != 5
+    same = torch.equal(found["short"].vectors[others], found["long"].vectors[others])
+    assert same or not (found["short"].steady and found["long"].steady)
+    plain = represent(model, tokenise(corpus, model.tokenizer, model.max_length), "float32")
+    close = 1e-5 if precision == "float32" else 0.1
+    torch.testing.assert_close(found["long"].vectors, plain, rtol=close, atol=close)
