@@ -1,10 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
@@ -28,6 +30,25 @@ def test_predictions_keep_the_order_of_the_corpus(tiny_encoder: Callable[[str], 
     alone = np.concatenate([predict(model, corpus.take([i])).values for i in range(12)])
     np.testing.assert_allclose(together, alone, atol=1e-6)
     np.testing.assert_allclose(together.sum(axis=1), 1, atol=1e-6)
+
+
+def test_predictions_go_on_in_smaller_groups_when_memory_runs_out(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Corpus("toy", tuple(f"the knee {i}" for i in range(7)), labels=(0, 1, 0, 1, 0, 1, 0))
+    model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")))
+    whole, represent = predict(model, corpus).values, Classifier.represent
+
+    def short_of_memory(self: Classifier, inputs: Mapping[str, Tensor]) -> Tensor:
+        if len(inputs["input_ids"]) > 2:
+            raise torch.OutOfMemoryError
+        return represent(self, inputs)
+
+    monkeypatch.setattr(Classifier, "represent", short_of_memory)
+    np.testing.assert_allclose(predict(model, corpus).values, whole, atol=1e-6)
+    monkeypatch.setattr(Classifier, "represent", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):
+        predict(model, corpus)
 
 
 def test_classes_are_matched_by_name(tiny_encoder: Callable[[str], Path]) -> None:

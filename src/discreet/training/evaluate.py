@@ -67,12 +67,25 @@ def represent(
     done = 0
     with autocast(model.device, precision):
         for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type]):
-            out[torch.from_numpy(rows).to(model.device)] = model.represent(tokens.batch(rows).inputs).float()
+            out[torch.from_numpy(rows).to(model.device)] = _represented(model, tokens, rows)
             done += len(rows)
             if encoded is not None:
                 encoded(done, len(tokens))
     model.train(was_training)
     return out
+
+
+def _represented(model: Classifier, tokens: Tokens, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return the vectors of some rows, half of them at a time if memory runs out."""
+    try:
+        return model.represent(tokens.batch(rows).inputs).float()
+    except torch.OutOfMemoryError:
+        if len(rows) == 1:
+            raise
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    half = len(rows) // 2
+    return torch.cat([_represented(model, tokens, some) for some in (rows[:half], rows[half:])])
 
 
 @torch.inference_mode()

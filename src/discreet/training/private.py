@@ -34,7 +34,7 @@ from discreet.training.shapes import Part
 
 Rows = npt.NDArray[np.int64]
 
-_TRIED_ROWS, _TRIED_TOKENS = 6, 16  # of the made-up batch on which a model is tried for mixing its rows
+_TRIED_ROWS, _TRIED_TOKENS = 6, 6  # of the made-up batch on which a model is tried for mixing its rows
 
 SECRET_SEED = "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards"
 _PUBLIC = "the number of units, the names of the labels, the settings and the encoder's first weights are public"
