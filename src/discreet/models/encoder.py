@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from discreet.core.errors import ModelError
 from discreet.core.randomness import Rng
@@ -40,6 +40,7 @@ class Encoder:
 # What a file of the wrong kind makes a library raise besides OSError, KeyError, RuntimeError and ValueError.
 WRONG_KIND = (TypeError, AttributeError, IndexError, OverflowError, RecursionError, AssertionError)
 _LONGEST = 300
+_MUCH_LARGER, _POOLER = 2, 4_000_000  # a pooler is described and not stored
 
 
 def first_line(error: BaseException) -> str:
@@ -62,19 +63,34 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"Expected a tokenizer at {str(folder)!r}. {first_line(error)} Make it anew.") from None
 
 
-def fresh_module(about: dict[str, Any]) -> nn.Module:
-    """Return a network of the shape that `encoder.json` describes, with weights to be replaced."""
-    from transformers import AutoConfig, AutoModel
+def fresh_module(about: dict[str, Any], stored: Mapping[str, Tensor]) -> nn.Module:
+    """Return a network of the shape that `encoder.json` describes, to be filled with stored weights.
 
+    A damaged description of a much larger network than the stored weights is rejected before its memory is taken.
+    """
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            if about["kind"] == BILSTM:
-                return BiLSTM(BiLSTMConfig(**about["config"]))
-            values = dict(about["config"])
-            module: nn.Module = AutoModel.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
-        return module.float()
+        layers = [value for key, value in about["config"].items() if "layer" in key and type(value) is int]
+        if max(layers, default=0) > len(stored):
+            raise ValueError(f"{max(layers)} layers for {len(stored)} stored tensors")
+        with torch.device("meta"):  # no memory, no numbers
+            size = sum(weight.numel() for weight in _described(about).parameters())
+        held = sum(weight.numel() for weight in stored.values())
+        if size > _MUCH_LARGER * held + _POOLER:
+            raise ValueError(f"{size:,} weights, and {held:,} are stored")
+        return _described(about).float()
     except Exception as error:
         raise ModelError(f"Expected the shape of an encoder in encoder.json. {first_line(error)}.") from None
+
+
+def _described(about: dict[str, Any]) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+
+    with quiet(), torch.random.fork_rng(devices=[]):
+        if about["kind"] == BILSTM:
+            return BiLSTM(BiLSTMConfig(**about["config"]))
+        values = dict(about["config"])
+        module: nn.Module = AutoModel.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    return module
 
 
 def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:

@@ -214,7 +214,7 @@ def _load_encoder(folder: Path, settings: ClientSettings) -> Classifier:
     about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
     weights, _ = load_tensors(folder / "encoder.safetensors")
     tokenizer = load_tokenizer(folder / "tokenizer")
-    module: Any = fresh_module(about)
+    module: Any = fresh_module(about, weights)
     encoder = assemble(settings.encoder, module, tokenizer, "")
     encoder.module.load_state_dict(weights)
     return Classifier(encoder, chosen, settings, Rng(0))

@@ -282,7 +282,7 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
         about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         tensors, _ = load_tensors(folder / "model.safetensors")
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        module = fresh_module(about)
+        module = fresh_module(about, tensors)
         tokenizer = load_tokenizer(folder / "tokenizer")
         encoder = assemble(settings.model.encoder, module, tokenizer, sha256(folder / "model.safetensors"))
         model = Classifier(encoder, settings.model, settings, Rng(settings.seed))

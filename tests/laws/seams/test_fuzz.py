@@ -234,6 +234,30 @@ def test_a_label_that_is_no_unicode_is_rejected() -> None:
         outcome([("a.jsonl", ["a", "b\ud800"])])
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert"},  # of its usual size, 110 million weights
+        {"model_type": "bert", "hidden_size": 10**6, "num_attention_heads": 1},
+        {"model_type": "bert", "num_hidden_layers": 10**9, "hidden_size": 8, "num_attention_heads": 1},
+        {"model_type": "bert", "vocab_size": 10**12},
+        {"model_type": "bert", "intermediate_size": float("-inf")},
+        {"model_type": ["bert"]},
+        {},
+        [],
+    ],
+)
+def test_an_encoder_that_is_described_as_huge_is_rejected_before_it_is_made(config: Any) -> None:
+    import torch
+
+    from discreet.core.errors import ModelError
+    from discreet.models.encoder import fresh_module
+
+    for kind in ("transformers", "bilstm"):
+        with pytest.raises(ModelError, match=r"encoder\.json"):
+            fresh_module({"kind": kind, "config": config}, {"a": torch.zeros(100)})
+
+
 def test_an_error_lists_some_of_many_columns(tmp_path: Path) -> None:
     from discreet.data.tables import read_table
 
