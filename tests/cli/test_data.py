@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,34 @@ def test_a_missing_file_is_refused_with_status_two(capsys: pytest.CaptureFixture
     status, _, err = say(capsys, "nothing/here.csv")
     assert status == 2
     assert "There is none; check the path" in err
+
+
+def test_doubts_and_unknown_characters_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for split, count in (("train", 30), ("validation", 6)):
+        rows = "".join(f"我被重复收费了 {i},{i % 2},c{i}\n" for i in range(count))
+        (tmp_path / f"{split}.csv").write_text("text,label,who\n" + rows, encoding="utf-8")
+    status, out, _ = say(capsys, str(tmp_path), "--unit", "who", "--json")
+    said = " ".join(json.loads(out)["doubts"])
+    assert status == 0
+    assert "6 of 30 who units stand in both train and validation" in said
+    assert "6 of 6 validation texts stand among the training texts too" in said
+    assert "of the tokens are unknown to minilm" in said
+
+
+def test_what_train_says_of_private_rows_is_not_in_the_run_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    for split, count in (("train", 30), ("validation", 6)):
+        rows = "".join(f"我被重复收费了 {i},{i % 2},c{i}\n" for i in range(count))
+        (tmp_path / f"{split}.csv").write_text("text,label,who\n" + rows, encoding="utf-8")
+    command = ["train", tmp_path, "--unit", "who", "--model", tiny_encoder("bert"), "--out", tmp_path / "run"]
+    private = ["--train", "head", "--protect", "dp-sgd", "--epsilon", "8", "--epochs", "1", "--noise-seed", "1"]
+    assert main([*map(str, command), *private, "--json"]) == 0
+    out, err = capsys.readouterr()
+    for words in ("6 of 30 who units", "6 of 6 validation texts", "of the tokens are unknown"):
+        assert f"Not for release: {words}" in err or ("Not for release: " in err and words in err)
+        assert words not in out
+    written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in {".json", ".toml", ".md"}]
+    assert written
+    for content in written:
+        assert b"units stand" not in content and b"unknown to" not in content and b"truncated" not in content

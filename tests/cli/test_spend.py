@@ -149,3 +149,22 @@ def test_the_answer_comes_without_the_slow_imports() -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in traced.stderr.splitlines()}
     assert "dp_accounting" in imported
     assert not imported & {"torch", "transformers", "tokenizers", "sklearn", "pyarrow", "faiss", "pandas"}
+
+
+def test_json_has_the_bound_for_any_attack_that_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["spend", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "100"],
+        ["solve", "--epsilon", "3", "--sampling-rate", "0.01", "--steps", "100"],
+    ):
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["any_attack"]
+        assert found["at_false_positives"] == 0.01 and 0.01 < found["most_true_positives"] < 1
+        assert main(command) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        percent = float(shown.partition("any attack at most ")[2].partition("%")[0])
+        assert 0 <= percent / 100 - found["most_true_positives"] < 1e-3
+
+
+def test_the_command_alone_shows_its_help_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "sanitize" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
 
 _SHOWN_CLASSES = 12
+_LONG = 100_000  # characters
 _LONGEST = 400  # characters of an example
 
 
@@ -29,6 +31,7 @@ def data(
     rows: Rows = None,
     share: Share = None,
     examples: Annotated[int, typer.Option(min=0, help="How many rows to show; they are shown as they are.")] = 3,
+    model: Annotated[str, typer.Option("--model", help="Encoder whose unknown characters are counted.")] = "minilm",
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -37,6 +40,7 @@ def data(
     The examples are private text: use --examples 0 where others can read along.
     """
     with working("reading the text"):
+        from discreet.data.doubts import doubts
         from discreet.data.sources import Columns, load
 
         columns = Columns(text, text_pair, label, unit, separator, quoting)
@@ -47,6 +51,9 @@ def data(
             corpus = load(data, columns, seed=seed, rows=rows, share=share, validation=0)
             corpus = corpus.renamed(corpus.name, f"train rejects this: {error}")
         found = summary(corpus, examples)
+        found["doubts"] = doubts(corpus, label, unit)
+        if (told := _unknown(corpus, model)) is not None:
+            found["doubts"].append(told)
     if json:
         as_json(found)
     else:
@@ -57,9 +64,9 @@ def summary(corpus: Corpus, examples: int) -> dict[str, Any]:
     """Return what there is to know about a corpus as plain values."""
     import numpy as np
 
-    words = np.array([len(text.split()) for text in corpus.texts])
+    words = np.array([_count(text) for text in corpus.texts])
     if corpus.second is not None:
-        words = words + np.array([len(text.split()) for text in corpus.second])
+        words = words + np.array([_count(text) for text in corpus.second])
     count = len(corpus)
     shown = [round(i * (count - 1) / max(examples - 1, 1)) for i in range(min(examples, count))]
     return {
@@ -82,6 +89,21 @@ def summary(corpus: Corpus, examples: int) -> dict[str, Any]:
         "remarks": list(corpus.remarks),
         "examples": [_example(corpus, row) for row in shown],
     }
+
+
+def _count(text: str) -> int:
+    """Return the number of words; those of a very long text are counted without a list of them."""
+    return len(text.split()) if len(text) < _LONG else sum(1 for _ in re.finditer(r"\S+", text))
+
+
+def _unknown(corpus: Corpus, model: str) -> str | None:
+    """Return how much of the text an encoder does not know; plain ASCII is known, so nothing is loaded for it."""
+    if all(text.isascii() for text in (*corpus.texts, *(corpus.second or ()))):
+        return None
+    from discreet.models.encoder import load_tokenizer
+    from discreet.models.spelling import unknown_share, unknown_words
+
+    return unknown_words(unknown_share(load_tokenizer(model), corpus.texts + (corpus.second or ())), model)
 
 
 def _by_class(corpus: Corpus) -> dict[str, int] | None:
@@ -159,12 +181,14 @@ def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
         _draw_classes(screen, facts["classes"])
     for remark in facts["remarks"]:
         screen.print(Words(f"note: {one_line(remark)}"))
+    for doubt in facts["doubts"]:
+        screen.print(Words(f"warning: {one_line(doubt)}"))
     for example in facts["examples"]:
         what = example.get("label", example.get("score", "no label"))
         screen.print(Words(f"\nrow {example['row']:,} ({example['split']}, {what})"), style="bold")
-        screen.print(Words(one_line(example["text"], _LONGEST)))
+        screen.print(Words(one_line(example["text"][: 10 * _LONGEST], _LONGEST)))
         if "text_pair" in example:
-            screen.print(Words(f"and: {one_line(example['text_pair'], _LONGEST)}"))
+            screen.print(Words(f"and: {one_line(example['text_pair'][: 10 * _LONGEST], _LONGEST)}"))
 
 
 def _draw_classes(console: Any, classes: dict[str, int]) -> None:

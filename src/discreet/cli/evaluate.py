@@ -58,13 +58,14 @@ def evaluate(
                 "--label": (label, own.label),
             }
             refuse_protected(data, split, {} if made else changed)
+    # The hold-out depends on the columns, so on the run's own data the run's own are read.
+    usual = Columns() if data in BUILT_IN and not same else asked.data.columns
     corpus = load(
         data,
-        # The hold-out depends on the columns, so on the run's own data the run's own are read.
         Columns(
-            text or asked.data.text,
-            text_pair or asked.data.text_pair,
-            label or asked.data.label,
+            text or usual.text,
+            text_pair or usual.text_pair,
+            label or usual.label,
             asked.data.unit if same else None,
             separator or (asked.data.separator if same else None),
             quoting or (asked.data.quoting if same else None),

@@ -77,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 2 refused, 130 interrupted."""
     try:
         try:
-            app(args=None if arguments is None else list(arguments))
+            given = sys.argv[1:] if arguments is None else list(arguments)
+            app(args=given or ["--help"])  # alone, the command says what it can do, and that is no error
         except SystemExit as stop:
             sys.stdout.flush()
             return int(stop.code or 0)

@@ -27,6 +27,7 @@ from discreet.cli.spend import (
     Use,
     Visible,
     amount_of,
+    any_attack,
     refuse_foreign,
     risk_of,
     show,
@@ -106,10 +107,10 @@ def solve(
             amount = amount_of(mechanism, noise_multiplier, kappa, local_epsilon, bias)
             event, answer = _steps_or_rate(use, sought, amount, float(epsilon or 0.0), delta, accountant)
         found = guarantee(event, delta=delta, adjacency=use.adjacency, accountant=accountant, unit=unit)
-        risk = None if json else risk_of(event, found)
+        risk = risk_of(event, found)
     said: dict[str, Any] = {"mechanism": mechanism, "sampling_rate": sampling_rate, "steps": steps, **answer}
     if json:
-        as_json({**found.as_dict(), **said})
+        as_json({**found.as_dict(), **said, "any_attack": any_attack(risk)})
         return
     solved = {name: shown(name, value) for name, value in answer.items()}
     given = {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in said.items()}

@@ -167,6 +167,9 @@ def _given(value: float | None, name: str) -> float:
     return value
 
 
+_FALSE_POSITIVES = 0.01
+
+
 def show(found: Guarantee, rows: dict[str, Any], risk: float | None) -> None:
     """Print a guarantee as a sentence of at most 80 columns and a small table."""
     for part in textwrap.wrap(found.sentence(), width=80):
@@ -184,13 +187,18 @@ def show(found: Guarantee, rows: dict[str, Any], risk: float | None) -> None:
     )
 
 
+def any_attack(risk: float | None) -> dict[str, float] | None:
+    """Return the most that any attack reaches as plain values for JSON; None where no bound is at hand."""
+    return None if risk is None else {"most_true_positives": risk, "at_false_positives": _FALSE_POSITIVES}
+
+
 def risk_of(event: DpEvent, found: Guarantee) -> float | None:
     """Return the most true positives at 1% false positives, where a bound is at hand."""
     if not found.certified or not found.exists:
         return None
     from discreet.accounting.risk import most_true_positives
 
-    return most_true_positives(event, 0.01, found.adjacency)
+    return most_true_positives(event, _FALSE_POSITIVES, found.adjacency)
 
 
 def spend(
@@ -220,8 +228,9 @@ def spend(
 
         event = use.event(amount)
         found = guarantee(event, delta=delta, adjacency=use.adjacency, accountant=accountant, unit=unit)
-        risk = None if json else risk_of(event, found)
+        risk = risk_of(event, found)
     if json:
-        as_json({**found.as_dict(), "mechanism": mechanism, "sampling_rate": sampling_rate, "steps": steps})
+        said = {"mechanism": mechanism, "sampling_rate": sampling_rate, "steps": steps, "any_attack": any_attack(risk)}
+        as_json({**found.as_dict(), **said})
         return
     show(found, {"mechanism": mechanism, "sampling rate": f"{sampling_rate:g}", "steps": steps}, risk)

@@ -98,6 +98,7 @@ def train(
     It holds model, tokenizer, settings, metrics, a model card and, with --protect, the ledger.
     """
     with working("starting"):
+        from discreet.data.doubts import NOT_FOR_RELEASE, doubts
         from discreet.data.sources import Columns
         from discreet.experiment import RunRequest, load_corpus, run_training
         from discreet.models.classifier import ModelSettings
@@ -135,6 +136,8 @@ def train(
     )
     with working("reading the text"):
         corpus = load_corpus(request)
+    for doubt in doubts(corpus, label, unit):
+        note(f"{NOT_FOR_RELEASE}: {doubt}")
     if chooses_part:
         part = part_to_train(request.model.train, protect, request.size_of(corpus), request.model.encoder)
         if part != request.model.train:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
+from discreet.data.doubts import NOT_FOR_RELEASE
 from discreet.data.sources import BUILT_IN, load
 from discreet.experiment.plan import Plan, RunRequest, asked_as, counted_for, plan_for, refuse_private_labels
 from discreet.models.classifier import Classifier
+from discreet.models.spelling import unknown_share, unknown_words
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import at_vectors, place_of
 from discreet.training.encode import cache_folder, cached, ready
@@ -89,6 +91,9 @@ def run_training(
     rng = Rng(request.seed)
     workspace = workspace_of(out, resume=resume)
     model = Classifier.build(corpus, request.model, rng=rng.fork("model"), download=download).to(where)
+    unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)
+    if unknown is not None:
+        say(f"{NOT_FOR_RELEASE}: {unknown}")
     kept = cache_folder() if (request.protect is None if cache is None else cache) else None
     with prepared(workspace):
         plan = plan_for(request, model, corpus, workspace, say) if request.protect is not None else None
