@@ -116,17 +116,9 @@ def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:
     return _load(name, name, download=download, fingerprint=f"hub:{name}")
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of an encoder on this machine, without its weights."""
-    from transformers import AutoTokenizer
-
-    where = minilm_folder() if name in (MINILM, BILSTM) else name
-    try:
-        with quiet():
-            found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"Expected the tokenizer of {name!r} on this machine. {_first(error)}") from None
-    return found
+def tokenizer_of(name: str) -> Any:
+    """Return the tokenizer of an encoder on this machine by the encoder's name, without its weights."""
+    return load_tokenizer(minilm_folder() if name in (MINILM, BILSTM) else Path(name))
 
 
 def _load(name: str, where: Path | str, *, download: bool, fingerprint: str) -> Encoder:
