@@ -254,7 +254,7 @@ EXEMPT = {
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",
     "models/spelling.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
     "protections/encodings.py": "partners from the secret of a run, under replace-one: the number of rows is public",
-    "protections/ldp_sent.py": "public text only",
+    "protections/ldp_sent.py": "vectors and labels as they were released, noisy or stated as public: post-processing",
     "training/hidden.py": "a secret order of a batch that was drawn in secret",
 }
 
