@@ -30,7 +30,7 @@ class Meter:
     >>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent
     >>> meter = Meter(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), delta=1e-5)
     >>> [round(meter.epsilon(steps), 3) for steps in (0, 1, 1000, 10_000)]
-    [0.0, 0.199, 1.829, 6.191]
+    [0.0, 0.199, 1.829, 6.19]
     """
 
     step: DpEvent
