@@ -1,5 +1,6 @@
 """Over a real connection: what a user, a slow, a broken and a hostile client get, and that the server lives."""
 
+import io
 import json
 import logging
 import random
@@ -333,6 +334,21 @@ def test_a_failure_inside_is_said_without_what_it_held(served: Any, monkeypatch:
     assert "123" not in said["error"]
     monkeypatch.undo()
     assert ask(served, post(vectors(GOOD)))[0] == 200
+
+
+def test_serving_leaves_the_logging_of_the_process_alone(serving: Callable[..., Any]) -> None:
+    closed: list[logging.Handler] = []
+
+    class Own(logging.StreamHandler[io.StringIO]):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    own = Own(io.StringIO())
+    with serving() as server:
+        assert server.lives()
+    assert not closed
+    own.close()
 
 
 def test_a_taken_port_is_refused(served: Any) -> None:

@@ -23,6 +23,7 @@ QUIET: dict[str, Any] = {
     "lifespan": "off",
     "access_log": False,
     "log_level": "critical",
+    "log_config": None,  # uvicorn's own closes every handler of the process, and absl's closes the stream it writes to
     "server_header": False,
     "date_header": False,
     "proxy_headers": False,
