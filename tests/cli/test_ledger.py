@@ -35,7 +35,7 @@ def test_it_says_what_was_spent_for_whom_and_what_is_left(path: Path, capsys: py
     assert "1,000 PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=1.0))" in words
     assert "Certified: differential privacy with epsilon = 1.829 and delta = 1e-05 for each author" in words
     assert "Budget: epsilon 3 at delta 1e-05, of which 1.829 is spent." in words
-    assert "Room for 1,663 more of PoissonSampled" in words
+    assert "Room for 1,664 more of PoissonSampled" in words
     assert "cut short" not in words and "again" not in words
 
 
@@ -70,7 +70,7 @@ def test_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["guarantee"]["epsilon"] > 1.829
     assert values["guarantee"]["certified"]
     assert values["budget"] == {"epsilon": 3.0, "delta": 1e-5}
-    assert values["remaining"][0]["spends"] == 1663
+    assert values["remaining"][0]["spends"] == 1664
     assert (values["spent_again"], values["torn"], values["unfinished"]) == (0, 0, False)
 
 
