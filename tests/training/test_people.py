@@ -140,6 +140,21 @@ def test_fixed_seeds_and_studies_are_listed_apart(home: Path) -> None:
     assert sorted(record.kind for record in People(home).records()) == ["fixed-seed", "study"]
 
 
+def test_a_total_states_the_assumptions_and_caveats_of_its_trainings(home: Path) -> None:
+    for number, caveats in enumerate(({}, {Caveat.TRAINED_ENCODER})):
+        one = Training(home, corpus("a"))
+        one.steps(0, 3, Terms((f"assumption {number}",), frozenset(caveats)))
+        one.entry.close(finished=True)
+        now = one.entry.now().guarantee
+        total = Training(home, corpus("a")).entry.before().guarantee
+        assert (set(now.assumptions), now.caveats) == (set(total.assumptions), total.caveats)
+        assert {f"assumption {k}" for k in range(number + 1)} <= set(total.assumptions)
+        assert total.certified is (not caveats) and total.caveats == set(caveats)
+    assert not total.certified
+    ((_, _, count, most),) = People(home).touched_most()
+    assert count == 2 and most.assumptions == total.assumptions and most.caveats == total.caveats
+
+
 def test_other_adjacencies_are_named_and_not_added(home: Path) -> None:
     one = Training(home, corpus("a"), adjacency="add/remove")
     one.steps(0, 5)
@@ -169,7 +184,8 @@ def test_the_home_is_for_its_owner_only_and_holds_no_word_and_no_plain_hash(home
     one.entry.close(finished=True)
     files = [path for path in home.rglob("*") if path.is_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in home.rglob("*") if path.is_dir()} == {0o700}
+    folders = [home, *(path for path in home.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
     assert not any(b"anna" in path.read_bytes() for path in files)
     marks = People(home).marks_of(corpus("anna", "bert"))
     assert np.array_equal(marks, People(home).marks_of(corpus("bert", "anna", "anna")))

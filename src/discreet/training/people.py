@@ -26,7 +26,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ class Record:
     finished: bool = False
     spent: dict[str, int] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     @property
     def spends(self) -> int:
@@ -160,11 +161,12 @@ class People:
         planned: Spent | None = None,
         *,
         leave_out: str = "",
-        caveats: frozenset[Caveat] = frozenset(),
+        terms: Terms | None = None,
     ) -> Total:
         """Return what earlier trainings on these people add up to, with what is planned for all of them.
 
-        `leave_out` is the name of a record that is not counted: that of the training whose plan is given.
+        `leave_out` is the name of a record that is not counted: that of the training whose plan is given, with what its
+        guarantee rests on as `terms`.
         """
         touched: list[tuple[Record, npt.NDArray[np.bool_]]] = []
         apart = elsewhere = 0
@@ -188,8 +190,10 @@ class People:
             worst = one if worst is None or one.epsilon > worst.epsilon else worst
         assert worst is not None
         known = frozenset(Caveat(value) for record, _ in touched for value in record.caveats)
+        told = Terms(tuple(text for record, _ in touched for text in record.assumptions), known) | (terms or Terms())
+        stated = replace(worst, assumptions=tuple(dict.fromkeys((*told.assumptions, *worst.assumptions))))
         trainings = len(touched) + (planned is not None)
-        return Total(worst.with_caveats(known | caveats), trainings, apart, elsewhere)
+        return Total(stated.with_caveats(told.caveats), trainings, apart, elsewhere)
 
     def write(self, record: Record, marks: Marks | None = None) -> None:
         """Write a record, whole or not at all, and on disk when this returns; its units are written first."""
@@ -237,7 +241,8 @@ class People:
 
     def _make(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.mkdir(exist_ok=True, mode=0o700)
             if "DISCREET_HOME" not in os.environ:
                 self.home.chmod(0o700)
             self.folder.chmod(0o700)
@@ -270,7 +275,8 @@ class People:
             if values.pop("format") != _FORMAT:
                 raise ValueError("another format")
             values["spent"] = {str(text): int(count) for text, count in values["spent"].items()}
-            return Record(**{**values, "caveats": tuple(values["caveats"])})
+            lists = {name: tuple(values.get(name, ())) for name in ("caveats", "assumptions")}
+            return Record(**{**values, **lists})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise LedgerError(
                 f"Expected a record of a training at {str(path)!r}, found something else. What was spent can no longer "
@@ -383,13 +389,15 @@ class Entry:
         text = event_to_json(event)
         needed = self.used[text] + 1
         caveats = tuple(sorted({*self.record.caveats, *(terms.caveats if terms else ())}))
-        if needed > self.record.spent.get(text, 0) or caveats != self.record.caveats:
+        told = tuple(dict.fromkeys((*self.record.assumptions, *(terms.assumptions if terms else ()))))
+        changed = (caveats, told) != (self.record.caveats, self.record.assumptions)
+        if changed or needed > self.record.spent.get(text, 0):
             with self.people.locked():
                 if self.budget is not None and text not in self.planned:
                     self._allow(self.used + Counter({text: 1}), self.budget, repr(id))
                 reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
                 spent = {**self.record.spent, text: max(int(reserved), needed)}
-                self.record = _changed(self.record, spent=spent, caveats=caveats)
+                self.record = replace(self.record, spent=spent, caveats=caveats, assumptions=told)
                 self.people.write(self.record, self.marks)
         self.used[text] = needed
 
@@ -399,12 +407,12 @@ class Entry:
             if not self.used.total():
                 self.people.delete(self.record.name)
                 return
-            self.record = _changed(self.record, spent=dict(self.used), finished=finished)
+            self.record = replace(self.record, spent=dict(self.used), finished=finished)
             self.people.write(self.record, self.marks)
 
     def _with(self, spent: Counter[str]) -> Total:
         told = self.record
-        caveats = frozenset(map(Caveat, told.caveats))
+        terms = Terms(told.assumptions, frozenset(map(Caveat, told.caveats)))
         return self.people.total(
             self.marks,
             told.unit,
@@ -412,7 +420,7 @@ class Entry:
             told.delta,
             spent,
             leave_out=told.name,
-            caveats=caveats,
+            terms=terms,
         )
 
     def _allow(self, spent: Counter[str], budget: float, what: str) -> None:
@@ -496,12 +504,6 @@ def _patterns(touched: Sequence[npt.NDArray[np.bool_]]) -> list[tuple[int, ...]]
     if len(largest) > _MOST_PATTERNS:
         return [tuple(range(len(touched)))]
     return [tuple(sorted(one)) for one in largest]
-
-
-def _changed(record: Record, **changes: Any) -> Record:
-    import dataclasses
-
-    return dataclasses.replace(record, **changes)
 
 
 def _now() -> str:
