@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 _STEPS = {"cpu": 8, "cuda": 1}
 _LEAST_WIDTH = {"cpu": 4, "cuda": 16}
 # A part on a CPU has about so many tokens: a larger one is no faster, and wastes more when it is filled up.
-_CPU_TOKENS = (256, 1024)
+_CPU_TOKENS = (256, 512)
 MOST_TOKENS = 1 << 17  # of a part on a GPU, where a larger one is no faster
 
 
