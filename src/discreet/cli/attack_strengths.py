@@ -97,7 +97,13 @@ def attack_for_run(run: Path, protect: str | None) -> str:
         return "dager"  # load_run says what is wrong
     settings = read_settings(path)
     own = None if settings.protect is None else settings.protect.name
-    return _fitting(settings.model.train, own if protect is None else protect)[0]
+    fitting = _fitting(settings.model.train, own if protect is None else protect)
+    if not fitting:
+        raise UnsupportedError(
+            f"Expected a run that some attack fits, found one that trains {settings.model.train} on text rewritten by "
+            f"{own or protect}. Train all layers, or attack a plain release with --protect none."
+        )
+    return fitting[0]
 
 
 def _fitting(train: str, protect: str | None) -> list[str]:
@@ -112,8 +118,8 @@ def _fitting(train: str, protect: str | None) -> list[str]:
     if train == "all":
         gradient = [n for n in catalog.ATTACKS if kind_of(catalog.attack_class(n)) == GRADIENT and n != "dager"]
         return ["dager", *(n for n in gradient if place == GRADIENT or n != catalog.ONE_OF_N)]
-    # without the gradients of the layers near the text only candidates can be told apart, or gradients matched
-    return [catalog.ONE_OF_N] if place == GRADIENT else ["tag"]
+    # without the gradients of the layers near the text, candidates can be told apart, and no text can be read
+    return [catalog.ONE_OF_N] if place == GRADIENT else []
 
 
 @contextmanager
