@@ -212,7 +212,8 @@ class Record:
         if capturing(total.squares) or total.squares.requires_grad:
             return False
         share = (_SHARE_ON_GPU if total.squares.is_cuda else _SHARE) * total.squares.clamp_min(0) + _UNSEEN_SQUARE
-        units = (total.error > share).nonzero().flatten().tolist()
+        real = len(self) - self.padding  # the gradient of padding is zero, whatever is known of its size
+        units = (total.error > share)[:real].nonzero().flatten().tolist()
         for unit in units:
             for slot in slots:
                 sizes = self._sizes[slot.name]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from discreet.clipping import Flat, Tape
 from discreet.clipping.invariance import bitwise_invariant, recorded
+from discreet.clipping.slots import Pair
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokenise
@@ -178,3 +179,18 @@ def test_a_frozen_encoder_gives_each_text_its_own_vector(precision: str, tiny_en
     plain = represent(model, tokenise(corpus, model.tokenizer, model.max_length), "float32")
     close = 1e-5 if precision == "float32" else 0.1
     torch.testing.assert_close(found["long"].vectors, plain, rtol=close, atol=close)
+
+
+def test_what_fills_up_a_shape_is_not_worked_on(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding has no gradient, so nothing is left unknown of it that would have to be formed again in float64."""
+    refined: list[int] = []
+    before = Pair.exact
+    monkeypatch.setattr(Pair, "exact", lambda slot, unit: (refined.append(unit), before(slot, unit))[1])
+    with step_of(tiny_encoder("bert"), corpus_of(None, 3), "bf16") as step:
+        for parameter in step.model.head.parameters():
+            torch.nn.init.normal_(parameter)
+        part = next(part for part in step.parts_of(np.arange(UNITS)) if part.real < part.units)
+        step.parts.record(part)[0].norms()
+        assert all(unit < part.real for unit in refined)
