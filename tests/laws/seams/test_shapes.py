@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.clipping import Flat, Tape
+from discreet.clipping import Flat, Tape, record
 from discreet.clipping.invariance import bitwise_invariant, recorded
 from discreet.clipping.slots import Pair
 from discreet.core.guarantee import Caveat
@@ -184,13 +184,19 @@ def test_a_frozen_encoder_gives_each_text_its_own_vector(precision: str, tiny_en
 def test_what_fills_up_a_shape_is_not_worked_on(
     tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padding has no gradient, so nothing is left unknown of it that would have to be formed again in float64."""
-    refined: list[int] = []
-    before = Pair.exact
-    monkeypatch.setattr(Pair, "exact", lambda slot, unit: (refined.append(unit), before(slot, unit))[1])
+    """Padding has no gradient, so nothing of it has to be formed again in float64, as that of uncertain units is."""
+    refined: set[int] = set()
+    exact = Pair.exact
+
+    def remembered(slot: Pair, unit: int) -> tuple[Tensor, Tensor]:
+        refined.add(unit)
+        return exact(slot, unit)
+
+    monkeypatch.setattr(Pair, "exact", remembered)
+    monkeypatch.setattr(record, "_UNSEEN_SQUARE", -1.0)  # so that every unit counts as uncertain
+    monkeypatch.setattr(record, "_SHARE", 0.0)
     with step_of(tiny_encoder("bert"), corpus_of(None, 3), "bf16") as step:
-        for parameter in step.model.head.parameters():
-            torch.nn.init.normal_(parameter)
         part = next(part for part in step.parts_of(np.arange(UNITS)) if part.real < part.units)
+        refined.clear()
         step.parts.record(part)[0].norms()
-        assert all(unit < part.real for unit in refined)
+    assert refined == set(range(part.real))
