@@ -27,7 +27,29 @@ import torch
 MODELS = {"minilm": (384, 6, 12, 1536), "bert-base": (768, 12, 12, 3072)}
 WORDS = 2000
 # Words that are one token in the usual vocabularies.
-COMMON = "the of and to in is was good bad house water river stone green blue long short cold warm music child".split()
+COMMON = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "was",
+    "good",
+    "bad",
+    "house",
+    "water",
+    "river",
+    "stone",
+    "green",
+    "blue",
+    "long",
+    "short",
+    "cold",
+    "warm",
+    "music",
+    "child",
+]
 
 
 def save_encoder(folder: Path, name: str) -> None:
