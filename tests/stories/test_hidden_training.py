@@ -61,7 +61,7 @@ def test_dp_ie_releases_once_and_its_model_is_read_back(
     words = ["--protect", "dp-ie", "--epsilon", 40]
     out, err = told(capfd, *command, *words, "--out", tmp_path / "a", "--json")
     done = json.loads(out)
-    assert "epsilon ≤ 40" in err and "rows/s" not in err, "its head is solved at once: no step reads a row"
+    assert "rows/s" not in err, "its head is solved at once: no step reads a row"
     assert done["guarantee"]["certified"] and 39 < done["guarantee"]["epsilon"] <= 40
     assert done["guarantee"]["adjacency"] == "replace-one"
     assert any("labels are public" in said for said in done["guarantee"]["assumptions"])

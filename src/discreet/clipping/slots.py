@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from discreet.clipping import ghost, kernels
 from discreet.clipping.precision import (
@@ -32,6 +33,7 @@ from discreet.clipping.units import Units
 Key = tuple[int, int, torch.Size, torch.dtype]
 # Below so many numbers an ordinary operation is launched sooner than it is run; in a recorded graph that is no matter.
 _LARGE, _LARGE_IN_GRAPH = 2**23, 2**18
+_ALIGNED = 8  # numbers: no kernel reads more at once
 _STRETCH = 2**8  # so many squares are summed before their sum is widened
 Shared = dict[tuple[object, ...], Tensor]  # what slots with the same input share: attention's query, key and value
 
@@ -285,12 +287,15 @@ def vector_sizes(values: Tensor) -> Sizes:
     Short stretches are summed in float32 or wider, and the stretches in float64.
     """
     wide = accumulator(values.dtype)
-    rows, stretches = values.shape[0], values.shape[1] // _STRETCH
-    cut = stretches * _STRETCH
-    squares = torch.linalg.vector_norm(values[:, cut:], dim=1, dtype=wide).double().square()
-    if stretches:
-        parts = torch.linalg.vector_norm(values[:, :cut].reshape(rows, stretches, _STRETCH), dim=2, dtype=wide)
-        squares = squares + parts.double().square().sum(1)
+    rows, width = values.shape
+    # A GPU adds a row in an order that depends on where it begins in memory. Rows of such widths all begin alike, so
+    # that a unit's norm does not depend on its place.
+    values = F.pad(values, (0, -width % (_ALIGNED if width <= _STRETCH else _ALIGNED * _STRETCH)))
+    if width <= _STRETCH:
+        squares = torch.linalg.vector_norm(values, dim=1, dtype=wide).double().square()
+    else:
+        parts = torch.linalg.vector_norm(values.view(rows, values.shape[1] // _STRETCH, _STRETCH), dim=2, dtype=wide)
+        squares = parts.double().square().sum(1)
     # Another stretch's worth of terms stands for the root, its square and the sum in float64.
     unit = FLOAT64_UNIT if values.dtype == torch.float64 else FLOAT32_UNIT
     error = squares.detach() * gamma(2 * _STRETCH, unit)
