@@ -181,3 +181,17 @@ def test_too_short_a_limit_on_words_is_refused_with_the_length_that_there_is(min
         match=r"of at most 3 words; allow longer ones \(--max-words\), ask for fewer \(--examples\), or an",
     ):
         minilm.draw(3, Rng(0), max_words=3)
+
+
+def test_all_updates_of_a_run_are_attacked_under_the_guarantee_of_the_run(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", toy_csv, "--model", tiny_encoder("bert"), "--out", out, "--epochs", 2, "--protect", "dp-sgd"]
+    assert main([str(word) for word in [*words, "--epsilon", 8, "--batch-size", 20, "--device", "cpu", "--json"]]) == 0
+    trained = json.loads(capsys.readouterr().out)["guarantee"]
+    assert main(["attack", str(out), "--attack", "one-of-n", "--candidates", "4", "--draws", "500", "--json"]) == 0
+    attacked = json.loads(capsys.readouterr().out)
+    promise = (attacked.get("results") or [attacked])[0]["guarantee"]
+    assert (promise["delta"], promise["unit"]) == (trained["delta"], trained["unit"])
+    assert promise["epsilon"] == pytest.approx(trained["epsilon"], rel=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,7 +73,10 @@ def attack(
     epsilon: Annotated[
         list[str] | None, typer.Option(help="Of the one release; the noise is solved.", rich_help_panel=_PRIVACY)
     ] = None,
-    delta: Annotated[float, typer.Option(help="Of the one release.", rich_help_panel=_PRIVACY)] = 1e-5,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Of the release; 1e-5, or the run's own for all its updates.", rich_help_panel=_PRIVACY),
+    ] = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="Longest gradient of one unit; 1.", rich_help_panel=_PRIVACY)
     ] = None,
@@ -148,7 +152,7 @@ def attack(
         max_words=max_words,
         first_words=first_words,
         seconds=seconds,
-        delta=delta,
+        delta=AttackRequest.delta if delta is None else delta,
         metrics=tuple(metric or METRICS),
         seed=seed,
         noise_seed=noise_seed,
@@ -187,6 +191,10 @@ def attack(
         note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
     own_steps = attack == ONE_OF_N and steps is None and scene.run is not None
+    if own_steps and delta is None and scene.run is not None:
+        from discreet.experiment.identification import delta_of_run
+
+        request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
     with naming_others(scene, attack, protections):
         results = _attacked(request, scene, protections, json, whole_texts, own_steps)
     if (said := unknown_words(results[0].unknown_share, scene.model.settings.encoder)) is not None:

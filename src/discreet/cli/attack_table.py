@@ -192,7 +192,8 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
         seen = results[0].release
         what = f"all {seen['steps']} updates of the training" if seen.get("scope") == "training" else "this release"
         console.print(plain(f"No attack on {what} names the right candidate more often than the bound."))
-    console.print(plain(f"In the last row: {guarantee_words(results[-1])}"))
+    where = "In the last row: " if len(results) > 1 else ""
+    console.print(plain(f"{where}{guarantee_words(results[-1])}"))
 
 
 def epsilon_words(result: AttackResult) -> str:

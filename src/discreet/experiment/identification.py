@@ -67,7 +67,8 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
             event,
             delta=request.delta,
             adjacency=request.protect.adjacency,
-            unit=rows.unit_name if rows.units is None else "record",
+            # All updates of a run cost what its training costs a unit; in one release a candidate is a single record.
+            unit=rows.unit_name if rows.units is None or updates is not None else "record",
             assumptions=(*known, "the noise is secret; here it was simulated"),
         )
     proven = updates is None or updates.certified
@@ -83,6 +84,12 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
         seconds=time.monotonic() - began,
         bound=most_identified(event, count, null_of(request.protect)) if proven else None,
     )
+
+
+def delta_of_run(run: Run, otherwise: float) -> float:
+    """Return the delta that a run's own guarantee is stated at, so that its attacks are compared with that."""
+    promise = run.metrics.get("guarantee")
+    return otherwise if not isinstance(promise, dict) else float(promise["delta"])
 
 
 def null_of(protect: Any) -> Adjacency:

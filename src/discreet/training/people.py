@@ -81,6 +81,10 @@ class Record:
         return sum(self.spent.values())
 
 
+def _count(number: int, noun: str = "training") -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 @dataclass(frozen=True)
 class Total:
     """What the trainings on a set of people add up to for the one of them with the largest total.
@@ -97,7 +101,7 @@ class Total:
     def sentence(self, fresh: bool = False) -> str:
         """Return the total as a sentence; `fresh` says that no limit was set."""
         found, count = self.guarantee, self.trainings
-        over = "1 protected training" if count == 1 else f"{count} protected trainings"
+        over = _count(count, "protected training")
         if not count:
             text = f"These {found.unit}s: nothing is spent so far."
         elif not found.exists:
@@ -109,9 +113,9 @@ class Total:
                 f"{over} on this machine ({found.adjacency.value})."
             )
         if self.elsewhere:
-            text += f" {self.elsewhere} more under another adjacency are not in this figure."
+            text += f" Not in this figure: {_count(self.elsewhere)} under another adjacency."
         if self.apart:
-            text += f" {self.apart} more with a fixed seed are recorded apart: for experiments, not for release."
+            text += f" Recorded apart: {_count(self.apart)} with a fixed seed, for experiments and not for release."
         return text + (" No limit is set; --budget sets one." if fresh else "")
 
     def as_dict(self) -> dict[str, Any]:
