@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -195,3 +196,26 @@ def test_all_updates_of_a_run_are_attacked_under_the_guarantee_of_the_run(
     promise = (attacked.get("results") or [attacked])[0]["guarantee"]
     assert (promise["delta"], promise["unit"]) == (trained["delta"], trained["unit"])
     assert promise["epsilon"] == pytest.approx(trained["epsilon"], rel=1e-3)
+
+
+def test_a_run_with_a_population_is_attacked_on_all_its_updates_with_its_caveats(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["train", toy_csv, "--model", tiny_encoder("bert"), "--out", out, "--epochs", 2, "--protect", "dp-sgd"]
+    more = ["--epsilon", 8, "--batch-size", 20, "--population", 100, "--classes", "ward,clinic", "--json"]
+    assert main([str(word) for word in [*words, *more]]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    attack = ["attack", str(out), "--attack", "one-of-n", "--candidates", "4", "--draws", "500", "--json"]
+
+    def attacked() -> dict[str, Any]:
+        assert main(attack) == 0
+        told = json.loads(capsys.readouterr().out)
+        return (told.get("results") or [told])[0]
+
+    assert attacked()["release"]["steps"] == steps
+    metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    metrics["guarantee"] |= {"certified": False, "caveats": ["unsteady-kernels"]}
+    (out / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    doubted = attacked()
+    assert not doubted["guarantee"]["certified"] and doubted.get("bound") is None

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
+from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.training.encode import represent_apart
 from discreet.training.evaluate import by_length, evaluate, predict
 
 
@@ -62,3 +64,25 @@ def test_classes_are_matched_by_name(tiny_encoder: Callable[[str], Path]) -> Non
         evaluate(model, strange)
     with pytest.raises(DataError, match="Expected data for classification, found regression"):
         evaluate(model, Corpus("toy", texts, scores=(0.0,) * 6))
+
+
+def test_a_frozen_encoder_reads_smaller_parts_when_memory_runs_out(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tuple(f"the {word} was calm" for word in ("film", "plot", "knee", "scan", "ward", "note"))
+    corpus = Corpus("toy", rows, labels=(0, 1, 0, 1, 0, 1))
+    model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    tokens = tokenise(corpus, model.tokenizer, model.max_length)
+    wanted, _ = represent_apart(model, tokens)
+    represent, sizes = model.represent, []
+
+    def short_of_memory(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        sizes.append(len(inputs["input_ids"]))
+        if sizes[-1] > 3:
+            raise torch.OutOfMemoryError("made up")
+        return represent(inputs)
+
+    monkeypatch.setattr(model, "represent", short_of_memory)
+    found, _ = represent_apart(model, tokens)
+    torch.testing.assert_close(found, wanted)
+    assert max(sizes) > 3 and sizes[-1] <= 3

@@ -245,7 +245,7 @@ def test_train_prints_the_total_and_writes_none_of_it_into_the_run(
     assert [found["people"]["trainings"] for found in figures] == [1, 2]
     total = figures[1]["people"]["guarantee"]["epsilon"]
     assert total > max(found["guarantee"]["epsilon"] for found in figures)
-    assert "1 protected training on this machine" in shown.err
+    assert "1 protected training recorded here" in shown.err
     record = json.loads(next(iter((own_home / "people").glob("*.json"))).read_text())
     assert record["finished"]
     for name in ("a", "b"):
@@ -317,3 +317,32 @@ def test_a_fixed_seed_is_recorded_apart(
     assert record.kind == FIXED_SEED and record.caveats == ("fixed-seed",)
     assert go(toy_csv, tiny_encoder("bert"), tmp_path / "b", "--json") == 0
     assert json.loads(capsys.readouterr().out)["people"]["trainings"] == 1
+
+
+def test_two_trainings_that_run_side_by_side_stay_within_the_budget(home: Path) -> None:
+    budget = price(120)
+    one, two = (Training(home, corpus("a"), planned=100, budget=budget) for _ in range(2))
+    one.entry.check()
+    two.entry.check()  # neither has spent anything yet
+    with pytest.raises(BudgetError):
+        for step in range(100):
+            one.steps(step, step + 1)
+            two.steps(step, step + 1)
+    assert one.entry._with(one.entry.used).guarantee.epsilon <= budget
+
+
+def test_a_budget_is_not_passed_by_another_adjacency(home: Path) -> None:
+    first = Training(home, corpus("a"))
+    first.steps(0, 100)
+    first.entry.close(finished=True)
+    with pytest.raises(BudgetError, match="another adjacency"):
+        Training(home, corpus("a"), budget=price(110), planned=1, adjacency="add/remove").entry.check()
+
+
+def test_trainings_of_another_unit_are_named(home: Path) -> None:
+    first = Training(home, corpus("a"))
+    first.steps(0, 3)
+    first.entry.close(finished=True)
+    rows = replace(corpus("a"), units=None, unit_name="row")
+    total = Training(home, rows).entry.before()
+    assert total.trainings == 0 and total.other_units == 1 and "Not matched: 1 training" in total.sentence()

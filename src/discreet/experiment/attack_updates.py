@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from discreet.accounting.events import DpEvent
+from discreet.core.guarantee import Caveat
 from discreet.data.samplers import FixedSize, Poisson
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class Updates:
     """All updates of one training: how many, how often a unit is in one, and the event of all of them together.
 
-    `per_step` is the number of units expected in an update, `certified` whether what the event costs is proven for it.
+    `per_step` is the number of units expected in an update, `certified` whether what the event costs is proven for it,
+    and `caveats` are those of the training that it was taken from.
     """
 
     steps: int
@@ -24,6 +26,7 @@ class Updates:
     event: DpEvent = field(repr=False)
     per_step: float = 1.0
     certified: bool = True
+    caveats: frozenset[Caveat] = frozenset()
 
 
 def rate_of(sampler: Sampler | None, units: int) -> float | None:

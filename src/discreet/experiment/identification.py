@@ -15,7 +15,7 @@ from discreet.attacks.gradient.one_of_n_training import training_sweep
 from discreet.calibration.study import TRAINING, UPDATE
 from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.data.corpus import Corpus
@@ -70,7 +70,7 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
             # All updates of a run cost what its training costs a unit; in one release a candidate is a single record.
             unit=rows.unit_name if rows.units is None or updates is not None else "record",
             assumptions=(*known, "the noise is secret; here it was simulated"),
-        )
+        ).with_caveats(frozenset() if updates is None else updates.caveats)
     proven = updates is None or updates.certified
     return AttackResult(
         attack=request.label,
@@ -140,9 +140,10 @@ def updates_of_run(run: Run, protect: Any) -> Updates | None:
     from discreet.training.private import step_cost
 
     kept, metrics = run.metrics.get("sampler"), run.metrics
-    if not isinstance(kept, dict) or not metrics.get("steps") or not metrics.get("units"):
+    counted = metrics.get("units") or metrics.get("population")
+    if not isinstance(kept, dict) or not metrics.get("steps") or not counted:
         return None
-    units, steps = int(metrics["units"]), int(metrics["steps"])
+    units, steps = int(counted), int(metrics["steps"])
     sampler: Poisson | FixedSize
     if "rate" in kept:
         sampler, rate = Poisson(float(kept["rate"])), float(kept["rate"])
@@ -153,7 +154,10 @@ def updates_of_run(run: Run, protect: Any) -> Updates | None:
     step = NoGuaranteeDpEvent("the release was not protected")
     if protect is not None:
         step = step_cost(protect, sampler, 0, units)[0]
-    return Updates(steps, rate, SelfComposedDpEvent(step, steps), rate * units)
+    promise = metrics.get("guarantee") or {}
+    # A fixed seed says nothing against the bound: the noise that is attacked here is simulated.
+    caveats = frozenset(map(Caveat, promise.get("caveats", ()))) - {Caveat.FIXED_SEED}
+    return Updates(steps, rate, SelfComposedDpEvent(step, steps), rate * units, not caveats, caveats)
 
 
 def _event(request: AttackRequest) -> DpEvent:

@@ -121,15 +121,17 @@ def represent_apart(
     tokens: Tokens,
     precision: str = "auto",
     encoded: Callable[[int, int], None] | None = None,
+    shapes: Shapes | None = None,
 ) -> tuple[Tensor, bool]:
     """Return the sentence vectors of a tokenised corpus, each from its own text alone, and whether that is so.
 
     Rows are read in parts of fixed shapes, as those of a private step, and made-up rows of each shape show whether a
-    vector stays the same, bit for bit, when the other rows are exchanged and all change places.
+    vector stays the same, bit for bit, when the other rows are exchanged and all change places. If memory runs out, all
+    rows are read again in parts of half as many.
 
     Guarantee: none, the vectors of an encoder give the text away.
     """
-    shapes = Shapes.of(model.device.type, model.max_length, _ROWS_IN_MIND)
+    shapes = shapes or Shapes.of(model.device.type, model.max_length, _ROWS_IN_MIND)
     out = torch.empty(len(tokens), model.width, device=model.device)
     steady: dict[int, bool] = {}
     training = model.training
@@ -158,9 +160,18 @@ def represent_apart(
             done += part.real
             if encoded is not None:
                 encoded(done, len(tokens))
+    except torch.OutOfMemoryError:
+        smaller = shapes.halved()
+        if smaller is None:
+            raise
+    else:
+        return out, all(steady.values())
     finally:
         model.train(training)
-    return out, all(steady.values())
+    del out
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return represent_apart(model, tokens, precision, encoded, smaller)
 
 
 def _kept(path: Path) -> tuple[Tensor, bool] | None:

@@ -90,13 +90,15 @@ class Total:
     """What the trainings on a set of people add up to for the one of them with the largest total.
 
     `apart` counts trainings that are not in it: with a fixed seed, which are for experiments. `elsewhere` counts those
-    under another adjacency, whose figures do not add up with these.
+    under another adjacency, whose figures do not add up with these. `other_units` counts the trainings recorded for
+    another unit, such as rows where these are patients: nobody can say whether they are of the same people.
     """
 
     guarantee: Guarantee
     trainings: int
     apart: int = 0
     elsewhere: int = 0
+    other_units: int = 0
 
     def sentence(self, fresh: bool = False) -> str:
         """Return the total as a sentence; `fresh` says that no limit was set."""
@@ -105,15 +107,17 @@ class Total:
         if not count:
             text = f"These {found.unit}s: nothing is spent so far."
         elif not found.exists:
-            text = f"These {found.unit}s: no bound over {over} on this machine, as {found.reason}."
+            text = f"These {found.unit}s: no bound over {over} recorded here, as {found.reason}."
         else:
             kind = "" if found.certified else "an estimated "
             text = (
                 f"These {found.unit}s: {kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)} over "
-                f"{over} on this machine ({found.adjacency.value})."
+                f"{over} recorded here ({found.adjacency.value})."
             )
         if self.elsewhere:
             text += f" Not in this figure: {_count(self.elsewhere)} under another adjacency."
+        if self.other_units:
+            text += f" Not matched: {_count(self.other_units)} of another unit than the {found.unit}."
         if self.apart:
             text += f" Recorded apart: {_count(self.apart)} with a fixed seed, for experiments and not for release."
         return text + (" No limit is set; --budget sets one." if fresh else "")
@@ -125,6 +129,7 @@ class Total:
             "trainings": self.trainings,
             "fixed_seed": self.apart,
             "other_adjacency": self.elsewhere,
+            "other_units": self.other_units,
         }
 
 
@@ -173,9 +178,12 @@ class People:
         guarantee rests on as `terms`.
         """
         touched: list[tuple[Record, npt.NDArray[np.bool_]]] = []
-        apart = elsewhere = 0
+        apart = elsewhere = other_units = 0
         for record in self.records():
-            if record.name == leave_out or record.kind == STUDY or record.unit != unit or not record.spends:
+            if record.name == leave_out or record.kind == STUDY or not record.spends:
+                continue
+            if record.unit != unit:
+                other_units += record.kind == TRAINING
                 continue
             shared = np.isin(marks, self._marks(record.name), assume_unique=True)
             if not shared.any():
@@ -197,7 +205,7 @@ class People:
         told = Terms(tuple(text for record, _ in touched for text in record.assumptions), known) | (terms or Terms())
         stated = replace(worst, assumptions=tuple(dict.fromkeys((*told.assumptions, *worst.assumptions))))
         trainings = len(touched) + (planned is not None)
-        return Total(stated.with_caveats(told.caveats), trainings, apart, elsewhere)
+        return Total(stated.with_caveats(told.caveats), trainings, apart, elsewhere, other_units)
 
     def write(self, record: Record, marks: Marks | None = None) -> None:
         """Write a record, whole or not at all, and on disk when this returns; its units are written first."""
@@ -397,8 +405,8 @@ class Entry:
         changed = (caveats, told) != (self.record.caveats, self.record.assumptions)
         if changed or needed > self.record.spent.get(text, 0):
             with self.people.locked():
-                if self.budget is not None and text not in self.planned:
-                    self._allow(self.used + Counter({text: 1}), self.budget, repr(id))
+                if self.budget is not None:  # again, for another training on the same people may run beside this one
+                    self._allow(Counter(self.planned) | (self.used + Counter({text: 1})), self.budget, repr(id))
                 reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
                 spent = {**self.record.spent, text: max(int(reserved), needed)}
                 self.record = replace(self.record, spent=spent, caveats=caveats, assumptions=told)
@@ -430,7 +438,14 @@ class Entry:
     def _allow(self, spent: Counter[str], budget: float, what: str) -> None:
         if self.record.kind != TRAINING:
             return
-        found = self._with(spent).guarantee
+        total = self._with(spent)
+        found = total.guarantee
+        if total.elsewhere:
+            raise BudgetError(
+                f"Expected all trainings on these {found.unit}s under {found.adjacency.value}, found "
+                f"{_count(total.elsewhere)} under another adjacency, which cannot be added up with this one. Train "
+                "under the same adjacency (with or without a population), or leave --budget out."
+            )
         refuse_beyond(found.epsilon, budget, found.delta, f"these {found.unit}s", what)
 
 
