@@ -24,9 +24,8 @@ from discreet.training.precision import autocast, fixed_kernels
 from discreet.training.shapes import Shapes
 from discreet.training.tensors import load_tensors, save_tensors
 
-_ROWS_IN_MIND = (
-    256  # the shapes in which a corpus is encoded are those for batches of so many rows, however many it has
-)
+# A corpus is encoded in the shapes that batches of so many rows have, however many rows it has itself.
+_ROWS_IN_MIND = 256
 
 
 def cache_folder() -> Path:
