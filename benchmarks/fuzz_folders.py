@@ -91,10 +91,10 @@ def _save_encoder(folder: Path) -> None:
 
 def save_sweep(folder: Path) -> None:
     """Write a kept study and its trials as a sweep leaves them, with made-up figures."""
-    from discreet.calibration.store import Store
-    from discreet.calibration.study import read_study
     from discreet.core.guarantee import Adjacency, Guarantee
     from discreet.core.types import Leakage, Trial
+    from discreet.study.file import read_study
+    from discreet.study.store import Store
 
     study = read_study(Path(__file__).parent / "fuzz_seeds" / "study_small.toml")
     (folder / "study.json").write_text(json.dumps(study.as_dict(), indent=2), encoding="utf-8")

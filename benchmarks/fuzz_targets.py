@@ -130,7 +130,7 @@ class Toml(Target):
         """Read the seeds: the kept ones, whose names begin with what they are."""
         super().__init__(scratch)
         import discreet.cli.catalog
-        import discreet.experiment.study  # noqa: F401  (what takes seconds to import is no input's fault)
+        import discreet.study.tables  # noqa: F401  (what takes seconds to import is no input's fault)
 
         self.seeds = {kind: _seeds(f"{kind}*.toml") for kind in ("study", "run", "client", "server")}
 
@@ -149,9 +149,9 @@ class Toml(Target):
         path = self.scratch / f"{case.how}.toml"
         path.write_bytes(case.data)
         if case.how == "study":
-            from discreet.calibration.study import read_study
             from discreet.cli.catalog import attack_of
-            from discreet.experiment.study import check
+            from discreet.study.file import read_study
+            from discreet.study.tables import check
 
             check(read_study(path), attack_of)
         elif case.how == "run":
@@ -436,9 +436,9 @@ def _read_folder(kind: str, folder: Path) -> None:
 
         Head.of(ServerSide.load(folder))
     else:
-        from discreet.calibration.store import read_trials
-        from discreet.calibration.sweep import read_failures, read_kept_study
         from discreet.report.findings import findings
+        from discreet.study.store import read_trials
+        from discreet.study.sweep import read_failures, read_kept_study
 
         read_kept_study(folder)
         read_failures(folder)

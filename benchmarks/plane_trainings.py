@@ -14,8 +14,8 @@ from benchmarks.plane_readings import Setting, built, name_of
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
-from discreet.experiment.trial import of_the_setting
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.study.trial import of_the_setting
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train

@@ -35,15 +35,15 @@ from benchmarks.plane_readings import DELTA, Readings, Setting, Victims, built, 
 from benchmarks.plane_trainings import in_turn, read_corpus, training_of
 from discreet.attacks.gradient.lamp import Lamp
 from discreet.attacks.gradient.word_draws import WordDraws
-from discreet.calibration.grid import key_of
-from discreet.calibration.store import NAME as TRIALS
-from discreet.calibration.store import Store, read_trials
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.data.corpus import Corpus
 from discreet.experiment.releases import by_adjacency
 from discreet.metrics.text import match, text_leakage
 from discreet.models.classifier import Classifier
+from discreet.study.grid import key_of
+from discreet.study.store import NAME as TRIALS
+from discreet.study.store import Store, read_trials
 
 NOISES = (0.003, 0.014, 0.043, 0.14, 0.45, 1.2)  # the paper's multipliers, thinned out, and one below them
 KAPPAS = (1e7, 3e6, 1e6, 3e5, 1e5, 3e4)

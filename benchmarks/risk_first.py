@@ -16,12 +16,12 @@ from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent,
 from discreet.accounting.risk import most_identified
 from discreet.attacks.gradient.one_of_n import gaussian_sweep
 from discreet.attacks.gradient.one_of_n_training import training_sweep
-from discreet.calibration.risk_first import upper_limit
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
-from discreet.experiment.risk import RiskRequest, groups_of, risk_first
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
+from discreet.study.noise_for_risk import upper_limit
+from discreet.study.risk import RiskRequest, groups_of, risk_first
 from discreet.training.defaults import defaults_for
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from tests.matrix import AVX2, NATIVE, ROOT, SSE, settings_of
 
-from discreet.calibration.store import read_trials
 from discreet.core.types import Trial
+from discreet.study.store import read_trials
 
 INSTRUCTIONS = {"sse": SSE, "avx2": AVX2, "native": NATIVE}
 _TIMES = ("seconds", "stopped_by_time_limit")  # of details, what is no figure

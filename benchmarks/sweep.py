@@ -11,12 +11,12 @@ import resource
 import time
 from pathlib import Path
 
-from discreet.calibration.store import read_trials
-from discreet.calibration.study import Study
-from discreet.calibration.sweep import Standing, sweep
 from discreet.cli.calibrate import run
 from discreet.cli.catalog import attack_of
-from discreet.experiment.study import check
+from discreet.study.file import Study
+from discreet.study.store import read_trials
+from discreet.study.sweep import Standing, sweep
+from discreet.study.tables import check
 
 POINTS = 20
 

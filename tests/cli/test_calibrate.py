@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.grid import plan, points
-from discreet.calibration.study import Study, read_study
 from discreet.cli.catalog import attack_of
 from discreet.cli.main import main
-from discreet.experiment.study import check
-from discreet.experiment.trial import run_trial
+from discreet.study.file import Study, read_study
+from discreet.study.grid import plan, points
+from discreet.study.tables import check
+from discreet.study.trial import run_trial
 
 STUDY = """
 name = "small"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.store import Store
 from discreet.cli.catalog import protection_of_run
 from discreet.cli.main import main
 from discreet.core.errors import DataError
@@ -16,6 +15,7 @@ from discreet.core.types import Trial
 from discreet.explorer.menu import Menu, offer
 from discreet.explorer.reading import Question, read
 from discreet.explorer.stage import stage_of
+from discreet.study.store import Store
 from discreet.training.encode import cache_folder
 
 

@@ -10,7 +10,8 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "discreet"
 
 _TRAINING = {"core", "accounting", "mechanisms", "clipping", "models", "protections", "data", "metrics"}
-_EVERYTHING = _TRAINING | {"training", "federated", "serving", "attacks", "calibration", "report"}
+_EXPERIMENT = _TRAINING | {"training", "federated", "serving", "attacks"}
+_EVERYTHING = _EXPERIMENT | {"experiment", "study", "report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "accounting": {"core"},
@@ -24,12 +25,12 @@ ALLOWED: dict[str, set[str]] = {
     "federated": _TRAINING | {"training"},
     "serving": _TRAINING | {"training"},
     "attacks": {"core", "data", "models", "clipping", "mechanisms"},
-    "calibration": {"core", "accounting", "metrics"},
-    "report": {"core", "metrics", "calibration"},
-    "experiment": _EVERYTHING,
-    "explorer": _EVERYTHING | {"experiment"},  # never cli: the catalog comes in as an argument
-    "cli": _EVERYTHING | {"experiment", "explorer"},
-    "__init__": _EVERYTHING | {"experiment"},
+    "experiment": _EXPERIMENT,
+    "study": _EXPERIMENT | {"experiment"},
+    "report": {"core", "metrics", "study"},
+    "explorer": _EVERYTHING,  # never cli: the catalog comes in as an argument
+    "cli": _EVERYTHING | {"explorer"},
+    "__init__": _EVERYTHING,
     "__main__": {"cli"},
 }
 NO_TORCH = {"accounting"}
@@ -42,7 +43,7 @@ ONLY_ROOM: dict[str, set[str]] = {
     "plotly": {"report"},
     "opacus": set(),
     "peft": {"models"},
-    "ray": {"calibration"},
+    "ray": {"study"},
 }
 
 

@@ -6,10 +6,10 @@ import json
 import math
 from pathlib import Path
 
-from discreet.calibration.grid import key_of
-from discreet.calibration.store import NAME, trial_as_dict
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.types import Leakage, Trial
+from discreet.study.grid import key_of
+from discreet.study.store import NAME, trial_as_dict
 
 HOSTILE = (
     '</script><script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2"> '

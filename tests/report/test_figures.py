@@ -5,10 +5,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from discreet.calibration.frontier import Measured, Point
-from discreet.calibration.study import Goal
 from discreet.report.figures import Axis, Figure, Line, Mark, around, number
 from discreet.report.words import verdict
+from discreet.study.file import Goal
+from discreet.study.frontier import Measured, Point
 
 
 def test_a_figure_is_well_formed_and_escapes_what_it_is_told() -> None:

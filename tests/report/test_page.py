@@ -14,8 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browser import CHROMIUM, Browser
 from sample import NOISES, NOTE, write_sample
 
-from discreet.calibration.frontier import Measured, Point
-from discreet.calibration.study import Goal
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.report.findings import findings
@@ -23,6 +21,8 @@ from discreet.report.page import blanks, cell, readings, write_report
 from discreet.report.plots import noise_curves
 from discreet.report.reading import pieces
 from discreet.report.words import at_most, badge_of, release_words, verdict
+from discreet.study.file import Goal
+from discreet.study.frontier import Measured, Point
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.store import read_trials
 from discreet.cli.main import main
+from discreet.study.store import read_trials
 
 STUDY = """
 name = "story"

@@ -15,16 +15,16 @@ from discreet.cli.output import as_json, line, note, paragraph, stderr, stop_on_
 from discreet.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from discreet.calibration.grid import Planned
-    from discreet.calibration.study import Goal
-    from discreet.calibration.sweep import Standing
     from discreet.core.types import Trial
+    from discreet.study.file import Goal
+    from discreet.study.grid import Planned
+    from discreet.study.sweep import Standing
 
 
 def run(planned: Planned) -> Trial:
     """Run one trial with the attacks of the catalog; worker processes import this by its name."""
     from discreet.cli.catalog import attack_of
-    from discreet.experiment.trial import run_trial
+    from discreet.study.trial import run_trial
 
     return run_trial(planned, attack_of)
 
@@ -43,12 +43,12 @@ def calibrate(
 
     Every trial is kept as soon as it is done; the same command goes on where it stopped, and runs only what is missing.
     """
-    from discreet.calibration.study import read_study
-    from discreet.calibration.sweep import sweep
     from discreet.cli.catalog import attack_of
-    from discreet.experiment.study import check
-    from discreet.experiment.study_keys import said_in_keys
     from discreet.report.installed import check_installed
+    from discreet.study.file import read_study
+    from discreet.study.keys import said_in_keys
+    from discreet.study.sweep import sweep
+    from discreet.study.tables import check
 
     if report:
         check_installed()
@@ -56,7 +56,7 @@ def calibrate(
     with said_in_keys():
         check(asked, attack_of)
         if not str(asked.data["source"]).startswith("hub:"):
-            from discreet.experiment.shared import corpus_of
+            from discreet.study.shared import corpus_of
 
             corpus_of(asked.data)  # a column that is not there is said once, and not by every trial
     limited = [f"{table['name']} ({table['seconds']:g} s)" for table in asked.attacks if "seconds" in table]
@@ -124,10 +124,10 @@ def _weigh_risk(out: Path, goal: Goal | None) -> None:
     """Write beside the trials which noise a ceiling on 1-of-n asks for, by theory and by measurement; once for each."""
     import json
 
-    from discreet.calibration.store import read_trials
-    from discreet.calibration.sweep import read_kept_study
-    from discreet.experiment.risk import risk_of_study
     from discreet.report.findings import RISK, read_risk
+    from discreet.study.risk import risk_of_study
+    from discreet.study.store import read_trials
+    from discreet.study.sweep import read_kept_study
 
     if not read_risk(out, goal):
         found = risk_of_study(read_kept_study(out), read_trials(out).values())

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import torch
 
 
+# What a leakage or a goal is about: one update of a training, all its updates, or the trained model.
+UPDATE, TRAINING, MODEL = RELEASES = ("update", "training", "model")
+
+
 @dataclass(frozen=True)
 class Release:
     """What crosses the boundary; the threat model is the type.

@@ -12,12 +12,11 @@ from discreet.accounting.interpret import guarantee
 from discreet.accounting.risk import most_identified
 from discreet.attacks.gradient.one_of_n import Identified, direction_sweep, gaussian_sweep
 from discreet.attacks.gradient.one_of_n_training import training_sweep
-from discreet.calibration.study import TRAINING, UPDATE
 from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
-from discreet.core.types import Leakage
+from discreet.core.types import TRAINING, UPDATE, Leakage
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack_updates import Updates
 from discreet.experiment.releases import by_adjacency, gradient_facts, misfit, name_of

@@ -9,9 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from discreet.calibration.frontier import points_of
-from discreet.calibration.store import read_trials
-from discreet.calibration.sweep import STUDY, read_kept_study
 from discreet.core.checks import one_of
 from discreet.core.errors import DataError
 from discreet.data.corpus import Corpus
@@ -19,9 +16,12 @@ from discreet.data.sources import Columns
 from discreet.experiment.plan import public_text
 from discreet.experiment.releases import GRADIENT
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
-from discreet.experiment.shared import scene_of
 from discreet.explorer.typed import TypedScene
 from discreet.protections.ldp_settings import made_up_vectors
+from discreet.study.frontier import points_of
+from discreet.study.shared import scene_of
+from discreet.study.store import read_trials
+from discreet.study.sweep import STUDY, read_kept_study
 from discreet.training.encode import encode
 
 MADE_UP = 400  # made-up sentences that a projection is learned from: enough for its few dimensions, and soon encoded

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discreet.calibration.frontier import Point, best, points_of
-from discreet.calibration.grid import points as grid_points
-from discreet.calibration.store import read_trials
-from discreet.calibration.study import IDENTIFIED, OF_UPDATE, Goal, as_toml
-from discreet.calibration.sweep import read_failures, read_kept_study
 from discreet.core.checks import shown
 from discreet.core.errors import DataError
 from discreet.core.settings import parse
 from discreet.core.types import Trial
 from discreet.metrics.utility import MAIN
 from discreet.report.words import verdict
+from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal, as_toml
+from discreet.study.frontier import Point, best, points_of
+from discreet.study.grid import points as grid_points
+from discreet.study.store import read_trials
+from discreet.study.sweep import read_failures, read_kept_study
 
 RISK = "risk.json"
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from discreet.calibration.frontier import Point, frontier
-from discreet.calibration.well_behaved import WellBehaved, well_behaved
 from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
@@ -37,6 +35,8 @@ from discreet.report.words import (
     size_words,
     useless,
 )
+from discreet.study.frontier import Point, frontier
+from discreet.study.well_behaved import WellBehaved, well_behaved
 
 TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
 

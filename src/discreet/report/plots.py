@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from discreet.calibration.frontier import Point, frontier
 from discreet.core.guarantee import in_digits
 from discreet.report.figures import Axis, Figure, Line, Mark, around
 from discreet.report.words import at_most, interval, metric_words, of_rows
+from discreet.study.frontier import Point, frontier
 
 # Strengths that protect less the larger they are: their axis runs backwards, so that noise grows to the right.
 LESS_IS_MORE = {"epsilon", "epsilon_per_word", "kappa", "true_positive_rate"}

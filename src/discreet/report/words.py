@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from discreet.calibration.frontier import Measured, Point, limit_for, no_better_than_constant, safe_limit
-from discreet.calibration.study import MODEL, TRAINING, UPDATE, Goal
 from discreet.core.guarantee import Guarantee, Strength, in_digits, strength
+from discreet.core.types import MODEL, TRAINING, UPDATE
+from discreet.study.file import Goal
+from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, safe_limit
 
 METRICS = {
     "rouge_l": "words read in the right order (ROUGE-L)",

@@ -102,7 +102,7 @@ def test_the_command_reports_and_exits(capsys: pytest.CaptureFixture[str], tmp_p
     ],
 )
 def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> None:
-    from discreet.calibration.study import read_study
+    from discreet.study.file import read_study
     from discreet.training.run_folder import read_settings
 
     path = tmp_path / "a.toml"
@@ -126,9 +126,9 @@ def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> N
     ],
 )
 def test_a_study_with_values_of_another_kind_is_rejected(table: dict[str, Any]) -> None:
-    from discreet.calibration.study import Study
     from discreet.cli.catalog import attack_of
-    from discreet.experiment.study import check
+    from discreet.study.file import Study
+    from discreet.study.tables import check
 
     study = Study("x", {"source": "notes"}, ({"name": "none"},), ({"name": "one-of-n", **table},))
     with pytest.raises(SettingError):

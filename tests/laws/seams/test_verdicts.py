@@ -19,17 +19,17 @@ from scipy.stats import norm
 from discreet.accounting.events import PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
 from discreet.attacks.gradient.one_of_n import OneOfN
-from discreet.calibration.frontier import best, points_of
-from discreet.calibration.grid import Planned, key_of
-from discreet.calibration.store import NAME, read_trials, trial_as_dict
-from discreet.calibration.study import Goal, Study, read_study
 from discreet.cli.main import main
 from discreet.core.types import Trial
 from discreet.data.corpus import Corpus
-from discreet.experiment import trial as trials
 from discreet.experiment.attack_updates import Updates
 from discreet.protections.dp_sgd import DPSGD
 from discreet.report.findings import findings
+from discreet.study import trial as trials
+from discreet.study.file import Goal, Study, read_study
+from discreet.study.frontier import best, points_of
+from discreet.study.grid import Planned, key_of
+from discreet.study.store import NAME, read_trials, trial_as_dict
 
 IDENTIFIED = "one-of-n/identified"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from discreet.calibration.grid import Planned
 from discreet.core.types import Trial
+from discreet.study.grid import Planned
 
 Run = Callable[[Planned], Trial]
 Stop = Callable[[], bool]

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from discreet.calibration.grid import Planned
-from discreet.calibration.processes import THREADS, Event, Run, Stop, attempt
 from discreet.core.errors import ExtraError
 from discreet.core.types import Trial
+from discreet.study.grid import Planned
+from discreet.study.workers import THREADS, Event, Run, Stop, attempt
 
 _LOST = "its worker ended without an answer: it was killed, or memory ran out"
 

@@ -12,9 +12,9 @@ from typing import Any
 from discreet.core.checks import one_of, refuse
 from discreet.core.errors import SettingError
 from discreet.core.settings import as_dict, parse, read_values
+from discreet.core.types import RELEASES, TRAINING, UPDATE
 
 Table = Mapping[str, Any]
-UPDATE, TRAINING, MODEL = RELEASES = ("update", "training", "model")
 IDENTIFIED = "one-of-n/identified"  # from all updates of the training
 OF_UPDATE = "_update"  # ends the name of the same metric of one update
 

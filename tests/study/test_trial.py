@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.grid import Planned
 from discreet.cli.catalog import attack_of
 from discreet.core.errors import SettingError
-from discreet.experiment.trial import run_trial
+from discreet.study.grid import Planned
+from discreet.study.trial import run_trial
 
 
 @pytest.mark.parametrize(("train", "proven"), [("head", True), ("all", False)])

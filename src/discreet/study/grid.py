@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.calibration.study import Study
 from discreet.core.checks import refuse
+from discreet.study.file import Study
 
 
 @dataclass(frozen=True)

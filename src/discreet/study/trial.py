@@ -17,19 +17,26 @@ from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
 from discreet.attacks.gradient.one_of_n import OneOfN
-from discreet.calibration.grid import Planned
-from discreet.calibration.study import OF_UPDATE, TRAINING, UPDATE
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import parse
-from discreet.core.types import Leakage, Trial
+from discreet.core.types import TRAINING, UPDATE, Leakage, Trial
 from discreet.experiment.attack import AttackResult, run_attack
 from discreet.experiment.attack_updates import Updates, rate_of
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.experiment.releases import LEAVES, READS, fits, kind_of
-from discreet.experiment.shared import corpus_of, one_at_a_time, scene_of
-from discreet.experiment.study import (
+from discreet.metrics.trade_off import true_positive_rates
+from discreet.metrics.utility import constant_utility, quality, utility_intervals
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.facts import public_facts
+from discreet.protections.representation import place_of
+from discreet.study.file import OF_UPDATE
+from discreet.study.grid import Planned
+from discreet.study.keys import in_keys, said_in_keys
+from discreet.study.shared import corpus_of, one_at_a_time, scene_of
+from discreet.study.tables import (
     AttackOf,
     DataTable,
     ReleaseTable,
@@ -38,13 +45,6 @@ from discreet.experiment.study import (
     request_for,
     settings_for,
 )
-from discreet.experiment.study_keys import in_keys, said_in_keys
-from discreet.metrics.trade_off import true_positive_rates
-from discreet.metrics.utility import constant_utility, quality, utility_intervals
-from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.dir_dp_sgd import DirDPSGD
-from discreet.protections.facts import public_facts
-from discreet.protections.representation import place_of
 from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import matched, predict

@@ -7,15 +7,15 @@ from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, VonMi
 from discreet.accounting.risk import most_identified
 from discreet.attacks.gradient.one_of_n import gaussian_sweep
 from discreet.attacks.gradient.one_of_n_training import training_sweep
-from discreet.calibration.risk_first import (
+from discreet.core.errors import SettingError
+from discreet.core.randomness import Rng
+from discreet.study.noise_for_risk import (
     RiskFirst,
     certified_concentration,
     certified_noise,
     measured_noise,
     upper_limit,
 )
-from discreet.core.errors import SettingError
-from discreet.core.randomness import Rng
 
 
 def test_the_certified_noise_is_within_a_percent_of_the_least() -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from discreet.attacks.gradient.one_of_n import OneOfN
-from discreet.calibration.grid import points
-from discreet.calibration.study import OF_UPDATE, Goal, Study
 from discreet.core.checks import did_you_mean, one_of, open_probability, refuse, shown
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse
@@ -21,6 +19,8 @@ from discreet.experiment.releases import kind_of
 from discreet.metrics.utility import UTILITIES
 from discreet.models.classifier import ModelSettings
 from discreet.protections.settings import SETTINGS, protect_settings, settings_of
+from discreet.study.file import OF_UPDATE, Goal, Study
+from discreet.study.grid import points
 from discreet.training.settings import TrainSettings
 
 NONE = "none"

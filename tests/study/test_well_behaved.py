@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from discreet.calibration.frontier import Measured
-from discreet.calibration.well_behaved import well_behaved
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
+from discreet.study.frontier import Measured
+from discreet.study.well_behaved import well_behaved
 
 NOISES = [0.1, 0.2, 0.5, 1.0, 2.0]
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from discreet.calibration.frontier import scoped, unmeasured
-from discreet.calibration.grid import Planned, plan
-from discreet.calibration.processes import Event, Run, Stop, in_processes
-from discreet.calibration.store import Store, read_trials
-from discreet.calibration.study import Goal, Study, changes
 from discreet.core.checks import one_of, whole
 from discreet.core.errors import DataError, OutputError, SettingError
+from discreet.study.file import Goal, Study, changes
+from discreet.study.frontier import scoped, unmeasured
+from discreet.study.grid import Planned, plan
+from discreet.study.store import Store, read_trials
+from discreet.study.workers import Event, Run, Stop, in_processes
 
 STUDY = "study.json"
 FAILURES = "failures.json"
@@ -107,7 +107,7 @@ def sweep(
 
 def _execute(on: str, missing: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
     if on == "ray":
-        from discreet.calibration.cluster import on_ray
+        from discreet.study.cluster import on_ray
 
         return on_ray(missing, run, workers, should_stop)
     return in_processes(missing, run, workers, should_stop)

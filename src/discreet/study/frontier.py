@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from discreet.calibration.grid import Name, names_of, strength_of
-from discreet.calibration.study import IDENTIFIED, OF_UPDATE, Goal
 from discreet.core.checks import did_you_mean, refuse
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Guarantee
 from discreet.core.types import Leakage, Trial
 from discreet.metrics.intervals import wilson
+from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal
+from discreet.study.grid import Name, names_of, strength_of
 
 RATES = ("accuracy", "f1")
 LOSSES = ("mean_squared_error",)  # the smaller the better

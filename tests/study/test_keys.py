@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from discreet.core.errors import DataError, SettingError
-from discreet.experiment.study_keys import in_keys, said_in_keys
 from discreet.protections.settings import SETTINGS, protect_settings
 from discreet.protections.texthide import TextHide
+from discreet.study.keys import in_keys, said_in_keys
 
 
 @pytest.mark.parametrize(

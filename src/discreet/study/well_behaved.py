@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from discreet.calibration.frontier import Measured
 from discreet.core.checks import refuse
 from discreet.core.randomness import Rng
+from discreet.study.frontier import Measured
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from discreet.calibration.frontier import Measured, best, frontier, over_seeds, points_of, safe_limit
-from discreet.calibration.study import Goal
 from discreet.core.errors import SettingError
 from discreet.core.types import Leakage, Trial
+from discreet.study.file import Goal
+from discreet.study.frontier import Measured, best, frontier, over_seeds, points_of, safe_limit
 
 
 def trial(name: str, epsilon: float, leak: float, accuracy: float, seed: int = 0, bound: float | None = None) -> Trial:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.grid import key_of, names_of, plan, points
-from discreet.calibration.study import Goal, Study, changes, read_study
 from discreet.core.errors import SettingError
+from discreet.study.file import Goal, Study, changes, read_study
+from discreet.study.grid import key_of, names_of, plan, points
 
 TEXT = """
 name = "small"

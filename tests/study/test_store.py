@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.store import NAME, Store, read_trials
 from discreet.core.errors import DataError, OutputError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.types import Leakage, Trial
+from discreet.study.store import NAME, Store, read_trials
 
 TRIAL = Trial(
     settings={"protection": {"name": "dp-sgd", "epsilon": 1.0}},

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 
 from discreet.core.remedies import reworded, saying
-from discreet.experiment.study import ASKED, DataTable, ReleaseTable, TrainingTable
 from discreet.models.classifier import ModelSettings
 from discreet.protections.settings import SETTINGS, settings_of
+from discreet.study.tables import ASKED, DataTable, ReleaseTable, TrainingTable
 
 
 def in_keys(text: str) -> str:

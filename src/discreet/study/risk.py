@@ -12,14 +12,14 @@ import numpy.typing as npt
 from discreet.accounting.events import ClippedSumDpEvent, DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.attacks.gradient.one_of_n import gaussian_sweep
 from discreet.attacks.gradient.one_of_n_training import training_sweep
-from discreet.calibration.risk_first import RiskFirst, certified_noise, measured_noise
-from discreet.calibration.study import IDENTIFIED, OF_UPDATE, TRAINING, UPDATE
 from discreet.core.checks import refuse
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.types import Trial
+from discreet.core.types import TRAINING, UPDATE, Trial
 from discreet.experiment.scene import Scene
-from discreet.experiment.shared import scene_of
+from discreet.study.file import IDENTIFIED, OF_UPDATE
+from discreet.study.noise_for_risk import RiskFirst, certified_noise, measured_noise
+from discreet.study.shared import scene_of
 
 Floats = npt.NDArray[np.float64]
 

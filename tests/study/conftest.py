@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from discreet.calibration.study import Goal, Study
+from discreet.study.file import Goal, Study
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from discreet.calibration.store import NAME, Store, read_trials
-from discreet.calibration.study import Goal, Study
-from discreet.calibration.sweep import STUDY, Standing, read_failures, read_kept_study, sweep
 from discreet.core.errors import OutputError, SettingError
 from discreet.core.settings import as_dict
+from discreet.study.file import Goal, Study
+from discreet.study.store import NAME, Store, read_trials
+from discreet.study.sweep import STUDY, Standing, read_failures, read_kept_study, sweep
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -153,8 +153,8 @@ def test_ray_gives_the_same_trials(study: Study, tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps(study.as_dict()))
     code = (
         "import sys, json, pathlib; sys.path.insert(0, sys.argv[1]); import toy\n"
-        "from discreet.core.settings import parse\nfrom discreet.calibration.study import Study\n"
-        "from discreet.calibration.sweep import sweep\n"
+        "from discreet.core.settings import parse\nfrom discreet.study.file import Study\n"
+        "from discreet.study.sweep import sweep\n"
         "study = parse(Study, json.loads(pathlib.Path(sys.argv[2]).read_text()))\n"
         "sweep(study, toy.quick, pathlib.Path(sys.argv[3]), workers=2, on='ray')\n"
     )

@@ -9,9 +9,9 @@ from typing import Any
 from discreet.accounting.calibrate import least, most
 from discreet.accounting.events import DpEvent
 from discreet.accounting.risk import most_identified
-from discreet.calibration.study import UPDATE
 from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.guarantee import Adjacency, in_digits
+from discreet.core.types import UPDATE
 from discreet.metrics.intervals import clopper_pearson
 
 _RAISE = 1.05

@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from discreet.calibration.grid import Planned
-from discreet.calibration.study import Study
-from discreet.calibration.sweep import sweep
 from discreet.core.settings import parse
 from discreet.core.types import Leakage, Trial
+from discreet.study.file import Study
+from discreet.study.grid import Planned
+from discreet.study.sweep import sweep
 
 
 def quick(planned: Planned) -> Trial:

@@ -19,8 +19,8 @@ from discreet.core.settings import parse
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.experiment.scene import Scene
-from discreet.experiment.study import DataTable, ReleaseTable
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.study.tables import DataTable, ReleaseTable
 from discreet.training.encode import cache_folder
 from discreet.training.tensors import load_tensors, save_tensors
 
