@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.attacks.gradient.dager import Dager
-from discreet.attacks.gradient.tiger import SubspaceOptimiser
+from discreet.attacks.span.dager import Dager
+from discreet.attacks.span.subspace import SubspaceOptimiser
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.batches import tokenise

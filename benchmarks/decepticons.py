@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.attacks.gradient.decepticons import Decepticons
+from discreet.attacks.crafted.decepticons import Decepticons
 from discreet.clipping.tape import Tape
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge

@@ -22,10 +22,8 @@ from typing import Any
 
 import torch
 
-from discreet.attacks.gradient.dlg import Dlg
-from discreet.attacks.gradient.lamp import Lamp
-from discreet.attacks.gradient.tag import Tag
-from discreet.attacks.gradient.word_draws import WordDraws
+from discreet.attacks.matching.lamp_tag_dlg import Dlg, Lamp, Tag
+from discreet.attacks.matching.word_draws import WordDraws
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus

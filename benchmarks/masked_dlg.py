@@ -19,7 +19,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from discreet.attacks.gradient.masked_dlg import MaskedDLG, hidden_gradients
+from discreet.attacks.matching.masked_dlg import MaskedDLG, hidden_gradients
 from discreet.core.randomness import Rng
 from discreet.metrics.intervals import clopper_pearson
 

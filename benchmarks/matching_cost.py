@@ -15,10 +15,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from discreet.attacks.gradient.imitation import Imitation
-from discreet.attacks.gradient.matching_loss import MeanCosine
-from discreet.attacks.gradient.objective import Objective
-from discreet.attacks.gradient.problems import Problems
+from discreet.attacks.matching.candidate_gradients import Imitation
+from discreet.attacks.matching.objective import MeanCosine, Objective
+from discreet.attacks.matching.problems import Problems
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease
 from discreet.data.corpus import Corpus

@@ -14,7 +14,7 @@ from scipy.stats import beta
 
 from discreet.accounting.events import ClippedSumDpEvent, VonMisesFisherDpEvent
 from discreet.accounting.risk import most_identified
-from discreet.attacks.gradient.one_of_n import Identified, direction_sweep, gaussian_sweep, gram_matrix
+from discreet.attacks.identification import Identified, direction_sweep, gaussian_sweep, gram_matrix
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier

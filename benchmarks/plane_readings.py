@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from benchmarks.lamp import varied
-from discreet.attacks.gradient.decepticons import Decepticons
-from discreet.attacks.gradient.lamp import Lamp
-from discreet.attacks.gradient.word_draws import WordDraws
+from discreet.attacks.crafted.decepticons import Decepticons
+from discreet.attacks.matching.lamp_tag_dlg import Lamp
+from discreet.attacks.matching.word_draws import WordDraws
 from discreet.clipping.record import Record
 from discreet.core.errors import DiscreetError
 from discreet.core.randomness import Rng

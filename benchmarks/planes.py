@@ -33,8 +33,8 @@ import torch
 
 from benchmarks.plane_readings import DELTA, Readings, Setting, Victims, built, decepticons, name_of, searched
 from benchmarks.plane_trainings import in_turn, read_corpus, training_of
-from discreet.attacks.gradient.lamp import Lamp
-from discreet.attacks.gradient.word_draws import WordDraws
+from discreet.attacks.matching.lamp_tag_dlg import Lamp
+from discreet.attacks.matching.word_draws import WordDraws
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.data.corpus import Corpus

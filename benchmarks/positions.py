@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from discreet.attacks.gradient.positions import PositionRows
+from discreet.attacks.rows import PositionRows
 from discreet.experiment import AttackRequest, SceneRequest, load_scene, run_attack
 from discreet.models.classifier import ModelSettings
 from discreet.protections.dp_sgd import DPSGD

@@ -14,8 +14,7 @@ import torch
 
 from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.risk import most_identified
-from discreet.attacks.gradient.one_of_n import gaussian_sweep
-from discreet.attacks.gradient.one_of_n_training import training_sweep
+from discreet.attacks.identification import gaussian_sweep, training_sweep
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.experiment.scene import Scene

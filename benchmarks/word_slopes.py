@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 
-from discreet.attacks.gradient.matching import set_up
-from discreet.attacks.gradient.matching_loss import MeanCosine
-from discreet.attacks.gradient.objective import Objective
-from discreet.attacks.gradient.vocabulary import Vocabulary
+from discreet.attacks.matching.engine import set_up
+from discreet.attacks.matching.objective import MeanCosine, Objective
+from discreet.attacks.matching.problems import Vocabulary
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge
 from discreet.data.sources import load

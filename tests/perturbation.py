@@ -11,35 +11,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from discreet.attacks.gradient import (
-    dager,
-    decepticons,
-    embedding_rows,
-    imitation,
-    masked_dlg,
-    matching,
-    one_of_n,
-    positions,
-    tiger,
-    word_draws,
-)
+from discreet.attacks import identification, rows
+from discreet.attacks.crafted import decepticons
+from discreet.attacks.matching import candidate_gradients, engine, masked_dlg, word_draws
 from discreet.attacks.representation import blind, instance, inversion, reprecon, similarity
+from discreet.attacks.span import dager, subspace
 from discreet.core.types import GradientRelease, RepresentationRelease
 
 SIZE = 1e-6
 SEEN = (  # what is given something that was seen, by class and method
     (dager.Dager, "run"),
-    (tiger.SubspaceOptimiser, "run"),
+    (subspace.SubspaceOptimiser, "run"),
     (decepticons.Decepticons, "run"),
-    (embedding_rows.EmbeddingRows, "run"),
-    (positions.PositionRows, "run"),
-    (one_of_n.OneOfN, "run"),
+    (rows.EmbeddingRows, "run"),
+    (rows.PositionRows, "run"),
+    (identification.OneOfN, "run"),
     (masked_dlg.MaskedDLG, "run"),
     (masked_dlg.MaskedDLG, "recover"),
-    (matching.SearchingAttack, "run"),
-    (matching.MatchingAttack, "run_many"),
+    (engine.SearchingAttack, "run"),
+    (engine.MatchingAttack, "run_many"),
     (word_draws.WordDraws, "run_many"),
-    (imitation.Imitation, "__init__"),
+    (candidate_gradients.Imitation, "__init__"),
     (blind.BlindReconstruction, "run"),
     (instance.InstanceReconstruction, "run"),
     (inversion.EmbeddingInversion, "run"),

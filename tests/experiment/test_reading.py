@@ -2,7 +2,7 @@
 
 import pytest
 
-from discreet.attacks.gradient.dager import Dager
+from discreet.attacks.span.dager import Dager
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess
 from discreet.data.corpus import Corpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from discreet.attacks.gradient.one_of_n import gram_matrix
+from discreet.attacks.identification import gram_matrix
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from discreet.attacks.gradient.dager import Dager
-from discreet.attacks.gradient.lamp import Lamp
-from discreet.attacks.gradient.one_of_n import OneOfN
-from discreet.attacks.gradient.positions import PositionRows
-from discreet.attacks.gradient.word_draws import WordDraws
+from discreet.attacks.identification import OneOfN
+from discreet.attacks.matching.lamp_tag_dlg import Lamp
+from discreet.attacks.matching.word_draws import WordDraws
 from discreet.attacks.representation.blind import BlindReconstruction
 from discreet.attacks.representation.inversion import EmbeddingInversion
 from discreet.attacks.representation.similarity import Similarity
+from discreet.attacks.rows import PositionRows
+from discreet.attacks.span.dager import Dager
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
@@ -154,7 +154,7 @@ def test_the_gradient_of_an_encoder_is_not_covered_by_noise_on_its_output(minilm
 
 
 def test_a_rewritten_text_costs_all_its_words_and_the_longest_text_counts(minilm: Scene) -> None:
-    from discreet.attacks.gradient.embedding_rows import EmbeddingRows
+    from discreet.attacks.rows import EmbeddingRows
     from discreet.protections.word_swap import WordSwap
     from discreet.protections.word_table import WordTable
 

@@ -5,8 +5,7 @@ import pytest
 
 from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, VonMisesFisherDpEvent
 from discreet.accounting.risk import most_identified
-from discreet.attacks.gradient.one_of_n import gaussian_sweep
-from discreet.attacks.gradient.one_of_n_training import training_sweep
+from discreet.attacks.identification import gaussian_sweep, training_sweep
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.study.noise_for_risk import (

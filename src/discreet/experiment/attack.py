@@ -166,7 +166,7 @@ def run_attack(
 
     Guarantee: none for the result, which holds private texts; that of one release is in it.
     """
-    from discreet.attacks.gradient.one_of_n import OneOfN
+    from discreet.attacks.identification import OneOfN
     from discreet.experiment.identification import identify
 
     if isinstance(request.attack, OneOfN):

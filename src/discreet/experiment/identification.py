@@ -10,8 +10,7 @@ import numpy as np
 from discreet.accounting.events import DpEvent, NoGuaranteeDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.risk import most_identified
-from discreet.attacks.gradient.one_of_n import Identified, direction_sweep, gaussian_sweep
-from discreet.attacks.gradient.one_of_n_training import training_sweep
+from discreet.attacks.identification import Identified, direction_sweep, gaussian_sweep, training_sweep
 from discreet.core.checks import refuse
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Caveat

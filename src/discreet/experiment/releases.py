@@ -33,7 +33,7 @@ _KINDS = {GradientRelease.__name__: GRADIENT, RepresentationRelease.__name__: RE
 def kind_of(attack: object) -> str:
     """Return the kind of release an attack is for, as the annotation of what it sees says.
 
-    >>> from discreet.attacks.gradient.dager import Dager
+    >>> from discreet.attacks.span.dager import Dager
     >>> kind_of(Dager())
     'gradient'
     """

@@ -147,7 +147,7 @@ class Scene:
 
     def gram(self, candidates: Corpus) -> npt.NDArray[np.float64]:
         """Return the inner products of candidates' gradients, computed once for each set of them."""
-        from discreet.attacks.gradient.one_of_n import gram_matrix
+        from discreet.attacks.identification import gram_matrix
 
         key = ("gram", candidates.texts, candidates.second, candidates.labels, candidates.scores)
         if key not in self.kept:

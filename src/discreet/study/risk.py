@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.accounting.events import ClippedSumDpEvent, DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from discreet.attacks.gradient.one_of_n import gaussian_sweep
-from discreet.attacks.gradient.one_of_n_training import training_sweep
+from discreet.attacks.identification import gaussian_sweep, training_sweep
 from discreet.core.checks import refuse
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from discreet.attacks.gradient.one_of_n import OneOfN
+from discreet.attacks.identification import OneOfN
 from discreet.core.checks import did_you_mean, one_of, open_probability, refuse, shown
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
-from discreet.attacks.gradient.one_of_n import OneOfN
+from discreet.attacks.identification import OneOfN
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng

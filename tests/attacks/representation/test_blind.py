@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.attacks.representation.blind import BlindReconstruction, corners
-from discreet.attacks.representation.masks import groups, unmasked
+from discreet.attacks.representation.blind import BlindReconstruction, corners, groups, unmasked
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease

@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from discreet.accounting.events import PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
-from discreet.attacks.gradient.one_of_n import OneOfN
+from discreet.attacks.identification import OneOfN
 from discreet.cli.main import main
 from discreet.core.types import Trial
 from discreet.data.corpus import Corpus

@@ -75,7 +75,7 @@ def released(seen: Release, attack: str) -> Floats:
     if not isinstance(seen, RepresentationRelease):
         raise UnsupportedError(
             f"Expected seen={type(seen).__name__} to be a RepresentationRelease. {attack} reads vectors that a server "
-            "sees one by one; attack a gradient with the attacks in discreet.attacks.gradient."
+            "sees one by one; attack a gradient with the attacks in discreet.attacks.span or .matching."
         )
     return matrix("seen.vectors", seen.vectors, None)
 

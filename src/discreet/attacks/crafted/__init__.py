@@ -1,0 +1,1 @@
+"""Attacks by a malicious server that sends out crafted weights."""

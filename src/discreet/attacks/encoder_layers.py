@@ -1,0 +1,308 @@
+"""Finds the parts of a transformer that gradient attacks read: its embeddings and what its first blocks are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from discreet.core.errors import UnsupportedError
+from discreet.core.types import GradientRelease, Knowledge
+from discreet.models.classifier import Classifier
+from discreet.models.encoder import layers_of
+
+_PROBE = 3  # tokens in the text that is sent through the model to see which part does what
+_SAME = 1e-4  # how far two computations of one state in float32 may lie apart
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear map whose weight gradient lies in the span of its inputs, by the name of its weight."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    inputs_first: bool  # transformers' Conv1D keeps its weight as (inputs, outputs), nn.Linear the other way round
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """Return a gradient of the weight as (outputs, inputs)."""
+        return gradient.mT if self.inputs_first else gradient
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The tables that make the first block's input, LayerNorm(word + position + constant), and their names."""
+
+    word_name: str
+    words: Tensor = field(repr=False)
+    positions: Tensor = field(repr=False)  # row p belongs to the p-th token, whatever number the model gives it
+    constant: Tensor = field(repr=False)  # the type of a single text, or zero
+    norm: nn.LayerNorm = field(repr=False)
+    type_name: str | None = None
+    norm_name: str = ""
+    position_name: str = ""
+    first_position: int = 0  # the row of the model's own table that is row 0 of `positions`
+
+    def inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return what the first block's projections are given for tokens at positions."""
+        states: Tensor = self.norm(self.words[tokens] + self.positions[positions] + self.constant)
+        return states
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The embeddings of a model, the projections that take the input of its first and second block, and its direction.
+
+    `middle` takes the first block's states after attention, before its feed-forward part; it is empty where no such
+    part is seen. `causal` says that a state depends only on the tokens up to its own.
+    """
+
+    embeddings: Embeddings
+    first: tuple[Projection, ...]
+    middle: tuple[Projection, ...]
+    second: tuple[Projection, ...]
+    causal: bool
+
+
+@dataclass(frozen=True)
+class _Call:
+    name: str
+    module: nn.Module
+    given: Tensor
+    returned: Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """The linear maps of one block in the order in which they are called.
+
+    `given` are the queries, keys and values, as three maps or as one; `output` is attention's own; `inner` and `outer`
+    are the two feed-forward maps.
+    """
+
+    given: tuple[Projection, ...]
+    output: Projection
+    inner: Projection
+    outer: Projection
+
+
+class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass where the wanted state is known
+    pass
+
+
+def model_of(knows: Knowledge, attack: str) -> Classifier:
+    """Return the public model that an attack needs, or refuse."""
+    if not isinstance(knows.model, Classifier):
+        found = type(knows.model).__name__
+        raise UnsupportedError(
+            f"Expected a Classifier in Knowledge(model=…) for {attack}, found {found}. The server that sees the "
+            "gradient also has the model; pass it."
+        )
+    return knows.model
+
+
+def dissect(model: Classifier) -> Anatomy:
+    """Return the parts of a BERT-like or GPT-2-like model by sending a few tokens through it, or refuse by name.
+
+    What is found is checked: the embeddings and their LayerNorm must give the very input that the first block received.
+    """
+    blocks = layers_of(model.encoder)
+    if len(blocks) < 2:
+        raise _unlike(model, "at least two blocks", f"{len(blocks)}")
+    ids = _probe_ids(model)
+    with _evaluating(model):
+        calls = _calls(model, ids)
+        groups = _projections(model, blocks[0], calls)
+        first = groups[0]
+        middle = groups[2] if len(groups) > 2 else ()  # the second group is attention's own output
+        second = _projections(model, blocks[1], calls)[0]
+        given = next(call.given for call in calls if call.module is first[0].module)
+        embeddings = _embeddings(model, ids, calls, given)
+        changed = ids.clone()
+        changed[0, -1] = ids[0, 0]
+        states = inputs_of(model, second[0].module, torch.cat([ids, changed]))
+    causal = bool((states[0, 0] - states[1, 0]).abs().max() <= _SAME * states.abs().max())
+    return Anatomy(embeddings, first, middle, second, causal)
+
+
+def blocks_of(model: Classifier) -> tuple[Block, ...]:
+    """Return the linear maps of every block of a BERT-like or GPT-2-like model, or refuse by name."""
+    ids = _probe_ids(model)
+    with _evaluating(model):
+        calls = _calls(model, ids)
+    found: list[Block] = []
+    for block in layers_of(model.encoder):
+        inside = set(block.modules())
+        linear = [_projection(call) for call in calls if call.module in inside and _is_linear(call.module)]
+        if len(linear) not in {4, 6}:
+            raise _unlike(model, "four or six linear maps in each block", f"{len(linear)}")
+        found.append(Block(tuple(linear[:-3]), *linear[-3:]))
+    if len(found) < 2:
+        raise _unlike(model, "at least two blocks", f"{len(found)}")
+    return tuple(found)
+
+
+def inputs_of(model: Classifier, module: nn.Module, sentences: Tensor) -> Tensor:
+    """Return what a module is given, (sentences, tokens, width), for token ids, or for word vectors with gradients.
+
+    The sentences are of one length. The pass ends there: what lies behind the module is not computed.
+    """
+    caught: list[Tensor] = []
+
+    def catch(_module: nn.Module, given: tuple[Any, ...]) -> None:
+        caught.append(given[0])
+        raise _Reached
+
+    handle = module.register_forward_pre_hook(catch)
+    try:
+        with _evaluating(model), torch.set_grad_enabled(sentences.requires_grad):
+            model.encoder(**_inputs(model, sentences))
+    except _Reached:
+        pass
+    finally:
+        handle.remove()
+    return caught[0].reshape(*sentences.shape[:2], -1)
+
+
+def _inputs(model: Classifier, sentences: Tensor) -> Mapping[str, Tensor]:
+    ones = torch.ones(sentences.shape[:2], dtype=torch.int64, device=sentences.device)
+    inputs = {"inputs_embeds" if sentences.is_floating_point() else "input_ids": sentences, "attention_mask": ones}
+    if "token_type_ids" in model.tokenizer.model_input_names:
+        inputs["token_type_ids"] = torch.zeros_like(ones)
+    return inputs
+
+
+def _probe_ids(model: Classifier) -> Tensor:
+    special = set(model.tokenizer.all_special_ids)
+    ordinary = [i for i in range(min(len(model.tokenizer), 20 * _PROBE)) if i not in special]
+    return torch.tensor([ordinary[-_PROBE:][::-1]], device=model.device)  # falling, so that they are not positions
+
+
+def _calls(model: Classifier, ids: Tensor) -> list[_Call]:
+    """Return the calls of the leaves of an encoder that matter here, in order."""
+    calls: list[_Call] = []
+    handles = []
+
+    def recorder(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def record(module: nn.Module, given: tuple[Any, ...], returned: Any) -> None:
+            calls.append(_Call(name, module, given[0].detach(), returned.detach()))
+
+        return record
+
+    for name, module in model.encoder.named_modules():
+        if isinstance(module, nn.Embedding | nn.LayerNorm) or _is_linear(module):
+            handles.append(module.register_forward_hook(recorder(f"encoder.{name}")))
+    try:
+        with torch.no_grad():
+            model.encoder(**_inputs(model, ids))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _is_linear(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and weight is not None)
+
+
+def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> list[tuple[Projection, ...]]:
+    """Return the linear maps of a block in order, those that are given the same input together."""
+    inside = set(block.modules()) - _second_factors(block)
+    linear = [call for call in calls if call.module in inside and _is_linear(call.module)]
+    if not linear:
+        raise _unlike(model, "linear projections in each block", "none")
+    groups: list[list[_Call]] = []
+    for call in linear:
+        for group in groups:
+            if group[0].given.shape == call.given.shape and torch.equal(group[0].given, call.given):
+                group.append(call)
+                break
+        else:
+            groups.append([call])
+    return [tuple(_projection(call) for call in group) for group in groups]
+
+
+def _second_factors(block: nn.Module) -> set[nn.Module]:
+    """Return the second factors of low-rank adapters (LoRA), which are given what the first have made of the input."""
+    return {part for module in block.modules() for part in getattr(module, "lora_B", nn.ModuleDict()).modules()}
+
+
+def _projection(call: _Call) -> Projection:
+    return Projection(f"{call.name}.weight", call.module, not isinstance(call.module, nn.Linear))
+
+
+def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], given: Tensor) -> Embeddings:
+    tables = [call for call in calls if isinstance(call.module, nn.Embedding)]
+    words = [call for call in tables if call.given.shape[-1] == _PROBE and torch.equal(call.given.view(1, -1), ids)]
+    others = [call for call in tables if call not in words]
+    places = [call for call in others if call.given.numel() == _PROBE and bool((call.given.diff() == 1).all())]
+    types = [call for call in others if call not in places]
+    norms = [call for call in calls if isinstance(call.module, nn.LayerNorm)]
+    if len(words) != 1 or len(places) != 1 or len(types) > 1:
+        found = f"{len(words)}, {len(places)} and {len(types)}"
+        raise _unlike(model, "one table of words, one of positions and at most one of types", found)
+    constant = types[0].returned.reshape(-1, model.width)[0] if types else torch.zeros_like(given.reshape(-1)[:1])
+    offset = int(places[0].given.min())
+    for call in norms:
+        parts = Embeddings(
+            f"{words[0].name}.weight",
+            _weight(words[0].module),
+            _weight(places[0].module)[offset:],
+            constant,
+            _layer_norm(call.module),
+            f"{types[0].name}.weight" if types else None,
+            call.name,
+            f"{places[0].name}.weight",
+            offset,
+        )
+        made = parts.inputs(ids.view(-1), torch.arange(_PROBE, device=ids.device))
+        if float((made - given.view(made.shape)).abs().max()) <= _SAME * float(given.abs().max()):
+            return parts
+    raise _unlike(model, "LayerNorm(word + position + type) as the first block's input", "another")
+
+
+def _weight(module: nn.Module) -> Tensor:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()
+
+
+def _layer_norm(module: nn.Module) -> nn.LayerNorm:
+    """Return a copy of a LayerNorm that carries no gradient, in float64 where its input is."""
+    assert isinstance(module, nn.LayerNorm)
+    weight, bias = module.weight, module.bias
+    copy = nn.LayerNorm(module.normalized_shape, eps=module.eps, device=weight.device, dtype=weight.dtype)
+    copy.weight.data.copy_(weight.detach())
+    copy.bias.data.copy_(bias.detach()) if bias is not None else copy.bias.data.zero_()
+    return copy.requires_grad_(False)
+
+
+@contextmanager
+def _evaluating(model: Classifier) -> Iterator[None]:
+    """Switch dropout off for a while."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
+
+
+def _unlike(model: Classifier, expected: str, found: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"Expected a BERT-like or GPT-2-like model with {expected}, found {found} in {type(model.encoder).__name__}. "
+        "Only learned absolute positions and LayerNorm are understood."
+    )
+
+
+def refuse_pairs(seen: GradientRelease, anatomy: Anatomy, attack: str) -> None:
+    """Refuse the gradient of pairs of texts, where no noise hides that it is one."""
+    types = seen.gradients.get(anatomy.embeddings.type_name or "")
+    if types is not None and seen.noise_std == 0 and seen.guarantee is None and bool((types[1:] != 0).any()):
+        raise UnsupportedError(
+            f"Expected gradients of single texts for {attack}, found pairs: a second type of token has a gradient."
+        )

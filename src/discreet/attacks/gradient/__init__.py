@@ -1,1 +1,0 @@
-"""Attacks that read text out of the gradient that a client shares."""

@@ -1,0 +1,225 @@
+"""The loss of candidate texts against releases: how far a candidate's gradient lies from a released one.
+
+DLG, TAG and LAMP differ in the distance. Candidates are vectors or tokens, with or without a graph, in portions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from discreet.attacks.matching.candidate_gradients import Imitation
+from discreet.attacks.matching.problems import Problems
+from discreet.attacks.time_limit import TimeLimit
+from discreet.clipping.record import Record
+from discreet.core.checks import non_negative, probability
+from discreet.models.ngram import Prior
+
+_FLOOR = 1e-30
+_SPREAD = 0.05  # how much of a tensor's cosine tells nothing even without noise; noise below that does not matter
+_TOKENS = {"cpu": 1024, "cuda": 60_000}
+
+
+class MatchingLoss(Protocol):
+    """A distance from what candidates would send to what was sent, (problems, candidates)."""
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances; they can be differentiated with respect to the candidates."""
+        ...
+
+
+@dataclass(frozen=True)
+class SquaredDistance:
+    """The squared distance over all tensors together, as in DLG.
+
+    A protected release has lost its length to the clip, so the candidate's is then the one that fits best.
+    """
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances, relative to the squared length of the release."""
+        figures = imitation.figures(record, shape)
+        inner, squares = figures.inner.sum(-1), figures.squares.sum(-1)
+        target = imitation.target_squares.sum(-1)[:, None]
+        scale = fitting_scale(imitation, inner, squares)
+        return (scale.square() * squares - 2 * scale * inner + target).clamp_min(0) / target.clamp_min(_FLOOR)
+
+
+@dataclass(frozen=True)
+class MeanCosine:
+    """One minus the cosine, averaged over tensors, as in LAMP.
+
+    Under noise of standard deviation s, a tensor whose gradient would have length g can only reach a cosine of a =
+    g / r with what was released, of length r. So it is one minus the cosine over a, and counts g^2 / (0.05^2 g^2 +
+    s^2). Where there is no noise that is the mean of the paper; where it prevails, the likelihood of the release.
+
+    Without noise, the mean over the rows of the table of positions, each a tensor of its own, has the share `rows` of
+    it: a row's gradient tells most of the token in its place.
+    """
+
+    rows: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a share outside [0, 1]."""
+        probability("rows", self.rows)
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances: 0 for what was released, about 1 for what has nothing to do with it."""
+        figures = imitation.figures(record, shape)
+        lengths = figures.squares.clamp_min(_FLOOR).sqrt() * reachable_lengths(imitation)[:, None]
+        weights = signal_weights(imitation)
+        weights = weights / weights.sum(-1, keepdim=True)
+        found = ((1 - figures.inner / lengths) * weights[:, None]).sum(-1)
+        if self.rows == 0 or figures.row_inner.shape[-1] == 0:
+            return found
+        targets = imitation.row_target_squares[:, None]
+        lengths = figures.row_squares.clamp_min(_FLOOR).sqrt() * targets.clamp_min(_FLOOR).sqrt()
+        apart = 1 - figures.row_inner / lengths
+        used = (targets > 0).to(apart.dtype)
+        by_row = (apart * used).sum(-1) / used.sum(-1).clamp_min(1)
+        share = self.rows * ((imitation.noise_std == 0) & (used.sum(-1) > 0)[:, 0]).to(apart.dtype)[:, None]
+        return (1 - share) * found + share * by_row
+
+
+@dataclass(frozen=True)
+class SquaredAndAbsolute:
+    """The squared distance plus `absolute` times the sum of absolute differences, as in TAG.
+
+    Absolute differences need the gradients themselves. They are formed once, without a graph; their derivative is a
+    fixed direction v, and what is differentiated is <g, v>, from layer inputs and output gradients.
+    """
+
+    absolute: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse a negative weight."""
+        non_negative("absolute", self.absolute)
+
+    def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
+        """Return the distances, relative to the length of the release."""
+        s, k = shape[:2]
+        with torch.no_grad():
+            figures = imitation.figures(record, shape)
+            scale = fitting_scale(imitation, figures.inner.sum(-1), figures.squares.sum(-1))
+        size = imitation.target_squares.sum(-1).sqrt().clamp_min(_FLOOR)
+        value: Tensor = torch.zeros(s, k, device=imitation.device)
+        along = value
+        for slot in record.slots:
+            if slot.name not in imitation.names:
+                continue
+            with torch.no_grad():
+                formed = imitation.formed(slot, s, k)
+                flat = (s, k, *(1 for _ in formed.shape[2:]))
+                gap = formed * scale.view(flat) - imitation.target(slot.name)[:, None]
+                gap /= size.view(s, 1, *flat[2:])
+                value = value + (gap.square() + self.absolute * gap.abs()).flatten(2).sum(-1)
+                direction = (2 * gap + self.absolute * gap.sign()) * (scale / size[:, None]).view(flat)
+            if torch.is_grad_enabled():
+                along = along + imitation.along(slot, direction)
+        return value + (along - along.detach())
+
+
+def fitting_scale(imitation: Imitation, inner: Tensor, squares: Tensor) -> Tensor:
+    """Return what multiplies candidates' gradients: one, or for protected releases what brings them closest."""
+    fitting = (inner.detach() / squares.detach().clamp_min(_FLOOR)).clamp_min(0)
+    return torch.where(imitation.protected[:, None], fitting, torch.ones_like(fitting))
+
+
+def reachable_lengths(imitation: Imitation) -> Tensor:
+    """Return the length of each tensor without its noise, as far as it is known, (problems, tensors)."""
+    whole = imitation.target_squares.sqrt().clamp_min(_FLOOR)
+    # How the length is shared among the tensors is known from other texts; the length, from the protection.
+    signal = (imitation.shares * imitation.signal_squares[:, None]).sqrt().clamp_min(1e-9)
+    return torch.where(imitation.noise_std[:, None] > 0, torch.minimum(signal, whole), whole)
+
+
+def signal_weights(imitation: Imitation) -> Tensor:
+    """Return how much each tensor tells, (problems, tensors): log-likelihood for a unit of its distance."""
+    squares = reachable_lengths(imitation).square()
+    return squares / (_SPREAD**2 * squares + imitation.noise_std[:, None].square())
+
+
+def evidence(imitation: Imitation) -> Tensor:
+    """Return the log-likelihood that a unit of the mean cosine is worth, (problems,)."""
+    return signal_weights(imitation).sum(-1)
+
+
+# Tokens that go through the model together: a CPU's cache is soon full, a GPU's memory holds 300 kB a token.
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss over candidates (problems, candidates, sentences, tokens, width)."""
+
+    imitation: Imitation = field(repr=False)
+    problems: Problems = field(repr=False)
+    loss: MatchingLoss
+
+    def __call__(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the losses of vectors, (problems, candidates), with a graph where gradients are enabled."""
+        record = self.imitation.record(x, self.problems.mask, self._labels(x, labels))
+        return self.loss(self.imitation, record, x.shape)
+
+    def slopes(self, x: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the losses and their gradients with respect to the vectors."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self(x, labels)
+        (found,) = torch.autograd.grad(losses.sum(), x)
+        return losses.detach(), found
+
+    @torch.no_grad()
+    def of_many(
+        self,
+        count: int,
+        candidates: Callable[[slice], Tensor],
+        labels: Tensor | None = None,
+        limit: TimeLimit | None = None,
+    ) -> Tensor:
+        """Return the losses of `count` candidates a problem, made in portions; infinite where the time was up."""
+        s, step = len(self.problems.mask), portion(self)
+        found = torch.full((s, count), torch.inf, device=self.imitation.device)
+        for start in range(0, count, step):
+            if start and limit is not None and limit.over():
+                break
+            part = slice(start, min(start + step, count))
+            mine = labels if labels is None or labels.shape[1] == 1 else labels[:, part]
+            found[:, part] = self(candidates(part), mine)
+        return torch.nan_to_num(found, nan=torch.inf)
+
+    def of_tokens(self, tokens: Tensor, labels: Tensor | None = None, limit: TimeLimit | None = None) -> Tensor:
+        """Return the losses of tokens, (problems, candidates, sentences, tokens)."""
+        words = self.imitation.words
+        return self.of_many(tokens.shape[1], lambda part: words[tokens[:, part]], labels, limit)
+
+    @cached_property
+    def evidence(self) -> Tensor:
+        """The log-likelihood that a unit of the loss is worth, if it is the mean cosine, (problems,)."""
+        return evidence(self.imitation)
+
+    def surprise(self, tokens: Tensor, prior: Prior | None) -> Tensor:
+        """Return what a prior adds to the losses of tokens, (problems, candidates): minus their log-probability.
+
+        It is in units of the loss: the less noise, the more the release tells, and the less the prior counts.
+        """
+        if prior is None:
+            return torch.zeros(tokens.shape[:2], device=tokens.device)
+        mask = self.problems.mask[:, None].expand_as(tokens)
+        each = prior.surprise(tokens.flatten(0, 2), mask.flatten(0, 2)).view(tokens.shape[:3])
+        return (each * mask.sum(-1)).sum(-1) / self.evidence[:, None]
+
+    def _labels(self, x: Tensor, labels: Tensor | None) -> Tensor:
+        s, k, b = x.shape[:3]
+        if labels is not None:
+            return labels.expand(s, k, b, -1)
+        assert self.problems.labels is not None
+        return self.problems.labels[:, None].expand(s, k, b)
+
+
+def portion(objective: Objective) -> int:
+    """Return how many candidates a problem go through the model together."""
+    return max(1, _TOKENS.get(objective.imitation.device.type, 1024) // objective.problems.mask.numel())

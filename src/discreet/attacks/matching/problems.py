@@ -1,0 +1,153 @@
+"""What is known of the texts behind a set of releases before the search: lengths, labels, special tokens, words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from discreet.attacks.encoder_layers import dissect
+from discreet.core.errors import UnsupportedError
+from discreet.core.types import GradientRelease
+from discreet.models.classifier import Classifier
+
+_AT_ONCE = 4096  # vectors compared with the whole vocabulary together
+
+
+@dataclass(frozen=True)
+class Problems:
+    """S releases of B texts each, all padded to T tokens; the special tokens are fixed, the others to be found.
+
+    `ids` holds the fixed tokens. `labels` is (problems, sentences), or None where they are to be learned.
+    """
+
+    mask: Tensor = field(repr=False)  # (problems, sentences, tokens), 1 for real tokens
+    free: Tensor = field(repr=False)  # (problems, sentences, tokens), true where a token is to be found
+    ids: Tensor = field(repr=False)
+    labels: Tensor | None = field(repr=False)
+    first: int  # the place of the first free token
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of free tokens, (problems, sentences)."""
+        return self.free.sum(-1)
+
+    @classmethod
+    def of(cls, seens: Sequence[GradientRelease], model: Classifier, attack: str) -> Problems:
+        """Return what releases of one batch size tell, or refuse them."""
+        sizes = {seen.batch_size for seen in seens}
+        if len(sizes) != 1:
+            raise UnsupportedError(f"Expected releases of one batch size, found {sorted(sizes)}. Attack them in turn.")
+        bare = [int(i) for i in model.tokenizer("")["input_ids"]]
+        opening, closing = (bare[:1], bare[1:]) if len(bare) == 2 else ([], [])
+        lengths = torch.tensor([_lengths(seen, model, attack) for seen in seens])
+        if int(lengths.min()) < len(bare) or int(lengths.max()) > model.max_length:
+            raise UnsupportedError(
+                f"Expected lengths in {len(bare)} … {model.max_length} tokens, found {int(lengths.min())} … "
+                f"{int(lengths.max())}. They count the special tokens too."
+            )
+        place = torch.arange(int(lengths.max()))
+        mask = (place < lengths[..., None]).long()
+        ids = torch.full_like(mask, int(model.tokenizer.pad_token_id or 0))
+        free = mask.bool()
+        if opening:
+            ids[..., 0] = opening[0]
+            ids.scatter_(-1, lengths[..., None] - 1, closing[0])
+            free = free & (place >= 1) & (place < lengths[..., None] - 1)
+        labels = [_labels(seen, model) for seen in seens]
+        known = [row for row in labels if row is not None]
+        kind = torch.int64 if model.task == "classification" else torch.float32
+        return cls(
+            mask.to(model.device),
+            free.to(model.device),
+            ids.to(model.device),
+            torch.tensor(known, dtype=kind, device=model.device) if len(known) == len(labels) else None,
+            len(opening),
+        )
+
+
+def _lengths(seen: GradientRelease, model: Classifier, attack: str) -> tuple[int, ...]:
+    if seen.lengths is not None:
+        return seen.lengths
+    name = _positions_name(seen, model)
+    if name is None or seen.batch_size != 1 or seen.noise_std > 0 or seen.guarantee is not None:
+        raise UnsupportedError(
+            f"Expected the lengths of the texts in the release for {attack}, found none. Without noise and for one "
+            "text they are read off the position embeddings; else try several."
+        )
+    rows = (seen.gradients[name].abs().sum(1) > 0).nonzero().flatten()
+    return (int(rows.max() - rows.min()) + 1,) if len(rows) else (0,)
+
+
+def _positions_name(seen: GradientRelease, model: Classifier) -> str | None:
+    """Return the name of the table of positions: the one table that is neither of words nor of types."""
+    known = dissect(model).embeddings
+    for name in seen.gradients:
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, torch.nn.Embedding) and name not in (known.word_name, known.type_name):
+            return name
+    return None
+
+
+def _labels(seen: GradientRelease, model: Classifier) -> tuple[int, ...] | None:
+    if seen.labels is not None:
+        return seen.labels
+    bias = next((g for n, g in seen.gradients.items() if n.startswith("head") and n.endswith("bias")), None)
+    classes = len(model.label_names)
+    if model.task == "classification" and seen.batch_size == 1 and bias is not None and bias.shape == (classes,):
+        return (int(bias.argmin()),)  # iDLG: of the bias's gradient, p - y, only the label's entry is negative
+    return None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The rows of a word-embedding table that can stand in a text: neither special nor reserved tokens."""
+
+    table: Tensor = field(repr=False)
+    allowed: Tensor = field(repr=False)  # the ids of the rows
+    unit: Tensor = field(repr=False)  # those rows, of length one
+
+    @classmethod
+    def of(cls, model: Classifier, table: Tensor) -> Vocabulary:
+        """Return the vocabulary of a model's tokenizer."""
+        special = set(model.tokenizer.all_special_ids)
+        names = model.tokenizer.convert_ids_to_tokens(list(range(min(len(table), len(model.tokenizer)))))
+        kept = [i for i, name in enumerate(names) if i not in special and not str(name).startswith("[unused")]
+        if not kept:
+            raise UnsupportedError(
+                f"Expected words in the tokenizer besides special ones, found none among {len(names)}. Nothing can be "
+                "guessed."
+            )
+        allowed = torch.tensor(kept, device=table.device)
+        return cls(table, allowed, F.normalize(table[allowed], dim=-1))
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows that can stand in a text."""
+        return self.table[self.allowed]
+
+    @property
+    def mean_norm(self) -> float:
+        """The mean length of a row."""
+        return float(self.rows.norm(dim=-1).mean())
+
+    def nearest(self, x: Tensor, count: int = 1) -> Tensor:
+        """Return the ids of the rows nearest to vectors by cosine, (…, count), or all where there are fewer."""
+        count = min(count, len(self.allowed))
+        flat = x.reshape(-1, x.shape[-1])
+        found = [self.allowed[(part @ self.unit.mT).topk(count).indices] for part in torch.split(flat, _AT_ONCE)]
+        return torch.cat(found).view(*x.shape[:-1], count)
+
+    def cheapest(self, tokens: Tensor, slopes: Tensor, count: int) -> Tensor:
+        """Return the ids whose putting in lowers a loss most, to first order: least slope · (row - present row)."""
+        count = min(count, len(self.allowed))
+        # The present row's term is the same for all, so it does not change their order.
+        flat = slopes.reshape(-1, slopes.shape[-1])
+        rows = self.rows
+        found = [
+            self.allowed[(part @ rows.mT).topk(count, largest=False).indices] for part in torch.split(flat, _AT_ONCE)
+        ]
+        return torch.cat(found).view(*tokens.shape, count)

@@ -1,0 +1,229 @@
+"""The span of a layer's inputs as its weight gradients show it, and how far a state lies outside it.
+
+With it, which tokens can stand at which position, by the first block's inputs: the whole vocabulary at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from discreet.attacks.encoder_layers import Embeddings, Projection
+from discreet.core.errors import UnsupportedError
+from discreet.core.types import GradientRelease
+
+_MOST_SLACK = 0.05
+_TINY = 1e-300
+_GREY = 8.0  # how far above `rounding` the widest gap between singular values is looked for
+_AT_ONCE = 16  # positions whose distances are held at one time
+_SCREEN = 0.05  # in float32 a squared distance is known to about 1e-6: what may pass is computed again in float64
+
+
+@dataclass(frozen=True)
+class Span:
+    """An orthonormal basis, (rank, width), in float64, and the weight of each of its directions in the gradients.
+
+    `slack` is how far noise, or what the client's arithmetic lost, may have turned it away from true states.
+    """
+
+    basis: Tensor = field(repr=False)
+    weights: Tensor = field(repr=False)
+    slack: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        """The number of independent directions."""
+        return self.basis.shape[0]
+
+    @property
+    def fills_the_width(self) -> bool:
+        """Whether every state lies inside or nearly so, so that nothing can be told apart.
+
+        One direction short of the width is full: behind a LayerNorm with fresh weights no state has more.
+        """
+        return self.basis.shape[0] >= self.basis.shape[1] - 1
+
+    def distance(self, states: Tensor) -> Tensor:
+        """Return the sine of the angle between states and the span: 0 inside, 1 at right angles to it."""
+        unit = torch.nn.functional.normalize(states.to(self.basis.dtype), dim=-1)
+        away: Tensor = unit - (unit @ self.basis.mT) @ self.basis
+        lengths: Tensor = torch.linalg.vector_norm(away, dim=-1)
+        return lengths
+
+
+def shares(span: Span, states: Tensor, rounds: int = 60) -> Tensor:
+    """Return how much of a span each of many states inside it must carry, if as few states as can be carry it all.
+
+    Where a token stands at two positions, other tokens of the one position lie in the span at the other as well: the
+    states are then more than the dimensions, and which of them made the span is not told by lying in it. Among all ways
+    to write the gradients as sums over the states, the one with the least sum of lengths gives most of the aliases a
+    small share (iteratively reweighted least squares; p = 1).
+    """
+    unit = torch.nn.functional.normalize(states.to(span.basis.dtype), dim=-1)
+    parts = (unit @ span.basis.mT).mT  # (rank, states)
+    identity = torch.eye(span.rank, dtype=parts.dtype, device=parts.device)
+    wanted = torch.diag(span.weights)
+    lengths = torch.ones(parts.shape[1], dtype=parts.dtype, device=parts.device)
+    for _ in range(rounds):
+        weighted = parts * lengths
+        normal = weighted @ parts.mT
+        ridge = 1e-14 * normal.diagonal().mean() * identity
+        lengths = (weighted.mT @ torch.linalg.solve(normal + ridge, wanted)).norm(dim=1) + 1e-12
+    return lengths
+
+
+def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: float, attack: str) -> Span:
+    """Return the span of the inputs of projections that share them, from those of their gradients that were released.
+
+    A weight gradient is the sum over tokens of (output gradient) x (input), so its rows are combinations of the inputs.
+    Without noise, singular values below `rounding` times the largest are rounding errors, and so are larger ones where
+    a gap that is wider than the one at `rounding` lies not far above; with noise, those below the largest that the
+    noise alone would have.
+    """
+    present = [p for p in projections if p.name in seen.gradients]
+    if not present:
+        raise UnsupportedError(
+            f"Expected gradients of {projections[0].name!r} or its neighbours for {attack}, found none in the release. "
+            "A head alone, or the last blocks alone, do not carry the inputs of the first ones."
+        )
+    rows = [p.rows(seen.gradients[p.name]).detach().double() for p in present]
+    if seen.noise_std == 0 and any(".lora_A." in p.name for p in present) and not any(bool(r.any()) for r in rows):
+        raise UnsupportedError(
+            f"Expected gradients of {present[0].name!r} other than zero for {attack}. Before its first step an "
+            "adapter's second factor is zero, and so is the gradient of the first; attack a later step."
+        )
+    if not all(bool(torch.isfinite(part).all()) for part in rows):
+        raise UnsupportedError(f"Expected finite gradients for {attack}, found others. Nothing can be read from them.")
+    if seen.noise_std > 0:
+        matrix = torch.cat(rows)
+        edge = seen.noise_std * (math.sqrt(matrix.shape[0]) + math.sqrt(matrix.shape[1]))
+    else:  # each part to the same size, as rounding errors go with a part's own
+        matrix = torch.cat([part / part.norm().clamp_min(torch.finfo(part.dtype).tiny) for part in rows])
+        edge = 0.0
+    values, basis = torch.linalg.svd(matrix, full_matrices=False)[1:]
+    rank = _rank(values, rounding) if edge == 0 else int((values > max(edge, rounding * float(values[0]))).sum())
+    lost = max(edge, float(values[rank])) if rank < len(values) else edge
+    if rank == matrix.shape[0] < matrix.shape[1] and seen.noise_std == 0 and seen.guarantee is None:
+        raise UnsupportedError(
+            f"Expected fewer than {rank} tokens for {attack}, found gradients of {present[0].name!r} and its "
+            f"neighbours of {rank} rows, all independent. Low-rank adapters show no more states than they have rows; "
+            "attack a smaller batch."
+        )
+    # The turn is at most the noise over the weakest direction kept; wrong tokens begin not far above the cap.
+    slack = min(_MOST_SLACK, lost / float(values[rank - 1])) if rank else 0.0
+    return Span(basis[:rank], values[:rank], slack)
+
+
+def _rank(values: Tensor, rounding: float) -> int:
+    """Return how many singular values are more than rounding errors: the cut is at the widest gap near `rounding`.
+
+    Rounding differs from one machine to another by a few times, and a fixed threshold would count some of it as
+    directions on one and not on the other. True values end far above it, so the gap is wide.
+
+    >>> _rank(torch.tensor([1.0, 1e-3, 5e-7, 3e-7, 1e-8]), 4e-7)
+    2
+    >>> _rank(torch.tensor([1.0, 1e-3, 5e-4, 3e-8]), 4e-7), _rank(torch.zeros(3), 4e-7)
+    (3, 0)
+    """
+    largest = float(values[0])
+    most, fewest = (int((values > times * rounding * largest).sum()) for times in (1.0, _GREY))
+    if not most:
+        return 0
+    below = [*values.tolist(), rounding * largest]
+    return max(range(max(1, fewest), most + 1), key=lambda count: below[count - 1] / max(below[count], _TINY))
+
+
+def require_room(seen: GradientRelease, span: Span, attack: str) -> bool:
+    """Return whether a span tells states apart; refuse one that does not though nothing protects the release."""
+    total, width = sum(seen.lengths or ()), span.basis.shape[1]
+    if total >= width:
+        raise UnsupportedError(
+            f"Expected a batch of fewer than {width} tokens for {attack}, found {total}. Their states fill the model's "
+            "width, so every state lies in their span; attack a smaller batch."
+        )
+    if not span.fills_the_width:
+        return True
+    if seen.noise_std == 0 and seen.guarantee is None:
+        raise UnsupportedError(
+            f"Expected a batch of fewer than {width} tokens for {attack}, found gradients of rank {span.rank}. "
+            "The span of the inputs fills the model's width, so every token lies in it; attack a smaller batch."
+        )
+    return False
+
+
+def token_sets(embeddings: Embeddings, span: Span, distance: float, longest: int) -> list[list[int]]:
+    """Return, position by position until none is left, the tokens whose first-block input lies in the span."""
+    if span.rank == 0:
+        return []
+    screen = _Screen(embeddings, span)
+    found: list[list[int]] = []
+    limit = min(longest, embeddings.positions.shape[0])
+    for start in range(0, limit, _AT_ONCE):
+        places = torch.arange(start, min(start + _AT_ONCE, limit), device=embeddings.words.device)
+        near = screen.squares(places) <= max(distance, _SCREEN) ** 2
+        for column, place in enumerate(places.tolist()):
+            tokens = near[:, column].nonzero().flatten()
+            inside = span.distance(embeddings.inputs(tokens, torch.full_like(tokens, place))) <= distance
+            if not bool(inside.any()):
+                return found
+            found.append(tokens[inside].tolist())
+    return found
+
+
+class _Screen:
+    """Squared distances of every token at many positions, from a few matrix products.
+
+    With u = word + position + constant, centred, the input is z = w * u / s + b. Its projection and its length are
+    quadratic in u, and u is a sum: so (tokens, width) is only ever met by a matrix with a column to each position or
+    each direction of the span, never formed again for each position.
+    """
+
+    def __init__(self, embeddings: Embeddings, span: Span) -> None:
+        norm = embeddings.norm
+        self.eps = norm.eps
+        self.scale, self.bias = norm.weight.detach(), norm.bias.detach()
+        words = embeddings.words + embeddings.constant
+        self.words = words - words.mean(dim=1, keepdim=True)
+        places = embeddings.positions
+        self.places = places - places.mean(dim=1, keepdim=True)
+        self.basis = span.basis.to(self.words.dtype)
+        self.onto = (self.basis * self.scale).mT  # (width, rank)
+        self.shift = self.basis @ self.bias
+        self.word_parts = self.words @ self.onto
+        self.word_squares = self.words.square().sum(dim=1)
+        self.word_lengths = (self.words * self.scale).square().sum(dim=1)
+        self.word_bias = self.words @ (self.scale * self.bias)
+
+    def squares(self, places: Tensor) -> Tensor:
+        """Return squared distances, (tokens, positions)."""
+        rows = self.places[places]
+        width = rows.shape[1]
+        spread = self.word_squares[:, None] + rows.square().sum(dim=1) + 2 * (self.words @ rows.mT)
+        deviation = (spread / width + self.eps).clamp_min(torch.finfo(spread.dtype).tiny).sqrt()
+        scaled = rows * self.scale
+        length = self.word_lengths[:, None] + scaled.square().sum(dim=1) + 2 * (self.words @ (scaled * self.scale).mT)
+        length = length / deviation.square()
+        length += 2 * (self.word_bias[:, None] + rows @ (self.scale * self.bias)) / deviation + self.bias.square().sum()
+        parts = rows @ self.onto  # (positions, rank)
+        inside = self.word_parts.square().sum(dim=1)[:, None] + parts.square().sum(dim=1)
+        inside = (inside + 2 * (self.word_parts @ parts.mT)) / deviation.square()
+        inside += 2 * ((self.word_parts @ self.shift)[:, None] + parts @ self.shift) / deviation
+        inside += self.shift.square().sum()
+        return 1 - inside / length.clamp_min(torch.finfo(length.dtype).tiny)
+
+
+def nearest_tokens(embeddings: Embeddings, span: Span, length: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return, for each position of a length, the tokens closest to the span and their distances, (length, count)."""
+    screen = _Screen(embeddings, span)
+    tokens: list[Tensor] = []
+    distances: list[Tensor] = []
+    for start in range(0, length, _AT_ONCE):
+        places = torch.arange(start, min(start + _AT_ONCE, length), device=embeddings.words.device)
+        near = screen.squares(places).clamp_min(0).topk(min(count, embeddings.words.shape[0]), dim=0, largest=False)
+        tokens.append(near.indices.mT)
+        distances.append(near.values.mT.sqrt())
+    return torch.cat(tokens), torch.cat(distances)
