@@ -272,3 +272,24 @@ def test_the_share_of_unknown_tokens_is_said(say: Say, tmp_path: Path) -> None:
     status, out, err = say("--data", path, "--attack", "embedding-rows", "--examples", 1, "--json", data=False)
     assert status == 0 and json.loads(out)["unknown_share"] > 0.2
     assert "of the tokens are unknown to" in err
+
+
+def test_it_is_said_what_rouge_does_not_count(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"我被重复收费了 {i},{i % 2}\n" for i in range(60)), encoding="utf-8")
+    told = "ROUGE counts words of the letters a to z and digits alone"
+    assert told in say("--data", path, "--attack", "dager", "--examples", 1, data=False)[2]
+    assert told not in say("--attack", "dager", "--examples", 1)[2]
+
+
+def test_vectors_of_a_run_are_attacked_at_its_own_delta_and_other_noise_is_told(
+    say: Say, tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["train", toy_csv, "--model", tiny_encoder("bert"), "--protect", "dp-ie", "--epsilon", 8, "--epochs", 1]
+    assert main([*map(str, train), "--out", str(tmp_path / "run"), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)["guarantee"]["delta"]
+    status, out, err = say(tmp_path / "run", "--examples", 4, "--json", model=False, data=False)
+    assert status == 0 and json.loads(out)["guarantee"]["delta"] == pytest.approx(own) != 1e-5
+    assert "The noise of dp-ie is solved for the texts of this one release." in err
+    status, out, err = say(tmp_path / "run", "--examples", 4, "--json", "--delta", 1e-6, model=False, data=False)
+    assert status == 0 and json.loads(out)["guarantee"]["delta"] == 1e-6

@@ -129,3 +129,16 @@ def test_what_train_says_of_private_rows_is_not_in_the_run_folder(
     assert written
     for content in written:
         assert b"units stand" not in content and b"unknown to" not in content and b"truncated" not in content
+
+
+def test_what_cannot_be_divided_is_shown_undivided_and_that_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = "".join(f"sentence {i},{'ab'[i % 2]}\n" for i in range(60))
+    path = csv(tmp_path, "text,label\n" + rows + "one of its kind,rare\n")
+    status, out, _ = say(capsys, path, "--examples", "0")
+    words = " ".join(out.split())
+    assert status == 0 and "train rejects this" in words and "merge or remove rare classes" in words
+    assert "The table above shows all rows as they are in the file, before any are held out." in words
+    _, out, _ = say(capsys, csv(tmp_path, "text,label\n" + rows), "--examples", "0")
+    assert "The table above" not in out

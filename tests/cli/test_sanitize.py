@@ -199,3 +199,12 @@ def test_a_training_reads_rewritten_text_and_counts_its_wordiest_row(
         assert main([*arguments, *(("--epsilon-per-word", price) if price else ())]) == 2
         assert words in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_an_epsilon_that_protects_nothing_is_called_so(
+    capsys: pytest.CaptureFixture[str], notes: Path, encoder: str
+) -> None:
+    for price, warned in ((1, False), (50, True)):
+        out = notes.with_name(f"{price}.csv")
+        status, said, _ = say(capsys, notes, "--epsilon-per-word", price, "--out", out, "--model", encoder)
+        assert status == 0 and ("An epsilon above 100 is no practical protection." in said) is warned

@@ -61,3 +61,12 @@ def test_stdin_is_converted_in_the_pipe() -> None:
 
 def test_only_new_lines_end_a_line() -> None:
     assert lines_of("a\u2028b\x85c\x0cd\r\ne\n".encode(), "a") == ["a\u2028b\x85c\x0cd", "e"]
+
+
+@pytest.mark.parametrize("data", [SMART.encode("cp1252"), SMART.encode("utf-16"), SMART.encode("utf-16-le")])
+def test_it_is_said_that_there_is_no_option_for_another_encoding(data: bytes) -> None:
+    assert "there is no --encoding" in rejected(data)
+
+
+def test_stdin_is_named_as_such() -> None:
+    assert "Expected UTF-8 in 'stdin'" in rejected(b"br\xf6tchen\n", "-")

@@ -1,12 +1,13 @@
 import csv
 import json
+import sys
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from discreet.core.errors import DataError, SettingError
+from discreet.core.errors import DataError, ExtraError, SettingError
 from discreet.data.separated import Layout
 from discreet.data.tables import read_table
 
@@ -206,3 +207,13 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = read_table(write(tmp_path, "a.csv", "text,text,label\na,b,c\n"))
     with pytest.raises(DataError, match="found 2. Rename"):
         table.column("text", "text")
+
+
+def test_parquet_without_its_library_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": "secret"}]), path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ExtraError, match="pip install pyarrow; or save the file as CSV or JSONL"):
+        read_table(path)

@@ -15,6 +15,7 @@ from discreet.accounting.events import GaussianDpEvent, NoOpDpEvent, VisibleVect
 from discreet.accounting.ledger import Ledger
 from discreet.accounting.local_layer import Sending
 from discreet.core.errors import BudgetError, DataError, ModelError, OutputError, SettingError
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
 from discreet.data.sources import Columns
@@ -24,6 +25,7 @@ from discreet.protections.decoys import Decoys
 from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_projection import whole_space
 from discreet.protections.ldp_protection import LocalLayer
+from discreet.protections.ldp_sent import SentOnce
 from discreet.protections.ldp_settings import LDPSettings
 from discreet.training import run_folder
 from discreet.training.evaluate import represent
@@ -301,3 +303,16 @@ def test_a_client_without_its_ledger_is_refused(finished: tuple[Path, dict[str, 
     shutil.copytree(finished[0] / "client", tmp_path / "client", ignore=shutil.ignore_patterns("ledger*"))
     with pytest.raises(ModelError, match="what was spent is not known"):
         UserSide.load(tmp_path / "client")
+
+
+def test_that_the_figure_is_a_sum_over_sentences_stands_beside_it() -> None:
+    layer = LDPLayer("gaussian", 8, 2.0)
+    protect = LocalLayer(layer, layer, whole_space(8), Sending(100, 10, 5))
+    sent = SentOnce(protect, 7, None, Rng(0))
+    said = sent.stated(Guarantee(70.0, 1e-3, "patient", Adjacency.REPLACE_ONE, "pld", assumptions=("one thing",)))
+    assert re.search(
+        r"weak guarantee\. It assumes: each sentence has epsilon [\d.]+, and those of up to 7 sentences of "
+        r"one patient are added up; one thing;",
+        said.sentence(),
+    )
+    assert sent.stated(said).assumptions == said.assumptions  # said once

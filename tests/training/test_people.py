@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from discreet.accounting.interpret import epsilon
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.cli.main import main
 from discreet.core.errors import BudgetError, LedgerError, OutputError
-from discreet.core.guarantee import Adjacency, Caveat
+from discreet.core.guarantee import Adjacency, Caveat, in_digits
 from discreet.data.corpus import Corpus
 from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, record_study
 
@@ -41,11 +42,11 @@ class Training:
 
     def __init__(
         self, home: Path, rows: Corpus, kind: str = TRAINING, planned: int = 100, budget: float | None = None,
-        path: Path | None = None, adjacency: str = "zero-out",
+        path: Path | None = None, adjacency: str = "zero-out", delta: float = DELTA,
     ) -> None:  # fmt: skip
         self.ledger = Ledger.open(path, unit=rows.unit_name, adjacency=adjacency)
         self.entry = Entry.of(
-            People(home), rows, self.ledger, kind=kind, delta=DELTA, out=home / "run", protection="dp-sgd",
+            People(home), rows, self.ledger, kind=kind, delta=delta, out=home / "run", protection="dp-sgd",
             planned={ONE: planned}, budget=budget,
         )  # fmt: skip
         self.ledger.also = self.entry
@@ -346,3 +347,69 @@ def test_trainings_of_another_unit_are_named(home: Path) -> None:
     rows = replace(corpus("a"), units=None, unit_name="row")
     total = Training(home, rows).entry.before()
     assert total.trainings == 0 and total.other_units == 1 and "Not matched: 1 training" in total.sentence()
+
+
+def test_the_list_gives_each_training_at_its_own_delta_and_says_that_the_total_is_restated(
+    own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for names, delta in ((("a", "b"), DELTA), (("c",), 1e-3)):
+        one = Training(own_home, corpus(*names), delta=delta)
+        one.steps(0, 10)
+        one.entry.close(finished=True)
+    assert main(["ledger"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for delta in (DELTA, 1e-3):
+        alone = in_digits(epsilon(SelfComposedDpEvent(EVENT, 10), delta, Adjacency.ZERO_OUT))
+        assert f"10 spends, epsilon {alone} at delta {in_digits(delta)} (zero-out)" in words
+    assert "(zero-out), all at the smallest of their deltas, 1e-05, where an epsilon that was stated at" in words
+    assert main(["ledger", "--json"]) == 0
+    kept = json.loads(capsys.readouterr().out)["trainings"]
+    assert sorted(one["guarantee"]["delta"] for one in kept) == [DELTA, 1e-3]
+
+
+def test_trainings_at_one_delta_are_not_called_restated(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in (TRAINING, FIXED_SEED):
+        one = Training(own_home, corpus("a"), kind=kind)
+        one.steps(0, 1)
+        one.entry.close(finished=True)
+    record_study(People(own_home), own_home / "study", "notes")
+    assert main(["ledger"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "smallest of their deltas" not in words
+    assert words.count("1 spend, ") == 2 and words.count("1 spend, an estimated epsilon ") == 1
+    assert Training(own_home, corpus("a")).entry.before().restated is False
+
+
+def test_a_total_at_the_delta_of_another_training_says_so_and_names_the_budget(home: Path) -> None:
+    first = Training(home, corpus("a"))
+    first.steps(0, 10)
+    first.entry.close(finished=True)
+    second = Training(home, corpus("a"), delta=1e-3, budget=50.0)
+    assert " at delta 0.001 (the delta of this training) over " in second.entry.before().sentence()
+    assert second.entry.told()[0].endswith(" Their budget is 50.")
+    assert "the delta of this training" not in Training(home, corpus("a")).entry.before().sentence()
+
+
+def test_delta_is_rounded_in_one_way(
+    own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert go(toy_csv, tiny_encoder("bert"), tmp_path / "a", "--delta", "0.000123456") == 0
+    words = " ".join(capsys.readouterr().out.split())
+    found = re.findall(r"\bdelta(?: =)? (\d[\d.e-]*\d)", words)
+    assert len(found) >= 3 and set(found) == {"0.0001235"}
+
+
+def test_a_population_below_the_number_of_units_is_told_with_its_delta(
+    own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    encoder, large = tiny_encoder("bert"), "delta follows from the population and is too large"
+    for name, more, warned in (("a", ("--delta", "auto"), True), ("b", (), False)):
+        assert go(toy_csv, encoder, tmp_path / name, "--population", "5", *more) == 0
+        err = capsys.readouterr().err
+        assert re.search(r"the population is 5\. The guarantee holds; batches hold \d+ times as many as asked for", err)
+        assert (large in err) is warned
+    assert go(toy_csv, encoder, tmp_path / "c", "--population", "500", "--delta", "auto") == 0
+    err = capsys.readouterr().err
+    assert "batches hold 0." in err and large not in err

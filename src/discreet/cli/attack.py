@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.attack_strengths import attack_for_run, naming_others, protections_asked, strengths_given
+from discreet.cli.attack_strengths import (
+    attack_for_run,
+    naming_others,
+    protections_asked,
+    say_other_noise,
+    strengths_given,
+)
 from discreet.cli.catalog import ATTACKS, ONE_OF_N
 from discreet.cli.options import Device, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
@@ -75,7 +81,7 @@ def attack(
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Of the release; 1e-5, or the run's own for all its updates.", rich_help_panel=_PRIVACY),
+        typer.Option(help="Of the release; 1e-5, or the run's own.", rich_help_panel=_PRIVACY),
     ] = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="Longest gradient of one unit; 1.", rich_help_panel=_PRIVACY)
@@ -125,6 +131,7 @@ def attack(
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
         from discreet.experiment.attack import within
+        from discreet.experiment.identification import delta_of_run
         from discreet.experiment.reading import METRICS
         from discreet.experiment.releases import REPRESENTATION, kind_of
         from discreet.models.classifier import ModelSettings
@@ -186,17 +193,22 @@ def attack(
         given["clip_norm"] = clip_norm
     with working("loading the text and the model, making the protection"):
         scene = load_scene(asked)
+        own_protection = protect is None and strengths is None and scene.run is not None
+        if own_protection and delta is None and kind_of(ruler) == REPRESENTATION and scene.run is not None:
+            request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
         protections = protections_asked(request, scene, protect, strengths, given)
     if getattr(ruler, "score", None) == "signed" and any(_masked(protection) for _, protection in protections):
         note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
     own_steps = attack == ONE_OF_N and steps is None and scene.run is not None
     if own_steps and delta is None and scene.run is not None:
-        from discreet.experiment.identification import delta_of_run
-
         request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
+    if own_protection:
+        say_other_noise(protections[0][1])
     with naming_others(scene, attack, protections):
         results = _attacked(request, scene, protections, json, whole_texts, own_steps)
+    if any(not one.scored.isascii() for result in results for one in result.examples):
+        note("ROUGE counts words of the letters a to z and digits alone; for these texts, read LCS / longer.")
     if (said := unknown_words(results[0].unknown_share, scene.model.settings.encoder)) is not None:
         note(said)
     if json:

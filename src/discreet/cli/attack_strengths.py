@@ -88,6 +88,17 @@ def protections_asked(
     return found
 
 
+def say_other_noise(built: Any) -> None:
+    """Say where the noise of a run's protection is solved anew, for the rows of the one release that is attacked."""
+    from discreet.protections.instance_encoding import InstanceEncoding
+
+    if isinstance(built, InstanceEncoding):
+        note(
+            f"The noise of {built.name} is solved for the texts of this one release. The run's own noise was solved "
+            "for all rows of a unit and differs."
+        )
+
+
 def attack_for_run(run: Path, protect: str | None) -> str:
     """Return the name of an attack that fits what a run releases, before its model is loaded."""
     from discreet.training.run_folder import read_settings

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SHOWN_CLASSES = 12
 _LONG = 100_000  # characters
+_UNDIVIDED = "The table above shows all rows as they are in the file, before any are held out."
 _LONGEST = 400  # characters of an example
 
 
@@ -48,7 +49,7 @@ def data(
         except DataError as error:
             # what cannot be divided can be looked at; what cannot be read is rejected again, with the same words
             corpus = load(data, columns, seed=seed, rows=rows, share=share, validation=0)
-            corpus = corpus.renamed(corpus.name, f"train rejects this: {error}")
+            corpus = corpus.renamed(corpus.name, f"train rejects this: {error}", _UNDIVIDED)
         found = summary(corpus, examples)
         found["doubts"] = doubts(corpus, label, unit)
         if (told := _unknown(corpus, model)) is not None:

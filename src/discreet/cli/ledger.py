@@ -15,6 +15,7 @@ from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger_statement import Statement
+    from discreet.core.guarantee import Guarantee
 
 _MOST_KINDS = 8  # events for which it is worked out how many more would fit
 
@@ -71,13 +72,18 @@ def _all_trainings(json: bool) -> None:
     from discreet.training.people import STUDY, TRAINING, People
 
     people = People()
-    records, totals = people.records(), people.touched_most()
+    with working("adding up what was recorded"):
+        records, totals = people.records(), people.touched_most()
+        alone = [people.guarantee_of(record) for record in records]
     if json:
         keys = ("kind", "began", "unit", "adjacency", "units", "protection", "out", "finished", "spends")
         as_json(
             {
                 "home": str(people.home),
-                "trainings": [{key: getattr(record, key) for key in keys} for record in records],
+                "trainings": [
+                    {**{key: getattr(record, key) for key in keys}, "guarantee": own and own.as_dict()}
+                    for record, own in zip(records, alone, strict=True)
+                ],
                 "totals": [
                     {"unit": unit, "adjacency": adjacency.value, "trainings": count, "guarantee": found.as_dict()}
                     for unit, adjacency, count, found in totals
@@ -86,15 +92,34 @@ def _all_trainings(json: bool) -> None:
         )
         return
     paragraph(f"Trainings recorded in {people.home}, not for release:" if records else "No training was recorded.")
-    for record in records:
+    for record, own in zip(records, alone, strict=True):
         study = record.kind == STUDY
-        spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} spends"
+        times = "spend" if record.spends == 1 else "spends"
+        spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} {times}{_figure(own)}"
         state = "" if record.finished or study else ", unfinished"
         apart = "" if record.kind == TRAINING else f" ({record.kind}, recorded apart: for experiments, not for release)"
         paragraph(f"{record.protection}{spends}{state}: {record.out}{apart}", f"{record.began[:10]}  ")
     for unit, adjacency, count, found in totals:
         many = "1 training" if count == 1 else f"{count} trainings"
-        paragraph(f"The {unit} with the largest total over {many} ({adjacency.value}): {found.sentence()}")
+        deltas = {own.delta for own in alone if own and (own.unit, own.adjacency) == (unit, adjacency)}
+        restated = ""
+        if len(deltas) > 1:
+            restated = (
+                f", all at the smallest of their deltas, {in_digits(found.delta)}, where an epsilon that was stated at "
+                "a larger delta is larger"
+            )
+        paragraph(f"The {unit} with the largest total over {many} ({adjacency.value}){restated}: {found.sentence()}")
+
+
+def _figure(found: Guarantee | None) -> str:
+    """Return the epsilon of one training at its own delta, with its adjacency."""
+    if found is None:
+        return ""
+    if not found.exists:
+        return f", no bound ({found.adjacency.value})"
+    kind = "" if found.certified else "an estimated "
+    figure = f"epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
+    return f", {kind}{figure} ({found.adjacency.value})"
 
 
 def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def read(
 ) -> Corpus:
     """Return the texts of a file or of stdin, without labels; columns not named are those of the run."""
     from discreet.data.corpus import Corpus
-    from discreet.data.encoding import lines_of, read_bytes
+    from discreet.data.encoding import lines_of, name_of_source, read_bytes
     from discreet.data.sources import Columns, load
     from discreet.data.tables import READERS
 
@@ -85,7 +85,7 @@ def read(
             )
         lines = lines_of(read_bytes(source), source)
         if not lines:
-            raise DataError(f"Expected at least one line of text in {source!r}. It is empty.")
+            raise DataError(f"Expected at least one line of text in {name_of_source(source)!r}. It is empty.")
         second = None
         if pairs:
             split = [line.split("\t") for line in lines]
@@ -93,7 +93,7 @@ def read(
                 if len(parts) != 2:
                     raise DataError(f"Expected two texts separated by a tab in line {number}. The model reads pairs.")
             lines, second = [a for a, _ in split], tuple(b for _, b in split)
-        corpus = Corpus(source, tuple(lines), second=second)
+        corpus = Corpus(name_of_source(source), tuple(lines), second=second)
     if pairs != (corpus.second is not None):
         wants = "pairs of texts; name the second column with --text-pair" if pairs else "single texts"
         raise DataError(f"Expected what the model was trained on: {wants}.")

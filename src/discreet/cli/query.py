@@ -14,7 +14,7 @@ import typer
 from discreet.cli.options import Json, TextPair
 from discreet.cli.output import as_json, line, note
 from discreet.core.errors import BudgetError, DataError, OutputError
-from discreet.core.guarantee import in_digits
+from discreet.core.guarantee import in_digits, words_for_size
 
 if TYPE_CHECKING:
     from discreet.core.guarantee import Guarantee
@@ -165,7 +165,8 @@ def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guara
     if missed:
         note(f"Chance has never drawn {missed} of {len(answers)} texts. To ask again costs again.")
     kind = "" if each.certified else " (an estimate)"
-    note(f"Each text: epsilon = {in_digits(each.epsilon)}, delta = {in_digits(each.delta, 3)}{kind}.")
+    note(f"Each text: epsilon = {in_digits(each.epsilon)}, delta = {in_digits(each.delta)}{kind}.")
     total = in_digits(spent.epsilon) if math.isfinite(spent.epsilon) else "unbounded"
+    weak = words_for_size(spent.epsilon) if spent.exists else ""
     more = "." if left is None else f"; at least {left:,} more are allowed."
-    note(f"All queries from here so far: epsilon = {total}{more}")
+    note(f"All queries from here so far: epsilon = {total}, delta = {in_digits(spent.delta)}{more}{weak}")

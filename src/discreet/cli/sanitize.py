@@ -15,7 +15,7 @@ from discreet.cli.output import as_json, line, note, printable, stderr
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.errors import OutputError, SettingError
-from discreet.core.guarantee import in_digits
+from discreet.core.guarantee import in_digits, words_for_size
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
@@ -183,7 +183,10 @@ def _account(
         "r for another at a share r of the largest distance (metric privacy)."
     )
     if whole.exists:
-        say(f"By composition a text has {price} for each of its words: {in_digits(whole.epsilon, 6)} for the longest.")
+        say(
+            f"By composition a text has {price} for each of its words: {in_digits(whole.epsilon, 6)} for the longest."
+            f"{words_for_size(whole.epsilon)}"
+        )
         if best.epsilon < 0.99 * whole.epsilon:
             say(f"At delta = {delta:g} the longest has epsilon = {in_digits(best.epsilon)}, by the pld accountant.")
         if columns > 1:

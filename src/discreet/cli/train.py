@@ -249,7 +249,7 @@ def _say_privacy(done: dict[str, Any]) -> None:
         columns["pure epsilon over all steps"] = in_digits(done["pure_epsilon"], 6)
         columns["metric epsilon per use and distance"] = in_digits(done["metric_epsilon_per_use"], 6)
     kind = "" if promise["certified"] else " (estimates, for the reason above)"
-    table(columns, title=f"The same training, delta = {in_digits(promise['delta'], 3)}, under each adjacency{kind}")
+    table(columns, title=f"The same training, delta = {in_digits(promise['delta'])}, under each adjacency{kind}")
 
 
 def _finite(values: Any) -> Any:

@@ -57,6 +57,18 @@ def strength(epsilon: float) -> Strength:
     return Strength.WEAK if epsilon <= 100 else Strength.NONE
 
 
+def words_for_size(epsilon: float) -> str:
+    """Return the sentence that follows a large epsilon, with a space before it; nothing for one up to 10.
+
+    >>> words_for_size(8), words_for_size(980)
+    ('', ' An epsilon above 100 is no practical protection.')
+    """
+    size = strength(epsilon)
+    if size is Strength.WEAK:
+        return " An epsilon above 10 is a weak guarantee."
+    return " An epsilon above 100 is no practical protection." if size is Strength.NONE else ""
+
+
 class Caveat(enum.StrEnum):
     """A known reason why a figure is an estimate and not a proven bound; code tests these, never their sentences."""
 
@@ -169,11 +181,7 @@ class Guarantee:
             f"delta = {in_digits(self.delta)} for each {self.unit} (neighbours: {neighbours}), "
             f"by the {self.accountant} accountant."
         )
-        size = strength(self.epsilon)
-        if size is Strength.WEAK:
-            text += " An epsilon above 10 is a weak guarantee."
-        elif size is Strength.NONE:
-            text += " An epsilon above 100 is no practical protection."
+        text += words_for_size(self.epsilon)
         if not self.certified:
             text += f" Not certified because {self.reason}."
         if self.assumptions:

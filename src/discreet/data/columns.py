@@ -12,7 +12,7 @@ from typing import Any
 
 from discreet.core.errors import DataError, OutputError
 from discreet.data.corpus import check_texts
-from discreet.data.encoding import lines_of, read_bytes
+from discreet.data.encoding import lines_of, name_of_source, read_bytes
 from discreet.data.separated import Layout, write_rows
 from discreet.data.tables import READERS, Table, read_table
 
@@ -68,8 +68,10 @@ def _read_lines(source: str, text: Sequence[str]) -> FileColumns:
         )
     lines = lines_of(read_bytes(source), source)
     if not any(line.strip() for line in lines):
-        raise DataError(f"Expected at least one line of text in {source!r}. It is empty; check that it was written.")
-    check_texts([line for line in lines if line.strip()], source)
+        raise DataError(
+            f"Expected at least one line of text in {name_of_source(source)!r}. It is empty; check that it was written."
+        )
+    check_texts([line for line in lines if line.strip()], name_of_source(source))
     return FileColumns(source, ("text",), {"text": lines})
 
 

@@ -26,6 +26,15 @@ _MOST_ACCENTS = 0.3
 _HIGH = re.compile(rb"[\x80-\xff]")
 
 
+def name_of_source(source: str) -> str:
+    """Return how messages name a source: a path as it is, and `-` as stdin.
+
+    >>> name_of_source("-"), name_of_source("a.csv")
+    ('stdin', 'a.csv')
+    """
+    return "stdin" if source == STDIN else source
+
+
 def read_bytes(source: str) -> bytes:
     """Return the bytes of a file, or of stdin where the source is `-`; reject a file that cannot be read."""
     try:
@@ -44,18 +53,19 @@ def decode(data: bytes, where: str) -> str:
     >>> decode(b"\xef\xbb\xbfcaf\xc3\xa9", "a.csv")
     'café'
     """
+    expected = _expected(where)
     for mark, name in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
-            raise DataError(f"Expected UTF-8 in {where!r}, found {name}. Convert it: {_command(name, where)}")
+            raise DataError(f"{expected}, found {name}. Convert it: {_command(name, where)}")
     at = data.find(b"\0")
     if at >= 0:
         if (wide := _utf16_without_mark(data[:_HEAD])) is not None:
             raise DataError(
-                f"Expected UTF-8 in {where!r}, found what looks like {wide} (every other byte is NUL). "
+                f"{expected}, found what looks like {wide} (every other byte is NUL). "
                 f"Convert it: {_command(wide, where)}"
             )
         raise DataError(
-            f"Expected text without NUL bytes in {where!r}, found one in line {_line(data, at)}. "
+            f"Expected text without NUL bytes in {name_of_source(where)!r}, found one in line {_line(data, at)}. "
             "Save the file as UTF-8, or remove the byte."
         )
     try:
@@ -72,6 +82,10 @@ def lines_of(data: bytes, where: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def _expected(where: str) -> str:
+    return f"Expected UTF-8 in {name_of_source(where)!r} (no other encoding is read; there is no --encoding)"
+
+
 def _advice(data: bytes, where: str, start: int) -> str:
     replaced = data.decode("utf-8", errors="replace")
     damaged = replaced.count("\ufffd")
@@ -80,10 +94,10 @@ def _advice(data: bytes, where: str, start: int) -> str:
         lines = [i for i, line in enumerate(replaced.split("\n"), start=1) if "\ufffd" in line]
         verb = "is" if len(lines) == 1 else "are"
         return (
-            f"Expected UTF-8 in {where!r}, but {numbers('line', lines)} {verb} not, while the rest is. The file mixes "
+            f"{_expected(where)}, but {numbers('line', lines)} {verb} not, while the rest is. The file mixes "
             "encodings or is damaged; fix those lines, as converting the whole file would corrupt the others."
         )
-    said = f"Expected UTF-8 in {where!r}, but line {_line(data, start)} is not. "
+    said = f"{_expected(where)}, but line {_line(data, start)} is not. "
     around = b"".join(data[max(0, start - _HEAD) : start + _HEAD].split())
     if _NOT_WINDOWS_1252.search(data) or len(_HIGH.findall(around)) > _MOST_ACCENTS * len(around):
         return (

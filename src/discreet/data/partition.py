@@ -79,7 +79,7 @@ def _check_classes(corpus: Corpus) -> None:
             raise DataError(
                 f"Expected every class among the {side} rows of corpus {corpus.name!r}, but {len(missing)} of "
                 f"{len(corpus.label_names)} classes{shown} stand only among the {other} rows. Each unit is held out by "
-                f"its own draw, whatever its class; {_REMEDY}"
+                f"its own draw, whatever its class; merge or remove rare classes, {_REMEDY}"
             )
 
 

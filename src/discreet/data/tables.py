@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core.checks import did_you_mean, shown
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, ExtraError
 from discreet.data.bad_rows import numbers
 from discreet.data.encoding import decode, read_bytes
 from discreet.data.separated import Layout, read_rows
@@ -180,9 +180,14 @@ def _value(row: Any, name: str) -> Any:
 
 
 def _read_parquet(path: Path, layout: Layout) -> Table:
-    import pyarrow
-    import pyarrow.parquet
-
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ExtraError(
+            f"Expected the library `pyarrow` to read {str(path)!r}. Install it: pip install pyarrow; or save the file "
+            "as CSV or JSONL."
+        ) from None
     _check_no_layout(path, layout)
     try:
         file = pyarrow.parquet.ParquetFile(path)

@@ -227,10 +227,17 @@ def warn_of_size(request: RunRequest, corpus: Corpus, say: Callable[[str], None]
     if request.population is not None and found:
         units_there = corpus.split("train").unit_count
         if units_there > request.population or 2 * units_there < request.population:
-            say(
+            times = units_there / request.population
+            told = (
                 f"Not for release: the training rows hold {units_there:,} {corpus.unit_name}s, and the population is "
-                f"{request.population:,}. The guarantee holds; the batches are as many times larger or smaller."
+                f"{request.population:,}. The guarantee holds; batches hold {times:.2g} times as many as asked for."
             )
+            if times > 1 and request.protect is not None and request.protect.delta is None:
+                told += (
+                    f" Warning: delta follows from the population and is too large for so many {corpus.unit_name}s; "
+                    "give a population of at least their number, or a smaller --delta."
+                )
+            say(told)
     steps = round(request.train.epochs * -(-units // max(1, min(request.train.batch_size, units or 1))))
     if steps > _MANY_STEPS:
         say(f"Warning: {steps:,} steps were asked for; Ctrl-C stops after a step, and --resume goes on.")

@@ -46,9 +46,11 @@ class SentOnce:
         """Return the guarantee as it should be said, with that of one sentence where a unit owns several."""
         if self.rows > 1:
             one = price(with_label(self.protect.training.event, self.response), found.delta, Adjacency.REPLACE_ONE)
-            each = f"each alone has epsilon {in_digits(one)}"
-            said = f"it is the sum over up to {self.rows} sentences of one {found.unit}; {each}"
-            found = replace(found, assumptions=tuple(dict.fromkeys((*found.assumptions, said))))
+            said = (
+                f"each sentence has epsilon {in_digits(one)}, and those of up to {self.rows} sentences of one "
+                f"{found.unit} are added up"
+            )
+            found = replace(found, assumptions=tuple(dict.fromkeys((said, *found.assumptions))))  # beside the figure
         return self.protect.stated(found)
 
     def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

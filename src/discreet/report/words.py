@@ -211,7 +211,7 @@ def _danger(point: Point | None) -> str:
         attack, _, metric = name.partition("/")
         if metric == "rouge_l":
             few = "" if found.n is None or found.n >= ENOUGH else f" of {found.n} text{'s' if found.n > 1 else ''}"
-            parts.append(f"{attack} reads {percent(found.value)} of the words{few} in order")
+            parts.append(f"{attack} reads {percent(found.value)} of the words{few} in order, punctuation aside")
         elif metric in {"identified", "identity"}:
             chance = f" (chance {percent(found.chance)})" if found.chance is not None else ""
             parts.append(f"{attack} names the right text {percent(found.value)} of the time{chance}")

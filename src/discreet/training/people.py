@@ -91,7 +91,8 @@ class Total:
 
     `apart` counts trainings that are not in it: with a fixed seed, which are for experiments. `elsewhere` counts those
     under another adjacency, whose figures do not add up with these. `other_units` counts the trainings recorded for
-    another unit, such as rows where these are patients: nobody can say whether they are of the same people.
+    another unit, such as rows where these are patients: nobody can say whether they are of the same people. `restated`
+    says that some of the trainings stated their own guarantee at another delta.
     """
 
     guarantee: Guarantee
@@ -99,6 +100,7 @@ class Total:
     apart: int = 0
     elsewhere: int = 0
     other_units: int = 0
+    restated: bool = False
 
     def sentence(self, fresh: bool = False) -> str:
         """Return the total as a sentence; `fresh` says that no limit was set."""
@@ -111,8 +113,9 @@ class Total:
         else:
             kind = "" if found.certified else "an estimated "
             text = (
-                f"These {found.unit}s: {kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)} over "
-                f"{over} recorded here ({found.adjacency.value})."
+                f"These {found.unit}s: {kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
+                f"{' (the delta of this training)' if self.restated else ''} over {over} recorded here "
+                f"({found.adjacency.value})."
             )
         if self.elsewhere:
             text += f" Not in this figure: {_count(self.elsewhere)} under another adjacency."
@@ -205,7 +208,8 @@ class People:
         told = Terms(tuple(text for record, _ in touched for text in record.assumptions), known) | (terms or Terms())
         stated = replace(worst, assumptions=tuple(dict.fromkeys((*told.assumptions, *worst.assumptions))))
         trainings = len(touched) + (planned is not None)
-        return Total(stated.with_caveats(told.caveats), trainings, apart, elsewhere, other_units)
+        restated = any(record.delta != delta for record, _ in touched)
+        return Total(stated.with_caveats(told.caveats), trainings, apart, elsewhere, other_units, restated)
 
     def write(self, record: Record, marks: Marks | None = None) -> None:
         """Write a record, whole or not at all, and on disk when this returns; its units are written first."""
@@ -222,6 +226,15 @@ class People:
         """Return a record by its name, if there is one."""
         path = self._path(name)
         return self._read(path) if path.exists() else None
+
+    def guarantee_of(self, record: Record) -> Guarantee | None:
+        """Return what one training guarantees by itself, at its own delta; nothing for a study or where none spent."""
+        if record.kind == STUDY or not record.spends:
+            return None
+        event = composed([(event_from_json(text), count) for text, count in record.spent.items()])
+        found = guarantee(event, delta=record.delta, adjacency=Adjacency(record.adjacency), unit=record.unit)
+        caveats = set(record.caveats) | ({Caveat.FIXED_SEED.value} if record.kind == FIXED_SEED else set())
+        return found.with_caveats(map(Caveat, caveats))
 
     def touched_most(self) -> list[tuple[str, Adjacency, int, Guarantee]]:
         """Return the total of whoever has the largest, for each unit and adjacency, with the number of trainings."""
@@ -388,7 +401,8 @@ class Entry:
         """Return the total in words and as plain values."""
         total = self.now()
         apart = "" if self.record.kind == TRAINING else "This training had a fixed seed and is recorded apart. "
-        return apart + total.sentence(self.budget is None), total.as_dict()
+        limit = "" if self.budget is None else f" Their budget is {in_digits(self.budget)}."
+        return apart + total.sentence(self.budget is None) + limit, total.as_dict()
 
     def check(self) -> None:
         """Reject a plan that would take the total of these people beyond the budget; nothing is written."""
