@@ -349,9 +349,7 @@ def record(commands: Sequence[dict[str, Any]], files: Mapping[str, str], folder:
             servers.stop()
     made = {**_facts(), "seconds": round(time.monotonic() - began)}
     values = {"format": 1, "made": made, "files": dict(files), "commands": list(commands), "results": results}
-    (folder / RECORD).write_text(
-        json.dumps(values, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    write_record(folder, values)
     print(f"{len(results)} commands in {made['seconds']} s, written to {folder}", flush=True)
 
 
@@ -478,6 +476,12 @@ def _facts() -> dict[str, Any]:
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
+
+
+def write_record(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write a record as compressed JSON, the same bytes for the same values."""
+    text = json.dumps(values, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    (folder / RECORD).write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def read_record(folder: Path) -> dict[str, Any]:

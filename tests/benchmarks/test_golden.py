@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.golden import CHANGES, chosen, masked, read_commands, tensor_figures, with_aliases
+from benchmarks.golden import (
+    CHANGES,
+    chosen,
+    masked,
+    read_commands,
+    read_record,
+    tensor_figures,
+    with_aliases,
+    write_record,
+)
 from benchmarks.golden_compare import Change, Difference, compare, compare_records, read_changes, settle
 from safetensors.numpy import save_file
 
@@ -103,6 +112,12 @@ def test_what_is_drawn_secretly_is_compared_in_kind_alone() -> None:
     assert not list(compare({"utility": {"accuracy": 0.5}}, {"utility": {"accuracy": 0.9}}, "json", drawn))
     for other in ({"utility": {}}, {"utility": {"accuracy": "high"}}, {}):
         assert len(list(compare({"utility": {"accuracy": 0.5}}, other, "json", drawn))) == 1
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    values = {"results": [RESULT], "made": {"commit": "a"}}
+    write_record(tmp_path, values)
+    assert read_record(tmp_path) == values
 
 
 def test_a_command_that_is_missing_is_found() -> None:
