@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-matrix check format bench clean
+.PHONY: help install demo test test-slow test-matrix test-faults check format bench clean
 
 # Processes that share the tests: one takes a quarter of an hour.
 WORKERS ?= 2
@@ -39,6 +39,9 @@ test-slow: $(STAMP)  ## run all tests, the slow ones too, and the property tests
 
 test-matrix: $(STAMP)  ## run the tests under six settings of processor, threads and order (an hour)
 	$(BIN)/python tests/matrix.py -m 'not slow' -n $(WORKERS)
+
+test-faults: $(STAMP)  ## plant known faults in a copy of the source, one at a time, and see the tests catch them
+	$(BIN)/python tests/planted_faults.py
 
 check: $(STAMP)  ## style, types and the import rules
 	$(BIN)/ruff check .

@@ -69,3 +69,9 @@ def test_metric_prices_add_up_on_one_metric_only() -> None:
         metric_epsilon(ComposedDpEvent([words, MetricDpEvent(1.0, "angular")]), 0.5)
     with pytest.raises(UnsupportedError, match="GaussianDpEvent"):
         metric_epsilon(GaussianDpEvent(1.0), 0.5)
+
+
+def test_basic_composition_adds_up_deltas() -> None:
+    total, slack = basic_composition([(0.5, 1e-6), (0.25, 2e-6), (0.0, 3e-6)])
+    assert (total, slack) == (0.75, pytest.approx(6e-6))
+    assert basic_composition([(0.1, 0.6), (0.1, 0.7)])[1] == 1.0

@@ -70,3 +70,15 @@ def test_renyi_accounting_is_a_bound_above_the_exact_one() -> None:
     exact = cost.guarantee(2.0, delta=1e-5)
     renyi = cost.guarantee(2.0, delta=1e-5, accountant="rdp")
     assert renyi.certified and exact.epsilon < renyi.epsilon < 1.2 * exact.epsilon
+
+
+def test_two_clipped_vectors_are_twice_the_norm_apart() -> None:
+    """The worst pair of records, in the norm of each noise: opposite ends of the ball, along a diagonal for laplace."""
+    for norm, width in ((1.0, 768), (0.3, 4)):
+        axis, diagonal = np.eye(width)[0] * norm, np.full(width, norm / math.sqrt(width))
+        for noise, apart in (
+            ("gaussian", np.linalg.norm(axis - (-axis))),
+            ("l2-laplace", np.linalg.norm(axis - (-axis))),
+            ("laplace", np.abs(diagonal - (-diagonal)).sum()),
+        ):
+            assert cost(clip_norm=norm, dimension=width, noise=noise).sensitivity == pytest.approx(apart)

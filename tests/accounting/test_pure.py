@@ -1,9 +1,11 @@
+import itertools
 import math
 
 import pytest
 
 from discreet.accounting.events import (
     ClippedSumDpEvent,
+    ComposedDpEvent,
     DpEvent,
     EpsilonDeltaDpEvent,
     GaussianDpEvent,
@@ -49,3 +51,13 @@ def test_uses_add_up_and_unbounded_losses_are_infinite() -> None:
         PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0)),
     ):
         assert pure_epsilon(take_apart(event, REPLACE), REPLACE) == math.inf
+
+
+def test_pure_costs_add_up_the_same_in_any_order() -> None:
+    """Added one by one, 0.1, 0.2 and 0.3 give 0.6000000000000001 from the front and 0.6 from the back."""
+    prices = [0.1, 0.2, 0.3, 0.7, 1e-9, 12.3]
+    found = {
+        pure_epsilon(take_apart(ComposedDpEvent([EpsilonDeltaDpEvent(e) for e in order]), REPLACE), REPLACE)
+        for order in itertools.permutations(prices)
+    }
+    assert found == {math.fsum(prices)}

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,3 +78,15 @@ def test_wrong_numbers_and_names_are_refused() -> None:
     with pytest.raises(SettingError, match="Did you mean 'rouge_l'"):
         text_leakage("rouge_k", TRUTHS, TRUTHS, rng=Rng(0))
     assert text_leakage("jaccard", ["a"], ["a"], rng=Rng(0)).chance is None
+
+
+def test_the_common_subsequence_is_the_longest_one() -> None:
+    """Against all subsequences, one by one."""
+    source = np.random.default_rng(0)
+    for _ in range(40):
+        guess, truth = (source.choice(list("abcd"), size=source.integers(1, 8)).tolist() for _ in range(2))
+        parts = [
+            set(itertools.chain(*(itertools.combinations(t, n) for n in range(len(t) + 1)))) for t in (guess, truth)
+        ]
+        longest = max(map(len, parts[0] & parts[1]))
+        assert lcs_over_longer(" ".join(guess), " ".join(truth)) == longest / max(len(guess), len(truth))

@@ -7,6 +7,7 @@ import torch
 
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.core.errors import DataError, SettingError, UnsupportedError
+from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch
 from discreet.data.corpus import Corpus
@@ -197,3 +198,14 @@ def test_a_stopped_run_with_a_secret_of_its_own_goes_on_with_the_same_noise(
         assert Ledger.read(folder / "ledger.jsonl").spends == 2  # one an epoch, however often it was stopped
         found.append({k: p.detach().clone() for k, p in model.named_parameters()})
     assert all(torch.equal(found[0][k], found[1][k]) for k in found[0])
+
+
+def test_an_encoder_trained_along_makes_a_guarantee_of_vectors_an_estimate(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    protect = InstanceEncoding(8.0, 1e-5, stored=False)
+    for part, proven in (("head", True), ("all", False)):
+        model = build(corpus, tiny_encoder("bert"), train=part)
+        done = train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=protect, secret=Rng.secret())
+        assert done.guarantee is not None and done.guarantee.certified is proven
+        assert (Caveat.TRAINED_ENCODER in done.guarantee.caveats) is not proven

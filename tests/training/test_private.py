@@ -321,3 +321,34 @@ def test_no_memory_for_one_row_is_said(corpus: Corpus, tiny_encoder: Callable[[s
     model = build(corpus, tiny_encoder("bert"), train="head")
     with pytest.raises(ModelError, match="memory for the rows of one unit"):
         train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=DPSGD(1.0))
+
+
+def noises_of_empty_batches(corpus: Corpus, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Return what three steps release of batches that hold nobody: noise alone, from a fresh secret."""
+    released: list[torch.Tensor] = []
+    release = DPSGD.release
+
+    def watched(self: DPSGD, *given: object) -> dict[str, torch.Tensor]:
+        found = release(self, *given)  # type: ignore[arg-type]
+        released.append(torch.cat([value.flatten() for value in found.values()]))
+        return found
+
+    monkeypatch.setattr(DPSGD, "release", watched)
+    model = build(corpus, folder, train="head")
+    train(model, corpus, TrainSettings(epochs=3e-6), rng=Rng(0), sampler=Poisson(1e-6), protect=DPSGD(1.0))
+    monkeypatch.setattr(DPSGD, "release", release)
+    return released
+
+
+def test_no_two_steps_of_a_training_share_their_noise(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = noises_of_empty_batches(corpus, tiny_encoder("bert"), monkeypatch)
+    assert not (torch.isclose(first, second).any() or torch.isclose(second, third).any())
+
+
+def test_no_two_secret_trainings_share_their_noise(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (torch.cat(noises_of_empty_batches(corpus, tiny_encoder("bert"), monkeypatch)) for _ in range(2))
+    assert len(one) == len(other) and not torch.isclose(one, other).any()

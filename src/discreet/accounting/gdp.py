@@ -21,6 +21,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from discreet.core.checks import non_negative, open_probability, positive, probability, refuse, whole
 
+_ROUNDING = 1e-11  # above what both inverses are rounded by: the epsilon of this noise is never above the one asked for
 _NO_DELTA = "Gaussian noise needs a delta above 0: its loss has no largest value."
 
 
@@ -82,7 +83,7 @@ def gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     >>> round(gaussian_noise(1.0, 1e-5), 3)
     3.731
     """
-    return positive("sensitivity", sensitivity) / gaussian_mu(epsilon, delta)
+    return positive("sensitivity", sensitivity) / gaussian_mu(epsilon, delta) * (1 + _ROUNDING)
 
 
 def classical_gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:

@@ -12,6 +12,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.protections.contract import check_protection
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import place_of
 from discreet.training.private import as_drawn
@@ -100,6 +101,7 @@ def refuse_misfit(request: AttackRequest) -> None:
 def _vectors(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None) -> Released:
     protect = request.protect
     if protect is not None:
+        check_protection(protect, REPRESENTATION)
         protect.check(len(batch), len(batch))
     seen, truth = representation_release(
         model, batch, protect, noise, public=public, batch_size=len(batch), epochs=request.steps, delta=request.delta
@@ -113,6 +115,7 @@ def _rewritten(request: AttackRequest, model: Classifier, batch: Corpus, noise: 
     from discreet.accounting.interpret import guarantee
 
     protect = request.protect
+    check_protection(protect, TEXT)
     seen = open_release(model, protect.rewrite(batch, noise.fork("rewrite")))
     found = guarantee(protect.cost(batch), delta=request.delta, adjacency=protect.adjacency, unit=batch.unit_name)
     return replace(seen, guarantee=protect.stated(as_drawn(found, noise)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Visible = Literal["sum", "each"]
 
 
+@runtime_checkable
 class GradientProtection(Protocol):
     """A protection at the place `gradient`: it adds up what each unit may contribute, then lets the sum go."""
 

@@ -7,7 +7,7 @@ and lives in the short-lived objects that `once` and `live` return; those have n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ C = TypeVar("C")
 _AT_ONCE, _NUMBERS = 64, 1 << 24  # steps, and numbers, that are drawn together at most
 
 
+@runtime_checkable
 class TextProtection(Protocol):
     """A protection at the place `text`: the train split is rewritten before anything else is done with it.
 
@@ -107,6 +108,7 @@ class Live(Protocol):
         ...
 
 
+@runtime_checkable
 class RepresentationProtection(Protocol):
     """A protection at the place `representation`: vectors leave, one by one, instead of text."""
 

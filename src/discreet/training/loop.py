@@ -21,6 +21,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler
 from discreet.metrics.utility import MAIN
 from discreet.models.classifier import Classifier
+from discreet.protections.contract import check_protection
 from discreet.protections.representation import at_text, at_vectors
 from discreet.training import checkpoint
 from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights
@@ -99,6 +100,8 @@ def train(
             f"Expected one protection, found {len(protect)}. Their costs do not simply add: a mixed record enters many "
             "mixtures, so that its clipped gradients weigh k times as much. Choose one."
         )
+    if protect is not None:
+        check_protection(protect)
     split = matched_split(corpus, model, "train")
     if population is not None and protect is None:
         raise refuse("population", population, "together with protect", "Without a protection nothing is certified.")
@@ -184,6 +187,16 @@ def complete(
 
 def matched_split(corpus: Corpus, model: Classifier, name: str) -> Corpus:
     """Return one split of a corpus, refused if it is not there or is for another task."""
+    if not isinstance(model, Classifier):
+        raise UnsupportedError(
+            f"Expected model to be a discreet.Classifier, got {type(model).__name__}. Put a head on an encoder with "
+            "Classifier.build(corpus, encoder=folder, rng=rng)."
+        )
+    if not isinstance(corpus, Corpus):
+        raise DataError(
+            f"Expected corpus to be a discreet.Corpus, got {type(corpus).__name__}. Make one with "
+            "Corpus(name, texts, labels=labels), or read a file with discreet.load(path)."
+        )
     if corpus.task != model.task:
         raise DataError(f"Expected data for {model.task}, found {corpus.task}. Name the label column.")
     if name not in corpus.split_names:

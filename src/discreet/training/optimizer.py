@@ -7,13 +7,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from discreet.core.errors import UnsupportedError
 from discreet.training.checkpoint import trained
 from discreet.training.settings import TrainSettings
 
 
 def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """Return the optimizer that the settings name, over the weights that are trained."""
-    device = next(iter(trained(model).values())).device
+    weights = trained(model)
+    if not weights:
+        raise UnsupportedError(
+            "Expected a model with at least one trainable parameter, got none. Set requires_grad of the head, or build "
+            "the model with train='head'."
+        )
+    device = next(iter(weights.values())).device
     parts = groups(model, settings.weight_decay, settings.head_rate)
     for part in parts:
         # A rate that lives on the device can change between replays of a captured step.

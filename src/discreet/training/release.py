@@ -19,6 +19,7 @@ from discreet.core.types import GradientRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.protections.contract import check_protection
 from discreet.protections.gradient import GradientProtection
 from discreet.protections.representation import Live, Once, RepresentationProtection
 from discreet.training.private import as_drawn, delta_for
@@ -62,6 +63,7 @@ def protected_release(
     """
     from discreet.accounting.interpret import guarantee
 
+    check_protection(protect, "gradient")
     rng = fresh(rng, model, batch, protect)
     sums, lengths = _sums(model, batch, protect, rng.fork("directions"))
     released = protect.release(sums, rng.fork("noise"))
@@ -104,6 +106,7 @@ def hidden_release(
     """
     from discreet.training.hidden import hidden_batch, hidden_losses, refuse_units, same_kind
 
+    check_protection(protect, "representation")
     protect.check(len(batch), len(batch))
     rng = fresh(rng, model, batch, protect, public)
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)

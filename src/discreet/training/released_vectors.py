@@ -13,6 +13,7 @@ from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.protections.contract import check_protection
 from discreet.protections.representation import RepresentationProtection
 from discreet.training.encode import encode
 from discreet.training.release import fresh, of_one_release
@@ -50,6 +51,8 @@ def representation_release(
 
     Guarantee: that of the protection for this release alone, in the release; none without one.
     """
+    if protect is not None:
+        check_protection(protect, "representation")
     rows = encode(model, corpus, cache, "float32")
     if protect is None:
         return RepresentationRelease(rows.vectors.clone(), rows.targets), _alone(len(rows))

@@ -1,0 +1,427 @@
+"""Plants known faults in a copy of the source, one at a time, and runs the tests that ought to catch each.
+
+`make test-faults`; or `python tests/planted_faults.py ledger noise` for the faults whose name has one of these words;
+`--list` prints their names. A fault is a snippet that stands exactly once in `src/`, what it is replaced by, and the
+names of tests; files are found by searching, so that modules and tests may move. Not part of `make test`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("src", "tests", "benchmarks", "examples", "docs", "studies", "pyproject.toml", "README.md", "CHANGELOG.md")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One edit that breaks a promise, and the tests that ought to fail then."""
+
+    name: str
+    snippet: str
+    replacement: str
+    tests: tuple[str, ...]
+
+
+FAULTS = (
+    Fault(
+        "gradients are not clipped",
+        "return (bound * (1 - _MARGIN) / norms).clamp_max(1.0)",
+        "return torch.ones_like(norms)",
+        ("test_no_unit_adds_more_than_the_clip_norm",),
+    ),
+    Fault(
+        "the rows of one person are clipped one by one",
+        "grouped = Units.of(units, rows)",
+        "grouped = Units.of(None, rows)",
+        ("test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size",),
+    ),
+    Fault(
+        "half the noise",
+        "return add_normals(sums, self.noise_multiplier * self.clip.sensitivity, rng)",
+        "return add_normals(sums, self.noise_multiplier * self.clip.sensitivity / 2, rng)",
+        ("test_the_noise_has_the_declared_width_and_is_fresh",),
+    ),
+    Fault(
+        "noise seeded with a constant",
+        'released = self.protect.release(sums, self.source.fork("noise", step))',
+        'released = self.protect.release(sums, Rng(0).fork("noise", step))',
+        ("test_no_two_secret_trainings_share_their_noise",),
+    ),
+    Fault(
+        "the same noise at every step",
+        'released = self.protect.release(sums, self.source.fork("noise", step))',
+        'released = self.protect.release(sums, self.source.fork("noise"))',
+        ("test_no_two_steps_of_a_training_share_their_noise",),
+    ),
+    Fault(
+        "a resumed or repeated training reuses the noise of another",
+        'return self.secret.fork("training", self.run) if self.secret.is_secret and self.run else self.secret',
+        "return self.secret",
+        ("test_the_noise_of_two_trainings_from_one_secret_does_not_cancel",),
+    ),
+    Fault(
+        "noise rounded to float32 before it is added",
+        "found = on_grid(values.double() + noise, std).to(values.dtype)",
+        "found = values + noise.to(values.dtype)",
+        (
+            "test_what_is_left_of_a_release_lies_on_no_circles",
+            "test_the_low_bits_of_a_release_do_not_tell_the_private_value",
+        ),
+    ),
+    Fault(
+        "the sum is divided by the size of the batch that was drawn",
+        "divisor = self.sampler.expected_size(self.count)",
+        "divisor = float(max(1, len(drawn)))",
+        ("test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size",),
+    ),
+    Fault(
+        "an empty batch is released without noise",
+        "        sums, loss, count = gathered\n",
+        "        sums, loss, count = gathered\n        if not count:\n            return loss, count\n",
+        ("test_an_empty_batch_still_adds_noise_and_is_counted",),
+    ),
+    Fault(
+        "the sampler draws a fixed number instead of each unit by itself",
+        '        source = rng.fork("batch", step)\n        if self.rate == 1:\n',
+        '        source = rng.fork("batch", step)\n'
+        "        return np.sort(source.permutation(n)[: round(n * self.rate)]).astype(np.int64)\n"
+        "        if self.rate == 1:\n",
+        ("test_poisson_batches_can_be_empty_and_can_be_everything", "test_poisson_includes_each_unit_at_its_rate"),
+    ),
+    Fault(
+        "rows are held out by a permutation of all units",
+        "moved = train & share_of(corpus, fraction, Purpose.HOLD_OUT, seed, adjacency)",
+        "moved = train & np.isin(\n"
+        "        corpus.unit_index, Rng(seed).permutation(corpus.unit_count)[: round(fraction * corpus.unit_count)]\n"
+        "    )",
+        ("test_one_of_500_patients_removed_moves_no_other_patient", "test_one_unit_removed_moves_nobody_else"),
+    ),
+    Fault(
+        "units are numbered by where they first appear",
+        "return np.asarray(rank[corpus.unit_index])",
+        "return corpus.unit_index",
+        ("test_who_is_in_a_batch_does_not_depend_on_where_a_unit_first_appears",),
+    ),
+    Fault(
+        "the ledger is not synced",
+        "        try:\n            _sync(self._descriptor)\n        except OSError as error:\n",
+        "        try:\n            pass\n        except OSError as error:\n",
+        ("test_a_failed_sync_ends_the_use_of_the_ledger",),
+    ),
+    Fault(
+        "the ledger is spent after the noise is used",
+        '                self.ledger.spend(event, f"{self.run} {name}".strip(), terms=self.terms)\n'
+        "                gathered = self.gather(drawn, step)\n"
+        "            if gathered is None:\n"
+        "                self.parts.shrink()\n"
+        "        sums, loss, count = gathered\n"
+        '        released = self.protect.release(sums, self.source.fork("noise", step))\n',
+        "                gathered = self.gather(drawn, step)\n"
+        "            if gathered is None:\n"
+        "                self.parts.shrink()\n"
+        "        sums, loss, count = gathered\n"
+        '        released = self.protect.release(sums, self.source.fork("noise", step))\n'
+        '        self.ledger.spend(event, f"{self.run} {name}".strip(), terms=self.terms)\n',
+        ("test_the_ledger_is_spent_before_the_noise_is_drawn",),
+    ),
+    Fault(
+        "the ledger does not check its budget",
+        "            self._allowance.check(text, id)\n",
+        "",
+        ("test_a_budget_stops_training_before_it_is_exceeded",),
+    ),
+    Fault(
+        "the ledger's total skips an event that was spent once",
+        "        elif count:\n            distinct.append(event)\n",
+        "        elif count > 1:\n            distinct.append(event)\n",
+        ("test_a_spend_is_counted_and_receipted",),
+    ),
+    Fault(
+        "a repeated spend with secure randomness is not counted",
+        "        self.respent += name in self.ids\n        self.counts[self.in_force] += 1\n",
+        "        self.respent += name in self.ids\n        self.counts[self.in_force] += name not in self.ids\n",
+        ("test_with_secure_randomness_a_redone_step_is_spent_again",),
+    ),
+    Fault(
+        "caveats in the ledger are not stated",
+        "return replace(found, assumptions=tuple(said)).with_caveats(self.terms.caveats)",
+        "return replace(found, assumptions=tuple(said))",
+        ("test_a_fixed_seed_taints_every_later_statement_of_a_shared_ledger",),
+    ),
+    Fault(
+        "a fixed seed counts as a secret",
+        "if source.is_secret else Terms(assumptions, frozenset({Caveat.FIXED_SEED}))",
+        "if True else Terms()",
+        ("test_a_given_seed_makes_the_figure_an_estimate",),
+    ),
+    Fault(
+        "an encoder trained on private text counts as public",
+        "account = Account.of(ledger, secret, delta, corpus, live, model.settings.frozen)",
+        "account = Account.of(ledger, secret, delta, corpus, live, True)",
+        ("test_an_encoder_trained_along_makes_a_guarantee_of_vectors_an_estimate",),
+    ),
+    Fault(
+        "a printed epsilon is rounded down",
+        "if float(text) >= bound * (1 - 1e-9):",
+        "if float(text) >= 0:",
+        ("test_what_is_certified_is_not_rounded_below_what_is_proven",),
+    ),
+    Fault(
+        "deltas do not add up in composition",
+        "return math.fsum(e for e, _ in pairs), min(1.0, math.fsum(d for _, d in pairs))",
+        "return math.fsum(e for e, _ in pairs), min(1.0, max(d for _, d in pairs))",
+        ("test_basic_composition_adds_up_deltas",),
+    ),
+    Fault(
+        "the adjacencies of a clipped sum are swapped",
+        "moved = 2 if adjacency is Adjacency.REPLACE_ONE else 1",
+        "moved = 1 if adjacency is Adjacency.REPLACE_ONE else 2",
+        ("test_sensitivity_is_ours_under_every_adjacency_and_both_accountants",),
+    ),
+    Fault(
+        "an exchanged record moves a clipped sum by C instead of 2C",
+        "moved = 2 if adjacency is Adjacency.REPLACE_ONE else 1",
+        "moved = 1",
+        ("test_sensitivity_is_ours_under_every_adjacency_and_both_accountants",),
+    ),
+    Fault(
+        "half the sensitivity in dp-ie",
+        "return 2 * self.clip_norm * math.sqrt(self.load.squares)",
+        "return self.clip_norm * math.sqrt(self.load.squares)",
+        ("test_two_clipped_vectors_are_twice_the_norm_apart",),
+    ),
+    Fault(
+        "an exact sum of pure epsilons depends on their order",
+        "return math.fsum(count * _largest_loss(use, adjacency) for use, count in parts.uses)",
+        "return sum(count * _largest_loss(use, adjacency) for use, count in parts.uses)",
+        ("test_pure_costs_add_up_the_same_in_any_order",),
+    ),
+    Fault(
+        "a mask of TextHide is used again in the next epoch",
+        "self.order[epoch] = (self.masks_at(epoch - 1) + source.integers(1, m, self.rows)) % m",
+        "self.order[epoch] = self.masks_at(epoch - 1)",
+        ("test_a_sentence_gets_another_mask_in_every_epoch_and_the_pool_is_used_evenly",),
+    ),
+    Fault(
+        "TextHide's masks have no signs",
+        "return torch.from_numpy(bits.astype(np.float32) * 2 - 1).view(count, width)",
+        "return torch.from_numpy(bits.astype(np.float32)).view(count, width)",
+        ("test_masks_are_even_signs",),
+    ),
+    Fault(
+        "dp-ie does not clip what it stores",
+        "return clip(self.projected(vectors.double()), self.clip_norm)",
+        "return self.projected(vectors.double())",
+        ("test_vectors_are_cut_to_the_norm_and_what_is_not_finite_is_nothing",),
+    ),
+    Fault(
+        "dp-ie does not clip what it hides at every step",
+        'mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm * (1 - ROUNDING))',
+        'mixed = drawn["mix"] @ vectors',
+        ("test_at_every_step_an_epoch_is_counted_once_for_all_its_steps",),
+    ),
+    Fault(
+        "ldp spends twice its epsilon",
+        "return cls(mechanism, dimension, epsilon, clip_norm)  # pure: no delta is spent",
+        "return cls(mechanism, dimension, 2 * epsilon, clip_norm)  # pure: no delta is spent",
+        ("test_all_that_is_sent_keeps_the_budget",),
+    ),
+    Fault(
+        "ldp does not clip",
+        "return vectors.mul(self.clip_norm * (1 - 1e-6) / length.clamp_min(self.clip_norm))",
+        "return vectors",
+        ("test_what_is_long_is_clipped_and_what_is_short_is_left",),
+    ),
+    Fault(
+        "santext draws words with the wrong probability",
+        "draw_by_cost(distances.mul_(price / 2), which[mine] - start, rng)",
+        "draw_by_cost(distances.mul_(price), which[mine] - start, rng)",
+        ("test_choices_have_the_stated_probabilities",),
+    ),
+    Fault(
+        "a label is told truthfully too often",
+        "share = others / (math.exp(self.epsilon) + others) if self.epsilon < 700 else 0.0",
+        "share = others / (math.exp(2 * self.epsilon) + others) if self.epsilon < 350 else 0.0",
+        ("test_the_odds_of_the_truth_never_exceed_epsilon",),
+    ),
+    Fault(
+        "the chance level is that of the true pairs",
+        "place = dict(zip(order, order[1:] + order[:1], strict=True))",
+        "place = dict(zip(order, order, strict=True))",
+        ("test_a_leakage_carries_its_interval_size_and_chance_level",),
+    ),
+    Fault(
+        "ROUGE-L counts too few common words",
+        "corner, row[j + 1] = row[j + 1], corner + 1 if x == y else max(row[j], row[j + 1])",
+        "corner, row[j + 1] = row[j + 1], corner + 1 if x == y else row[j]",
+        ("test_the_common_subsequence_is_the_longest_one",),
+    ),
+    Fault(
+        "ROUGE is recall instead of the F-measure",
+        "return float(_scorer().score(truth, guess)[kind].fmeasure)",
+        "return float(_scorer().score(truth, guess)[kind].recall)",
+        ("test_the_two_kinds_of_rouge_l_differ_where_lengths_do",),
+    ),
+    Fault(
+        "the interval of a rate is too narrow",
+        "    tail = (1 - confidence) / 2\n    low = float(beta.ppf(tail, successes, trials - successes + 1))",
+        "    tail = 1 - confidence\n    low = float(beta.ppf(tail, successes, trials - successes + 1))",
+        ("test_rates_agree_with_scipy", "test_the_exact_interval_covers_at_least_as_often_as_it_says"),
+    ),
+    Fault(
+        "the attacker's public text holds the text under attack",
+        "return tuple(text for text in self.public if _plain(text) not in hidden)",
+        "return tuple(text for text in self.public if text not in hidden)",
+        ("test_public_text_is_without_the_texts_under_attack_however_they_are_written",),
+    ),
+    Fault(
+        "the order of the candidates tells the truth",
+        'return tuple(every[i] for i in rng.fork("order").permutation(len(every)).tolist())',
+        "return tuple(every)",
+        ("test_the_place_of_the_truth_among_the_candidates_says_nothing",),
+    ),
+    Fault(
+        "a checkpoint can be read by everyone",
+        "        partial.chmod(0o600)\n",
+        "        partial.chmod(0o644)\n",
+        ("test_outputs_of_a_frozen_encoder_are_computed_once",),
+    ),
+    Fault(
+        "the seed of the noise stays in a finished run",
+        "        # Only now: a run that could not be given its name must still be able to go on with the same noise.\n"
+        "        forget_secrets(out)\n",
+        "",
+        ("test_a_budget_is_kept_and_carried_everywhere",),
+    ),
+    Fault(
+        "the loss on private rows is written down",
+        "        if self.step.protection is None:\n            entry[",
+        "        if True:\n            entry[",
+        ("test_it_learns_and_says_what_it_cost",),
+    ),
+    Fault(
+        "the server takes bodies of any size",
+        "self.most_bytes = limits.body_bytes(head.width)",
+        "self.most_bytes = 2**62",
+        ("test_a_huge_body_is_refused_before_it_is_read",),
+    ),
+)
+
+
+def place_of(snippet: str, folder: Path) -> Path:
+    """Return the one source file that holds a snippet, once."""
+    found = {path: path.read_text(encoding="utf-8").count(snippet) for path in sorted(folder.rglob("*.py"))}
+    places = [path for path, count in found.items() if count]
+    if len(places) != 1 or found[places[0]] != 1:
+        where = ", ".join(str(path.relative_to(folder)) for path in places) or "nowhere"
+        raise LookupError(f"Expected the snippet exactly once in {folder.name}/, found it in: {where}.\n{snippet}")
+    return places[0]
+
+
+def nodes_of(tests: Sequence[str], folder: Path) -> list[str]:
+    """Return the tests of these names as pytest selects them, wherever their files are."""
+    nodes = []
+    for name in tests:
+        defined = re.compile(rf"^def {re.escape(name)}\(", re.MULTILINE)
+        files = [path for path in sorted(folder.rglob("test_*.py")) if defined.search(path.read_text(encoding="utf-8"))]
+        if not files:
+            raise LookupError(f"Expected a test {name!r} in {folder.name}/, found none.")
+        nodes += [f"{path}::{name}" for path in files]
+    return nodes
+
+
+class Copy:
+    """A copy of the tree in which one file at a time is changed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Copy what the tests need, without caches."""
+        self.folder = folder
+        self.now = time.time()
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            elif source.exists():
+                shutil.copy(source, folder / name)
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a file with a time of its own, so that no compiled version of another text is used."""
+        path.write_text(text, encoding="utf-8")
+        self.now += 2
+        os.utime(path, (self.now, self.now))
+
+    def test(self, nodes: Sequence[str]) -> tuple[int, str]:
+        """Run some tests until the first failure and return pytest's exit status and what it printed."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.folder / "src"),
+            "PYTHONPYCACHEPREFIX": str(self.folder / "compiled"),
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=line", "-p", "no:cacheprovider", *nodes],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+def planted(fault: Fault, copy: Copy) -> tuple[bool, str]:
+    """Plant one fault, run its tests, take it out again, and return whether and by what it was caught."""
+    path = place_of(fault.snippet, copy.folder / "src")
+    nodes = nodes_of(fault.tests, copy.folder / "tests")
+    before = path.read_text(encoding="utf-8")
+    copy.write(path, before.replace(fault.snippet, fault.replacement))
+    try:
+        status, said = copy.test(nodes)
+    finally:
+        copy.write(path, before)
+    if status == 1:
+        failed = re.search(r"^FAILED (\S+)", said, re.MULTILINE)
+        return True, failed[1] if failed else ", ".join(fault.tests)
+    last = said.strip().splitlines()[-1] if said.strip() else ""
+    return False, f"pytest ended with status {status}: {last}" if status else f"passed: {', '.join(fault.tests)}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plant every fault that was asked for and return how many were not caught."""
+    asked = [word for word in arguments if not word.startswith("-")]
+    chosen = [fault for fault in FAULTS if not asked or any(word in fault.name for word in asked)]
+    if "--list" in arguments:
+        print(*(fault.name for fault in chosen), sep="\n")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="discreet-faults-") as folder:
+        copy = Copy(Path(folder))
+        names = dict.fromkeys(name for fault in chosen for name in fault.tests)
+        status, said = copy.test(nodes_of(list(names), copy.folder / "tests"))
+        if status:
+            print(said, f"Expected all {len(names)} tests to pass without a fault.", sep="\n")
+            return len(chosen)
+        print(f"{len(names)} tests pass without a fault.", flush=True)
+        missed = 0
+        for number, fault in enumerate(chosen, 1):
+            began = time.monotonic()
+            caught, by = planted(fault, copy)
+            missed += not caught
+            word = "caught" if caught else "MISSED"
+            print(
+                f"{number:2}/{len(chosen)}  {word}  {time.monotonic() - began:4.0f} s  {fault.name}  ({by})", flush=True
+            )
+    print(f"{len(chosen) - missed} of {len(chosen)} faults were caught.")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]) > 0)
