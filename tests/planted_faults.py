@@ -96,7 +96,7 @@ FAULTS = (
         '        source = rng.fork("batch", step)\n'
         "        return np.sort(source.permutation(n)[: round(n * self.rate)]).astype(np.int64)\n"
         "        if self.rate == 1:\n",
-        ("test_poisson_batches_can_be_empty_and_can_be_everything", "test_poisson_includes_each_unit_at_its_rate"),
+        ("test_the_size_of_a_poisson_batch_varies_as_that_of_independent_draws",),
     ),
     Fault(
         "rows are held out by a permutation of all units",

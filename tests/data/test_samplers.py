@@ -57,6 +57,15 @@ def test_poisson_batches_can_be_empty_and_can_be_everything() -> None:
     assert Poisson(0.5).draw(0, 0, Rng(0)).tolist() == []
 
 
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
+def test_the_size_of_a_poisson_batch_varies_as_that_of_independent_draws(rate: float) -> None:
+    """The variance of 500 sizes lies within five of its standard deviations; that of a fixed size is 0."""
+    sizes = np.array([len(Poisson(rate).draw(step, 100, Rng(5))) for step in range(500)])
+    variance = 100 * rate * (1 - rate)
+    assert abs(sizes.var() / variance - 1) < 5 * np.sqrt(2 / 499)
+    assert abs(sizes.mean() - 100 * rate) < 5 * np.sqrt(variance / 500)
+
+
 @given(sizes, st.integers(0, 1000), st.integers(0, 60), st.integers(0, 5))
 def test_fixed_size_draws_that_many_different_units(size: int, step: int, more: int, seed: int) -> None:
     n = size + more

@@ -216,7 +216,7 @@ def one_release(case: Case, model: Classifier, corpus: Corpus, sensitive: Path) 
 def study_protection(case: Case, encoder: Path, corpus: Corpus, folder: Path, sensitive: Path) -> Any:
     """Return the protection that a trial of a study runs."""
     from discreet.experiment.plan import plan_for
-    from discreet.experiment.trial import training_request
+    from discreet.study.trial import training_request
 
     given = {key: str(sensitive) if value == SENSITIVE else value for key, value in case.values.items()}
     settings = {
@@ -309,8 +309,10 @@ def parts_of(event: Any) -> list[Any]:
     """Return what a budget was divided among, such as vectors and the labels of each row."""
     if isinstance(event, ComposedDpEvent):
         return [part for inner in event.events for part in parts_of(inner)]
-    if isinstance(event, SelfComposedDpEvent) and isinstance(event.event, RandomizedResponseDpEvent):
-        return [event.event] * event.count
+    if isinstance(event, SelfComposedDpEvent) and (
+        event.count == 1 or isinstance(event.event, RandomizedResponseDpEvent)
+    ):
+        return parts_of(event.event) * event.count
     return [event]
 
 

@@ -21,7 +21,8 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from discreet.core.checks import non_negative, open_probability, positive, probability, refuse, whole
 
-_ROUNDING = 1e-11  # above what both inverses are rounded by: the epsilon of this noise is never above the one asked for
+# Noise so much larger has an epsilon that is never above the one it was solved for: both are rounded up, by 1e-12.
+ROUNDING = 1e-11
 _NO_DELTA = "Gaussian noise needs a delta above 0: its loss has no largest value."
 
 
@@ -83,7 +84,7 @@ def gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     >>> round(gaussian_noise(1.0, 1e-5), 3)
     3.731
     """
-    return positive("sensitivity", sensitivity) / gaussian_mu(epsilon, delta) * (1 + _ROUNDING)
+    return positive("sensitivity", sensitivity) / gaussian_mu(epsilon, delta)
 
 
 def classical_gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:

@@ -28,6 +28,7 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
 )
 from discreet.accounting.gdp import (
+    ROUNDING,
     central_limit_mu,
     central_limit_step,
     gaussian_epsilon,
@@ -206,7 +207,7 @@ class LocalLayerCost:
             step = central_limit_step(gaussian_mu(epsilon, delta), self._paper_rate, self.steps)
             return self._paper_size * self.clip_norm / step
         if self.sampling == "once":
-            return gaussian_noise(epsilon, delta, 2 * self.clip_norm)
+            return gaussian_noise(epsilon, delta, 2 * self.clip_norm) * (1 + ROUNDING)
         if self.sampling == "coins":  # its curve is dear, and close to that of a fixed number
             near = replace(self, sampling="fixed").noise_std(epsilon, delta)
 

@@ -45,9 +45,9 @@ class Gaussian:
     @classmethod
     def for_budget(cls, epsilon: float, delta: float, sensitivity: float) -> Gaussian:
         """Return the least noise for (epsilon, delta), for any epsilon >= 0, by the analytic formula."""
-        from discreet.accounting.gdp import gaussian_noise
+        from discreet.accounting.gdp import ROUNDING, gaussian_noise
 
-        return cls(gaussian_noise(epsilon, delta, sensitivity), sensitivity)
+        return cls(gaussian_noise(epsilon, delta, sensitivity) * (1 + ROUNDING), sensitivity)
 
     @classmethod
     def classical(cls, epsilon: float, delta: float, sensitivity: float) -> Gaussian:
