@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import stat
 from collections import Counter
@@ -19,9 +20,9 @@ from discreet.accounting.interpret import epsilon
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.cli.main import main
 from discreet.core.errors import BudgetError, LedgerError, OutputError
-from discreet.core.guarantee import Adjacency, Caveat, in_digits
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
-from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, record_study
+from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, Total, record_study
 
 EVENT = PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0))
 ONE = event_to_json(EVENT)
@@ -413,3 +414,12 @@ def test_a_population_below_the_number_of_units_is_told_with_its_delta(
     assert go(toy_csv, encoder, tmp_path / "c", "--population", "500", "--delta", "auto") == 0
     err = capsys.readouterr().err
     assert "batches hold 0." in err and large not in err
+
+
+def test_no_limit_is_offered_where_there_is_no_bound() -> None:
+    none = Guarantee(math.inf, 1e-5, "patient", Adjacency.ZERO_OUT, "pld", reason="nothing hides it")
+    assert Total(none, 1).sentence(fresh=True) == (
+        "These patients: no bound over 1 protected training recorded here, as nothing hides it."
+    )
+    some = Guarantee(3.0, 1e-5, "patient", Adjacency.ZERO_OUT, "pld")
+    assert Total(some, 1).sentence(fresh=True).endswith("No limit is set; --budget sets one.")

@@ -103,7 +103,7 @@ class Total:
     restated: bool = False
 
     def sentence(self, fresh: bool = False) -> str:
-        """Return the total as a sentence; `fresh` says that no limit was set."""
+        """Return the total as a sentence; `fresh` says that no limit was set, where there is a figure to limit."""
         found, count = self.guarantee, self.trainings
         over = _count(count, "protected training")
         if not count:
@@ -123,7 +123,7 @@ class Total:
             text += f" Not matched: {_count(self.other_units)} of another unit than the {found.unit}."
         if self.apart:
             text += f" Recorded apart: {_count(self.apart)} with a fixed seed, for experiments and not for release."
-        return text + (" No limit is set; --budget sets one." if fresh else "")
+        return text + (" No limit is set; --budget sets one." if fresh and found.exists else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the total as plain values for JSON."""
