@@ -19,8 +19,7 @@ from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
-from discreet.study.noise_for_risk import upper_limit
-from discreet.study.risk import RiskRequest, groups_of, risk_first
+from discreet.study.noise_for_risk import RiskRequest, groups_of, noise_for_risk, upper_limit
 from discreet.training.defaults import defaults_for
 
 
@@ -47,7 +46,7 @@ def main() -> None:
     rate, steps = size / units, round(epochs * -(-units // size))
     request = RiskRequest(asked.ceiling, asked.candidates, sampling_rate=rate, steps=steps, groups=asked.groups)
     began = time.process_time()
-    found = risk_first(scene, request)
+    found = noise_for_risk(scene, request)
     held_out = groups_of(scene, request).checked
     for one in found:
         print(one.certified.sentence(one.ceiling, one.candidates))

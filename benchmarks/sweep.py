@@ -48,7 +48,7 @@ def main() -> None:
     check(study, attack_of)
 
     def watch(standing: Standing) -> None:
-        if standing.last is not None and not standing.last.began and standing.done % 20 == 0:
+        if standing.last is not None and not standing.last.started and standing.done % 20 == 0:
             print(f"{standing.done}/{standing.total} {standing.seconds_left or 0:.0f} s left", flush=True)
 
     began = time.monotonic()

@@ -9,7 +9,7 @@ from discreet.attacks.identification import gaussian_sweep, training_sweep
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.study.noise_for_risk import (
-    RiskFirst,
+    NoiseForRisk,
     certified_concentration,
     certified_noise,
     measured_noise,
@@ -32,7 +32,7 @@ def test_the_certified_concentration_keeps_the_ceiling() -> None:
 
 
 def test_a_ceiling_below_chance_is_refused() -> None:
-    with pytest.raises(SettingError, match="Guessing blindly"):
+    with pytest.raises(SettingError, match="Random guessing"):
         certified_noise(GaussianDpEvent, ceiling=0.01, candidates=64, event="one release")
 
 
@@ -50,7 +50,7 @@ def test_the_measured_noise_is_close_to_the_least_on_held_out_text() -> None:
     assert found.limit <= 0.05
     assert upper_limit(*attempt(grams[1], found.noise / 1.3)) > 0.05
     proven = certified_noise(ClippedSumDpEvent, ceiling=0.05, candidates=64, event="one release")
-    both = RiskFirst(0.05, 64, proven, found)
+    both = NoiseForRisk(0.05, 64, proven, found)
     assert both.ratio > 1
     told = both.as_dict()
     assert told["certified"]["sentence"].startswith("Certified")

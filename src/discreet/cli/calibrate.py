@@ -125,12 +125,12 @@ def _weigh_risk(out: Path, goal: Goal | None) -> None:
     import json
 
     from discreet.report.findings import RISK, read_risk
-    from discreet.study.risk import risk_of_study
+    from discreet.study.noise_for_risk import noise_for_study
     from discreet.study.store import read_trials
     from discreet.study.sweep import read_kept_study
 
     if not read_risk(out, goal):
-        found = risk_of_study(read_kept_study(out), read_trials(out).values())
+        found = noise_for_study(read_kept_study(out), read_trials(out).values())
         partial = out / f"{RISK}.partial"
         partial.write_text(json.dumps([one.as_dict() for one in found], indent=1), encoding="utf-8")
         partial.replace(out / RISK)
@@ -144,7 +144,7 @@ def _table(hidden: bool) -> Iterator[Callable[[Standing], None]]:
 
         def told(standing: Standing) -> None:
             event = standing.last
-            if event is not None and not event.began and not hidden:
+            if event is not None and not event.started and not hidden:
                 state = "failed" if event.trial is None else f"{event.trial.seconds:.0f} s"
                 done = standing.done + standing.before
                 which = f"{event.planned.label}, seed {event.planned.seed}"

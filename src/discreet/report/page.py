@@ -35,8 +35,7 @@ from discreet.report.words import (
     size_words,
     useless,
 )
-from discreet.study.frontier import Point, frontier
-from discreet.study.well_behaved import WellBehaved, well_behaved
+from discreet.study.frontier import Point, WellBehaved, frontier, well_behaved
 
 TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
 

@@ -1,4 +1,4 @@
-"""Utility against leakage over many trials: intervals over seeds, the frontier, and the best under a rule."""
+"""Compare settings by utility and leakage: intervals over seeds, the frontier, and the best under a goal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from discreet.core.checks import did_you_mean, refuse
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.metrics.intervals import wilson
 from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal
@@ -23,7 +27,10 @@ LOSSES = ("mean_squared_error",)  # the smaller the better
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean over seeds with its 95% interval; `chance` is what guessing reaches, for utility a constant answer."""
+    """A mean over seeds with its 95% interval.
+
+    `chance` is the value without information: of a random guess, or for utility of a constant answer.
+    """
 
     value: float
     low: float
@@ -44,7 +51,7 @@ class Point:
     leakage: Mapping[str, Measured]
     guarantee: Guarantee | None
     trials: tuple[Trial, ...] = field(repr=False, default=())
-    variant: str = ""  # what it is a strength of, where the study has several of one protection
+    variant: str = ""  # the label without its strength, where the study has several variants of one protection
 
     @property
     def name(self) -> str:
@@ -53,18 +60,18 @@ class Point:
 
     @property
     def strength(self) -> tuple[str, float] | None:
-        """The name and value of what says how strong the protection is."""
-        found = strength_of(self.protection)
-        return next(iter(found.items())) if found else None
+        """The name and value of the parameter that sets how strong the protection is."""
+        strengths = strength_of(self.protection)
+        return next(iter(strengths.items())) if strengths else None
 
 
 def over_seeds(
     values: Sequence[float], intervals: Sequence[tuple[float, float]], bounds: tuple[float, float] | None = (0.0, 1.0)
 ) -> tuple[float, float, float]:
-    """Return the mean of a few seeds and a 95% interval that holds the spread within a seed and between seeds.
+    """Return the mean of a few seeds and a 95% interval that covers the spread within a seed and between seeds.
 
-    One seed has its own interval. Two have too little to tell their spread from: the interval holds both of theirs.
-    Three or more have Student's interval of their mean, widened to the mean of their own intervals.
+    One seed has its own interval. Two are too few to estimate their spread: the interval covers both of theirs. Three
+    or more have Student's interval of their mean, widened to the mean of their own intervals.
 
     >>> over_seeds([0.5, 0.6], [(0.4, 0.6), (0.5, 0.7)])
     (0.55, 0.4, 0.7)
@@ -84,7 +91,7 @@ def over_seeds(
 
 
 def points_of(trials: Iterable[Trial]) -> list[Point]:
-    """Return the trials of each setting together, in the order in which the settings first appear."""
+    """Return one point per setting, from its trials, in the order in which the settings first appear."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(json.dumps(trial.settings["protection"], sort_keys=True), []).append(trial)
@@ -97,68 +104,74 @@ def points_of(trials: Iterable[Trial]) -> list[Point]:
 
 def _point(trials: Sequence[Trial], name: Name) -> Point:
     protection = trials[0].settings["protection"]
-    utility: dict[str, Measured] = {}
-    for metric in trials[0].utility:
-        values = [trial.utility[metric] for trial in trials if trial.utility.get(metric) is not None]
-        if values:
-            having = [trial for trial in trials if trial.utility.get(metric) is not None]
-            mean, low, high = over_seeds(
-                values, [_own(metric, trial) for trial in having], (0.0, 1.0) if metric in RATES else None
-            )
-            rows = [trial.details.get("evaluated_rows") for trial in having]
-            levels = [(trial.details.get("baselines") or {}).get(metric) for trial in having]
-            known = [float(level) for level in levels if level is not None]
-            utility[metric] = Measured(
-                mean,
-                low,
-                high,
-                len(values),
-                n=sum(int(count) for count in rows if count) if all(rows) else None,
-                chance=fmean(known) if len(known) == len(having) else None,
-            )
-    found: dict[str, list[tuple[Trial, Leakage]]] = {}
+    utility = {
+        metric: _utility(metric, having)
+        for metric in trials[0].utility
+        if (having := [trial for trial in trials if trial.utility.get(metric) is not None])
+    }
+    leakages: dict[str, list[tuple[Trial, Leakage]]] = {}
     for trial in trials:
-        for one in trial.leakages:
-            found.setdefault(scoped(trial, one.metric), []).append((trial, one))
-    leakage = {metric: _leakage(metric, pairs) for metric, pairs in found.items()}
+        for leakage in trial.leakages:
+            leakages.setdefault(scoped(trial, leakage.metric), []).append((trial, leakage))
     guarantees = [trial.guarantee for trial in trials if trial.guarantee is not None]
     worst = max(guarantees, key=lambda g: g.epsilon) if len(guarantees) == len(trials) else None
-    return Point(name.label, protection, utility, leakage, worst, tuple(trials), name.variant)
+    measured = {metric: _leakage(pairs) for metric, pairs in leakages.items()}
+    return Point(name.label, protection, utility, measured, worst, tuple(trials), name.variant)
+
+
+def _utility(metric: str, trials: Sequence[Trial]) -> Measured:
+    mean, low, high = over_seeds(
+        [trial.utility[metric] for trial in trials],
+        [_utility_interval(metric, trial) for trial in trials],
+        (0.0, 1.0) if metric in RATES else None,
+    )
+    rows = [trial.details.get("evaluated_rows") for trial in trials]
+    levels = [(trial.details.get("baselines") or {}).get(metric) for trial in trials]
+    known = [float(level) for level in levels if level is not None]
+    return Measured(
+        mean,
+        low,
+        high,
+        len(trials),
+        n=sum(int(count) for count in rows if count) if all(rows) else None,
+        chance=fmean(known) if len(known) == len(trials) else None,
+    )
 
 
 def scoped(trial: Trial, metric: str) -> str:
-    """Return the name of a trial's leakage: trials of earlier versions identified from one update, and did not say."""
+    """Return the name of a trial's leakage; trials of earlier versions identified from one update without saying so."""
     return metric + OF_UPDATE if metric == IDENTIFIED and "scopes" not in trial.details else metric
 
 
-def no_better_than_constant(found: Measured, metric: str) -> bool:
-    """Whether a utility is at or below what a constant answer reaches, where that is known."""
-    if found.chance is None:
+def no_better_than_constant(utility: Measured, metric: str) -> bool:
+    """Return whether a utility is at or below that of a constant answer, where that is known."""
+    if utility.chance is None:
         return False
-    return found.value >= found.chance if metric in LOSSES else found.value <= found.chance
+    return utility.value >= utility.chance if metric in LOSSES else utility.value <= utility.chance
 
 
-def _own(name: str, trial: Trial) -> tuple[float, float]:
-    value, rows = trial.utility[name], trial.details.get("evaluated_rows")
-    kept = (trial.details.get("intervals") or {}).get(name)
-    if kept is not None:
-        return min(float(kept[0]), value), max(float(kept[1]), value)
-    if name == "accuracy" and rows:
+def _utility_interval(metric: str, trial: Trial) -> tuple[float, float]:
+    value, rows = trial.utility[metric], trial.details.get("evaluated_rows")
+    interval = (trial.details.get("intervals") or {}).get(metric)
+    if interval is not None:
+        return min(float(interval[0]), value), max(float(interval[1]), value)
+    if metric == "accuracy" and rows:
         return wilson(round(value * rows), int(rows))
     return value, value
 
 
-def _leakage(name: str, pairs: Sequence[tuple[Trial, Leakage]]) -> Measured:
-    mean, low, high = over_seeds([found.value for _, found in pairs], [(found.low, found.high) for _, found in pairs])
-    chances = [found.chance for _, found in pairs if found.chance is not None]
-    bounds = [trial.details.get("bounds", {}).get(found.metric) for trial, found in pairs]
+def _leakage(pairs: Sequence[tuple[Trial, Leakage]]) -> Measured:
+    leakages = [leakage for _, leakage in pairs]
+    mean, low, high = over_seeds([one.value for one in leakages], [(one.low, one.high) for one in leakages])
+    chances = [one.chance for one in leakages if one.chance is not None]
+    bounds = [trial.details.get("bounds", {}).get(leakage.metric) for trial, leakage in pairs]
     known = [float(bound) for bound in bounds if bound is not None]
     return Measured(
         mean,
         low,
         high,
         len(pairs),
-        n=sum(found.n for _, found in pairs),
+        n=sum(one.n for one in leakages),
         chance=fmean(chances) if chances else None,
         bound=max(known) if len(known) == len(pairs) else None,
     )
@@ -177,7 +190,7 @@ def frontier(points: Sequence[Point], leakage: str, utility: str) -> list[Point]
 
 
 def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
-    """Return the point that a goal asks for, or nothing if none meets it.
+    """Return the point that meets a goal best, or None if no point meets it.
 
     Under a ceiling a point counts if its leakage is surely not above it: for 1-of-n by the proven bound of the release
     that the goal names, for other attacks by the upper limit of what was measured. Above a floor it counts if the lower
@@ -198,32 +211,90 @@ def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
     return min(useful, key=lambda p: (limit_for(p, goal), -p.utility[utility].value), default=None)
 
 
-def unmeasured(key: str, asked: str, known: Sequence[str], why: str = "") -> SettingError:
-    """Return the error for a goal that no trial was measured by, with the reason or the nearest name."""
+def unmeasured(key: str, name: str, known: Sequence[str], why: str = "") -> SettingError:
+    """Return the error for a goal by which no trial was measured, with the reason or the nearest name."""
     rule = f"measured in the trials: {', '.join(known) or 'nothing was'}"
-    return refuse(key, asked, rule, why or did_you_mean(asked, known))
+    return refuse(key, name, rule, why or did_you_mean(name, known))
 
 
 def _why_not(points: Sequence[Point], metric: str) -> str:
     """Return why the attack of a metric was not run, where the trials say so."""
     attack = metric.partition("/")[0]
-    told = (trial.details.get("not_attacked", {}).get(attack) for p in points for trial in p.trials)
-    why = next(filter(None, told), None)
-    return "" if why is None else f"{attack} was not run: {why}"
+    reasons = (trial.details.get("not_attacked", {}).get(attack) for p in points for trial in p.trials)
+    reason = next(filter(None, reasons), None)
+    return "" if reason is None else f"{attack} was not run: {reason}"
 
 
 def limit_for(point: Point, goal: Goal) -> float:
-    """Return the most that a goal's leakage may be for a setting.
+    """Return the upper limit of a goal's leakage for a setting.
 
-    For 1-of-n it is the proven bound; a protected setting without one may leak everything. Of other attacks nothing is
-    proven, and their upper limit counts.
+    For 1-of-n it is the proven bound, and 1 where a protected setting has none. Of other attacks nothing is proven, and
+    the upper limit of their interval counts.
     """
-    found = point.leakage[goal.leakage]
+    leakage = point.leakage[goal.leakage]
     if not goal.identifies:
-        return safe_limit(found)
-    return 1.0 if found.bound is None else found.bound
+        return safe_limit(leakage)
+    return 1.0 if leakage.bound is None else leakage.bound
 
 
-def safe_limit(found: Measured) -> float:
-    """Return the most that a leakage may be: its proven bound or its upper limit, whichever is lower."""
-    return found.high if found.bound is None else min(found.high, found.bound)
+def safe_limit(leakage: Measured) -> float:
+    """Return the upper limit of a leakage: its proven bound or the end of its interval, whichever is lower."""
+    return leakage.high if leakage.bound is None else min(leakage.high, leakage.bound)
+
+
+@dataclass(frozen=True)
+class WellBehaved:
+    """Spearman's correlation of leakage with noise, its 95% interval, and the pairs that are significantly inverted."""
+
+    correlation: float
+    low: float
+    high: float
+    inversions: int
+    pairs: int
+
+    @property
+    def steady(self) -> bool:
+        """Whether leakage falls steadily: the whole interval is below -0.5 and no pair is inverted."""
+        return self.high < -0.5 and self.inversions == 0
+
+
+def well_behaved(noises: Sequence[float], leakages: Sequence[Measured], *, rng: Rng, draws: int = 2000) -> WellBehaved:
+    """Return how steadily an attack's leakage falls as noise grows, which makes it usable as a reference attack.
+
+    The interval resamples every leakage from a normal distribution with the spread of its own interval (a parametric
+    bootstrap), so a curve that is flat within its error has an interval around 0. A pair is inverted if more noise
+    goes with significantly more leakage: a difference over 1.96 of its standard errors, corrected for the number of
+    pairs after Bonferroni.
+
+    Paper: Faustini, Fernandes, McIver and Dras, Empirical calibration and metric differential privacy in language
+        models: an attack is well-behaved if more noise means less reconstruction.
+    Differs: the paper looks at the curves; here it is a correlation with its interval, and a count of the inversions
+        that chance does not explain.
+
+    >>> steps = [Measured(v, v - 0.02, v + 0.02, 1) for v in (0.9, 0.5, 0.2, 0.1)]
+    >>> result = well_behaved([0.1, 0.2, 0.5, 1.0], steps, rng=Rng(0))
+    >>> result.correlation, result.inversions, result.steady
+    (-1.0, 0, True)
+    """
+    from scipy.stats import norm, rankdata
+
+    if len(noises) != len(leakages) or len(noises) < 3:
+        raise refuse("noises", len(noises), "at least 3, as many as leakages", "Two points cannot bend.")
+    x = rankdata(noises)
+    values = np.array([leakage.value for leakage in leakages])
+    errors = np.array([max((leakage.high - leakage.low) / (2 * 1.96), 1e-12) for leakage in leakages])
+    resampled = values + errors * rng.fork("bootstrap").numpy().standard_normal((draws, len(values)))
+    correlations = np.array([_spearman(x, row) for row in rankdata(resampled, axis=1)])
+    low, high = np.quantile(correlations, [0.025, 0.975])
+    correlation = _spearman(x, rankdata(values))
+    pairs = [(i, j) for i in range(len(x)) for j in range(len(x)) if x[i] < x[j]]
+    limit = float(norm.ppf(1 - 0.025 / max(1, len(pairs))))
+    inverted = sum((values[j] - values[i]) / math.hypot(errors[i], errors[j]) > limit for i, j in pairs)
+    interval = min(float(low), correlation), max(float(high), correlation)
+    return WellBehaved(correlation, *interval, int(inverted), len(pairs))
+
+
+def _spearman(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
+    a, b = x - x.mean(), y - y.mean()
+    length = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / length if length else 0.0

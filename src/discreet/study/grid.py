@@ -1,4 +1,4 @@
-"""The trials of a study: every point of every protection's grid, attacked, for every seed, and a key for each."""
+"""Plan the trials of a study: one for every point of every protection's grid and every seed, each with a key."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from discreet.study.file import Study
 
 @dataclass(frozen=True)
 class Planned:
-    """One trial before it is run: its settings as plain values, its seed, and the key that both give it."""
+    """One trial before it is run: its settings as plain values, its seed, and the key made from both."""
 
     key: str
     settings: dict[str, Any]
     seed: int
-    words: str = ""
+    name: str = ""
 
     @property
     def label(self) -> str:
-        """Return the protection and its strength in words, as no other setting of the study has them."""
-        return self.words or label_of(self.settings["protection"])
+        """The protection and its strength in words, unique among the settings of the study."""
+        return self.name or label_of(self.settings["protection"])
 
 
 def points(protection: Mapping[str, Any], where: str = "protections") -> list[dict[str, Any]]:
-    """Return every combination of the listed values of a protection, in the order they are written.
+    """Return every combination of the listed values of a protection, in the order of the file.
 
     >>> points({"name": "dp-sgd", "epsilon": [1.0, 8.0]})
     [{'name': 'dp-sgd', 'epsilon': 1.0}, {'name': 'dp-sgd', 'epsilon': 8.0}]
@@ -42,28 +42,28 @@ def points(protection: Mapping[str, Any], where: str = "protections") -> list[di
 
 
 def plan(study: Study) -> list[Planned]:
-    """Return the trials of a study, all points at one seed before the next, none twice."""
+    """Return the trials of a study without duplicates, all points at one seed before the next seed."""
     shared = {key: value for key, value in study.as_dict().items() if key in _SHARED}
-    chosen = [
+    settings_list = [
         point
         for number, protection in enumerate(study.protections)
         for point in points(protection, f"protections[{number}]")
     ]
-    names = names_of(chosen)
-    found: dict[str, Planned] = {}
+    names = names_of(settings_list)
+    trials: dict[str, Planned] = {}
     for seed in study.seeds:
-        for point, name in zip(chosen, names, strict=True):
+        for point, name in zip(settings_list, names, strict=True):
             settings = {**shared, "protection": point}
             key = key_of(settings, seed)
-            found.setdefault(key, Planned(key, settings, seed, name.label))
-    return list(found.values())
+            trials.setdefault(key, Planned(key, settings, seed, name.label))
+    return list(trials.values())
 
 
 _SHARED = ("data", "model", "training", "release", "attacks")
 
 
 def key_of(settings: Mapping[str, Any], seed: int) -> str:
-    """Return the name of a trial: it changes with any setting and with the seed, and with nothing else."""
+    """Return the key of a trial: it depends on the settings and the seed, and on nothing else."""
     text = json.dumps([settings, seed], sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -74,20 +74,20 @@ def label_of(protection: Mapping[str, Any]) -> str:
     >>> label_of({"name": "dp-sgd", "epsilon": 8.0, "clip_norm": 0.1})
     'dp-sgd, epsilon 8'
     """
-    shown = [_told(key, f"{value:g}") for key, value in strength_of(protection).items()]
+    shown = [_in_words(key, f"{value:g}") for key, value in strength_of(protection).items()]
     return ", ".join([str(protection["name"]), *shown])
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a setting is called among others, and what it is a strength of."""
+    """The label of a setting among others, and its variant: the label without the strength."""
 
     label: str
     variant: str
 
 
 def names_of(protections: Sequence[Mapping[str, Any]]) -> list[Name]:
-    """Return names that tell settings apart: beside its strengths, what differs between those of one protection.
+    """Return a unique name for each setting: its strengths, and what differs between settings of one protection.
 
     >>> layers = [{"name": "ldp", "epsilon": 1.0}, {"name": "ldp", "epsilon": 1.0, "mechanism": "gaussian"}]
     >>> names_of(layers)[1]
@@ -98,17 +98,17 @@ def names_of(protections: Sequence[Mapping[str, Any]]) -> list[Name]:
         alike = [one for one in protections if one["name"] == name]
         keys = {key for one in alike for key in one}
         differ[name] = {key for key in keys if len({json.dumps(one.get(key)) for one in alike}) > 1}
-    found = []
+    names = []
     for one in protections:
         name, strengths = str(one["name"]), strength_of(one)
-        told = [_told(key, _plain(one[key])) for key in one if key in differ[name] and key not in strengths]
-        shown = {key: _told(key, f"{value:g}") for key, value in strengths.items()}
+        other = [_in_words(key, _plain(one[key])) for key in one if key in differ[name] and key not in strengths]
+        shown = {key: _in_words(key, f"{value:g}") for key, value in strengths.items()}
         fixed = [words for key, words in list(shown.items())[1:] if key not in _NOISES]
-        found.append(Name(", ".join([name, *shown.values(), *told]), ", ".join([name, *fixed, *told])))
-    return found
+        names.append(Name(", ".join([name, *shown.values(), *other]), ", ".join([name, *fixed, *other])))
+    return names
 
 
-def _told(key: str, value: str) -> str:
+def _in_words(key: str, value: str) -> str:
     return f"{key.replace('_', ' ')} {value}"
 
 
@@ -116,13 +116,13 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# What says how strong a protection is, rather than how it works; the first that is there is its axis.
+# Parameters that set how strong a protection is, rather than how it works; the first present is its axis.
 _NOISES = ("epsilon", "epsilon_per_word", "noise_multiplier", "kappa", "true_positive_rate", "sigma", "scale")
 STRENGTHS = (*_NOISES, "masks", "mix", "m", "k")
 
 
 def strength_of(protection: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that say how strong a protection is, by name."""
+    """Return the parameters that set how strong a protection is, by name."""
     return {
         k: float(protection[k])
         for k in STRENGTHS

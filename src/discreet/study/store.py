@@ -1,4 +1,4 @@
-"""The trials of a sweep on disk: one line each, whole or not at all, none twice."""
+"""Store the trials of a sweep on disk: an append-only file with one line per trial."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOCK = "sweep.lock"
 class Store:
     """An append-only file of trials, locked for one sweep at a time.
 
-    A line is written and synced before the trial counts as done. What a crash left of a last line is cut away when the
-    store is opened again.
+    A line is written and synced before the trial counts as done. A last line that a crash left incomplete is removed
+    when the store is opened again.
 
     Guarantee: none, trials may hold texts that attacks read; keep the folder as private as the corpus.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the store of a folder for writing, and cut away a torn last line."""
+        """Open the store of a folder for writing, and remove an incomplete last line."""
         self.path = folder / NAME
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -38,7 +38,7 @@ class Store:
         except BlockingIOError:
             os.close(self._lock)
             raise OutputError(
-                f"Expected no other sweep in {str(folder)!r}. One is running; wait for it, or choose another --out."
+                f"Expected no other sweep in {str(folder)!r}. One is running; wait for it, or choose another folder."
             ) from None
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         lines, whole = _lines(self.path)
@@ -53,13 +53,13 @@ class Store:
             return
         text = json.dumps({"key": key, **trial_as_dict(trial)}, ensure_ascii=False, allow_nan=False)
         data = text.encode() + b"\n"
-        while data:  # a full disk may take part of a line; the rest is cut away at the next start
+        while data:  # a full disk may take part of a line, which is removed when the store is opened again
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
         self.keys.add(key)
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Close the file and release its lock."""
         for handle in (self._file, self._lock):
             os.close(handle)
 
@@ -73,42 +73,42 @@ class Store:
 
 
 def read_trials(folder: Path) -> dict[str, Trial]:
-    """Return the trials of a folder by key; a torn last line is left out."""
+    """Return the trials of a folder by key; an incomplete last line is left out."""
     if not (folder / NAME).exists():
         raise DataError(f"Expected trials in {str(folder)!r}. There is no {NAME}; run `discreet calibrate` first.")
-    found: dict[str, Trial] = {}
+    trials: dict[str, Trial] = {}
     for number, line in enumerate(_lines(folder / NAME)[0], start=1):
         try:
-            found.setdefault(str(line["key"]), trial_of(line))
+            trials.setdefault(str(line["key"]), trial_of(line))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise DataError(f"Expected a trial in line {number} of {NAME}, found none: {shown(error)}.") from None
-    return found
+            raise DataError(f"Expected a trial in line {number} of {NAME}, got another: {shown(error)}.") from None
+    return trials
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the whole lines of a file and how many bytes they take; only the last line may be torn."""
+    """Return the complete lines of a file and their size in bytes; only the last line may be incomplete."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"Expected to read {str(path)!r}. {error.strerror}; check the folder.") from None
     pieces = data.split(b"\n")
-    torn = pieces.pop()
-    whole = len(data) - len(torn)
-    found: list[dict[str, Any]] = []
+    rest = pieces.pop()
+    whole = len(data) - len(rest)
+    lines: list[dict[str, Any]] = []
     for number, piece in enumerate(pieces, start=1):
         try:
             line = json.loads(piece)
             if not isinstance(line, dict) or "key" not in line:
                 raise ValueError("no key")
         except (ValueError, RecursionError):
-            if number == len(pieces) and not torn:
-                return found, whole - len(piece) - 1
+            if number == len(pieces) and not rest:
+                return lines, whole - len(piece) - 1
             raise DataError(
-                f"Expected a trial in line {number} of {path.name}, found something else. A crash can only damage the "
+                f"Expected a trial in line {number} of {path.name}, got something else. A crash can only damage the "
                 "last line: the file was changed by hand or the disk is failing. Remove the line; its trial runs again."
             ) from None
-        found.append(line)
-    return found, whole
+        lines.append(line)
+    return lines, whole
 
 
 def trial_as_dict(trial: Trial) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def trial_of(line: Mapping[str, Any]) -> Trial:
         raise TypeError(f"protection={shown(protection)}")
     utility, details = dict(line["utility"]), line.get("details", {})
     if not isinstance(details, dict) or not all(_is_number(value) for value in utility.values()):
-        raise TypeError("utility or details of another kind")
+        raise TypeError("utility or details have another type")
     return Trial(
         settings=line["settings"],
         seed=int(line["seed"]),
@@ -150,11 +150,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _leakage_of(values: Mapping[str, Any]) -> Leakage:
-    found = Leakage(**values)
-    numbers = (found.value, found.low, found.high, found.chance)
-    if not isinstance(found.metric, str) or type(found.n) is not int or not all(_is_number(x) for x in numbers):
+    leakage = Leakage(**values)
+    numbers = (leakage.value, leakage.low, leakage.high, leakage.chance)
+    if not isinstance(leakage.metric, str) or type(leakage.n) is not int or not all(_is_number(x) for x in numbers):
         raise TypeError(f"leakage={shown(dict(values))}")
-    return found
+    return leakage
 
 
 def guarantee_of(values: Mapping[str, Any] | None) -> Guarantee | None:

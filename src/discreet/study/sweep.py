@@ -1,4 +1,4 @@
-"""A sweep: run every trial of a study that is not in its folder yet, and keep each as soon as it is done."""
+"""Run every trial of a study that its folder does not hold yet, and write each result as soon as it is done."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from discreet.study.file import Goal, Study, changes
 from discreet.study.frontier import scoped, unmeasured
 from discreet.study.grid import Planned, plan
 from discreet.study.store import Store, read_trials
-from discreet.study.workers import Event, Run, Stop, in_processes
+from discreet.study.workers import Event, Run, Stop, run_in_processes, run_on_ray
 
 STUDY = "study.json"
 FAILURES = "failures.json"
-PLACES = ("processes", "ray")
+ENGINES = {"processes": run_in_processes, "ray": run_on_ray}
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a sweep is: what a live table shows."""
+    """The progress of a sweep: how many trials there are, were done before, are done now, run, and failed."""
 
     total: int
     done: int
@@ -34,6 +34,11 @@ class Standing:
     failures: dict[str, str]
     seconds_left: float | None
     last: Event | None = None
+
+    @property
+    def missing(self) -> int:
+        """How many trials were neither done nor failed."""
+        return self.total - self.before - self.done - len(self.failures)
 
 
 @dataclass
@@ -48,18 +53,18 @@ class _Count:
 
     def add(self, event: Event) -> Standing:
         key = event.planned.key
-        if event.began:
+        if event.started:
             self.running[key] = (event.planned, time.monotonic())
         else:
-            _, began = self.running.pop(key)
-            self.seconds.append(time.monotonic() - began)
-            if event.trial is not None:
+            _, started = self.running.pop(key)
+            self.seconds.append(time.monotonic() - started)
+            if event.failure is None:
                 self.done += 1
             else:
-                self.failures[key] = event.failure or "for no reason given"
+                self.failures[key] = event.failure.reason
         rest = self.total - self.before - self.done - len(self.failures)
         left = median(self.seconds) * rest / self.workers if self.seconds else None
-        running = tuple(one for one, _ in self.running.values())
+        running = tuple(planned for planned, _ in self.running.values())
         return Standing(self.total, self.done, self.before, running, dict(self.failures), left, event)
 
 
@@ -73,76 +78,73 @@ def sweep(
     watch: Callable[[Standing], None] = lambda standing: None,
     should_stop: Stop = lambda: False,
 ) -> Standing:
-    """Run the trials of a study that its folder does not hold yet, and say how it went.
+    """Run the trials of a study that its folder does not hold yet, and return the final progress.
 
-    `run` takes a planned trial to a trial; it must be importable by its name, and depend on the settings and the seed
-    alone. A crash loses the trials that were running; a second start runs only what is missing, failed ones again.
-    A changed goal is kept in place of the old one, as no trial depends on it; any other change is refused.
+    `run` maps a planned trial to a trial; it must be importable by its name, and depend on the settings and the seed
+    alone. A crash loses the trials that were running; the same call runs only what is missing, failed trials included.
+    A changed goal replaces the old one, because no trial depends on it; any other change is rejected.
 
     Guarantee: none beyond those of the trials; the folder holds texts that attacks read.
     """
     whole("workers", workers, 1, "Each runs one trial at a time.")
-    one_of("on", on, PLACES)
+    one_of("on", on, ENGINES)
     planned = plan(study)
     new_goal = _keep_study(study, out)
     with Store(out) as store:
         missing = [one for one in planned if one.key not in store.keys]
-        if new_goal:  # only now: a sweep at work in the folder would have been refused above
+        if new_goal:  # only now: a folder in which another sweep is running was rejected above
             if not missing and study.goal is not None:
-                _refuse_unmeasured(study.goal, out)
+                _reject_unmeasured(study.goal, out)
             _write_study(study, out)
         count = _Count(len(planned), len(planned) - len(missing), workers)
         standing = Standing(count.total, 0, count.before, (), {}, None)
         watch(standing)
-        if missing:
-            for event in _execute(on, missing, run, min(workers, len(missing)), should_stop):
-                if event.trial is not None:
-                    store.append(event.planned.key, event.trial)
-                standing = count.add(event)
-                watch(standing)
+        for event in _events(on, missing, run, workers, should_stop):
+            if event.trial is not None:
+                store.append(event.planned.key, event.trial)
+            standing = count.add(event)
+            watch(standing)
         labels = {one.key: f"{one.label}, seed {one.seed}" for one in planned}
         _write(out / FAILURES, json.dumps({labels[k]: why for k, why in standing.failures.items()}, indent=2))
     return standing
 
 
-def _execute(on: str, missing: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
-    if on == "ray":
-        from discreet.study.cluster import on_ray
-
-        return on_ray(missing, run, workers, should_stop)
-    return in_processes(missing, run, workers, should_stop)
+def _events(on: str, missing: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
+    return ENGINES[on](missing, run, min(workers, len(missing)), should_stop) if missing else iter(())
 
 
 def _keep_study(study: Study, out: Path) -> bool:
-    """Keep a new study beside its trials, refuse another one in its place, and return whether its goal alone is new."""
+    """Write a new study beside its trials, reject another one in its place, and return whether only its goal is new."""
     path = out / STUDY
     if path.exists():
-        kept, mine = _read(path), _plain(study)
-        differ = changes(_without_goal(kept), _without_goal(mine))
-        if differ:
-            more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+        stored, new = _read(path), _plain(study)
+        differences = changes(_without_goal(stored), _without_goal(new))
+        if differences:
+            more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
             raise SettingError(
-                f"Expected the study that {str(out)!r} was begun with: {'; '.join(differ[:3])}{more}. Its trials are "
-                "kept; give the changed study another --out, or change it back. Only its goal may change."
+                f"Expected the study that {str(out)!r} was started with: {'; '.join(differences[:3])}{more}. Its "
+                "trials are kept; run the changed study in another folder, or undo the change. Only its goal may "
+                "change."
             )
-        return bool(changes(kept, mine))
+        return bool(changes(stored, new))
     if out.exists() and any(out.iterdir()):
         raise OutputError(
-            f"Expected a new folder or a begun sweep at {str(out)!r}. It holds something else; choose another --out."
+            f"Expected a new folder, or the folder of an unfinished sweep, at {str(out)!r}. It holds something else; "
+            "choose another folder."
         )
     out.mkdir(parents=True, exist_ok=True)
     _write_study(study, out)
     return False
 
 
-def _refuse_unmeasured(goal: Goal, out: Path) -> None:
-    """Refuse a goal that no trial of a finished study was measured by."""
+def _reject_unmeasured(goal: Goal, out: Path) -> None:
+    """Reject a goal by which no trial of a finished study was measured."""
     trials = read_trials(out).values()
-    leakages = sorted({scoped(trial, found.metric) for trial in trials for found in trial.leakages})
+    leakages = sorted({scoped(trial, leakage.metric) for trial in trials for leakage in trial.leakages})
     utilities = sorted({name for trial in trials for name, value in trial.utility.items() if value is not None})
-    for key, asked, known in (("leakage", goal.resolved().leakage, leakages), ("utility", goal.utility, utilities)):
-        if asked is not None and asked not in known:
-            raise unmeasured(f"goal.{key}", asked, known)
+    for key, metric, known in (("leakage", goal.resolved().leakage, leakages), ("utility", goal.utility, utilities)):
+        if metric is not None and metric not in known:
+            raise unmeasured(f"goal.{key}", metric, known)
 
 
 def _plain(study: Study) -> dict[str, object]:
@@ -160,7 +162,7 @@ def _write_study(study: Study, out: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text + "\n")
@@ -177,7 +179,7 @@ def read_kept_study(out: Path) -> dict[str, object]:
 
 
 def read_failures(out: Path) -> dict[str, str]:
-    """Return which trials failed at the last start, and why."""
+    """Return which trials failed in the last run, and why."""
     return {str(k): str(v) for k, v in _read(out / FAILURES).items()} if (out / FAILURES).exists() else {}
 
 
@@ -189,5 +191,5 @@ def _read(path: Path) -> dict[str, object]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise DataError(f"Expected the study of a sweep in {str(path)!r}, found something else. Choose another --out.")
+        raise DataError(f"Expected the study of a sweep in {str(path)!r}, got something else. Choose another folder.")
     return values

@@ -1,4 +1,4 @@
-"""Trials on one machine: worker processes that import once and stay, one trial each at a time."""
+"""Run trials in parallel: worker processes on this machine, or actors on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,36 +11,49 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
+from discreet.core.errors import ExtraError
 from discreet.core.types import Trial
 from discreet.study.grid import Planned
 
 Run = Callable[[Planned], Trial]
 Stop = Callable[[], bool]
 
-# One thread a trial: sums in another order differ in their last digits, and no figure may depend on how many run.
+# One thread per trial: sums in another order differ in their last digits, and no figure may depend on how many run.
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-_LOST = "its process ended without an answer: it was killed, or memory ran out"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial has no result; `worker_lost` says that its worker ended before it returned anything."""
+
+    reason: str
+    worker_lost: bool = False
+
+
+LOST = Failure("its worker ended without a result: it was killed, or memory ran out", worker_lost=True)
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a trial: it began (neither trial nor failure), it is done, or it failed."""
+    """A change of a trial's state: it started (neither trial nor failure), it finished, or it failed."""
 
     planned: Planned
     trial: Trial | None = None
-    failure: str | None = None
+    failure: Failure | None = None
 
     @property
-    def began(self) -> bool:
-        """Whether the trial has only begun."""
+    def started(self) -> bool:
+        """Whether the trial has only started."""
         return self.trial is None and self.failure is None
 
 
-def in_processes(planned: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
-    """Run trials in worker processes and yield what happens; `run` must be importable by its name.
+def run_in_processes(planned: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
+    """Run trials in worker processes and yield their events; `run` must be importable by its name.
 
-    A worker that dies costs its trial and is replaced. Workers end when the sweep does, even if it is killed.
+    Workers import once and run one trial at a time. A worker that dies costs its trial and is replaced. Workers end
+    when the sweep does, even if it is killed.
     """
     waiting = list(reversed(planned))
     pool: list[_Worker] = []
@@ -60,7 +73,7 @@ def in_processes(planned: Sequence[Planned], run: Run, workers: int, should_stop
             for ready in wait([worker.pipe for worker in busy], timeout=0.5):
                 worker = next(w for w in busy if w.pipe is ready)
                 event = worker.take()
-                if event.failure == _LOST:
+                if event.failure is not None and event.failure.worker_lost:
                     worker.end()
                     pool.remove(worker)
                 yield event
@@ -91,19 +104,16 @@ class _Worker:
         self.busy = planned
         try:
             self.pipe.send(planned)
-        except (BrokenPipeError, ConnectionResetError):  # it died while idle; `take` will say so
+        except (BrokenPipeError, ConnectionResetError):  # it died while idle; `take` reports it
             return
 
     def take(self) -> Event:
         planned, self.busy = self.busy, None
         assert planned is not None
         try:
-            answer = self.pipe.recv()
+            return _ended(planned, self.pipe.recv())
         except (EOFError, ConnectionResetError):
-            return Event(planned, failure=_LOST)
-        if isinstance(answer, Trial):
-            return Event(planned, trial=answer)
-        return Event(planned, failure=str(answer))
+            return Event(planned, failure=LOST)
 
     def end(self) -> None:
         self.pipe.close()
@@ -116,7 +126,7 @@ class _Worker:
 
 
 def _work(pipe: Connection, run: Run) -> None:
-    """Answer one trial after another until the pipe is closed."""
+    """Run one trial after another until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep decides when to stop
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     while True:
@@ -124,22 +134,76 @@ def _work(pipe: Connection, run: Run) -> None:
             planned = pipe.recv()
         except (EOFError, OSError):
             return
-        answer = attempt(run, planned)
+        result = _attempt(run, planned)
         try:
-            pipe.send(answer)
+            pipe.send(result)
         except OSError:
             return
-
-
-def attempt(run: Run, planned: Planned) -> Trial | str:
-    """Return a trial, or in words why it failed."""
-    try:
-        return run(planned)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
+
+
+def _attempt(run: Run, planned: Planned) -> Trial | Failure:
+    try:
+        return run(planned)
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}")
+
+
+def _ended(planned: Planned, result: Trial | Failure) -> Event:
+    return Event(planned, trial=result) if isinstance(result, Trial) else Event(planned, failure=result)
+
+
+def run_on_ray(planned: Sequence[Planned], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
+    """Run trials on Ray, one actor per worker, and yield their events; without RAY_ADDRESS on this machine alone.
+
+    On a cluster every machine needs the package and, where the data are files, the same paths.
+    """
+    ray = _ray()
+    address = os.environ.get("RAY_ADDRESS")
+    local = {} if address else {"num_cpus": workers, "include_dashboard": False, "address": "local"}
+    ray.init(log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": THREADS}, **local)
+    try:
+        actor = ray.remote(max_restarts=-1, num_cpus=1)(_Actor)
+        idle = [actor.remote(run) for _ in range(min(workers, len(planned)))]
+        waiting, running = list(reversed(planned)), dict[Any, tuple[Any, Planned]]()
+        while True:
+            while waiting and idle and not should_stop():
+                worker, one = idle.pop(), waiting.pop()
+                running[worker.run.remote(one)] = (worker, one)
+                yield Event(one)
+            if not running:
+                return
+            ready, _ = ray.wait(list(running), timeout=0.5)
+            for reference in ready:
+                worker, one = running.pop(reference)
+                idle.append(worker)
+                try:
+                    event = _ended(one, ray.get(reference))
+                except ray.exceptions.RayError:
+                    event = Event(one, failure=LOST)
+                yield event
+    finally:
+        ray.shutdown()
+
+
+class _Actor:
+    def __init__(self, run: Run) -> None:
+        self.function = run
+
+    def run(self, planned: Planned) -> Trial | Failure:
+        return _attempt(self.function, planned)
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a study leaves the machine
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ExtraError("Expected Ray for on='ray'. Install it: pip install 'discreet[ray]'.") from None
+    return ray
