@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from discreet.accounting.event_json import event_to_json
 from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -22,7 +23,10 @@ from discreet.cli.main import main
 from discreet.core.errors import BudgetError, LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
+from discreet.training.parts import PrivateParts
 from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, Total, record_study
+from discreet.training.private import PrivateStep
+from discreet.training.shapes import Part
 
 EVENT = PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0))
 ONE = event_to_json(EVENT)
@@ -319,6 +323,55 @@ def test_a_fixed_seed_is_recorded_apart(
     assert record.kind == FIXED_SEED and record.caveats == ("fixed-seed",)
     assert go(toy_csv, tiny_encoder("bert"), tmp_path / "b", "--json") == 0
     assert json.loads(capsys.readouterr().out)["people"]["trainings"] == 1
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["record", "named ledger"])
+def test_a_caveat_that_the_last_step_finds_on_its_second_try_reaches_whoever_counts(
+    named: bool, own_home: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Memory runs out in the last step, and in the smaller parts units change each other: the spend is repeated."""
+    call, record, steps, failed = PrivateStep.__call__, PrivateParts.record, [], []
+
+    def remembered(self: PrivateStep, step: int) -> object:
+        steps.append(step)
+        return call(self, step)
+
+    def short_of_memory(self: PrivateParts, part: Part) -> object:
+        if steps[-1] == 11 and not failed:
+            failed.append(part.shape)
+            raise torch.OutOfMemoryError
+        return record(self, part)
+
+    monkeypatch.setattr(PrivateStep, "__call__", remembered)
+    monkeypatch.setattr(PrivateParts, "record", short_of_memory)
+    monkeypatch.setattr(PrivateParts, "_is_steady", lambda self, shape: not failed)
+    shared = tmp_path / "all.jsonl"
+    assert (
+        go(toy_csv, tiny_encoder("bert"), tmp_path / "a", "--json", *(["--ledger", str(shared)] if named else [])) == 0
+    )
+    done = json.loads(capsys.readouterr().out)
+    assert failed and max(steps) == 11 and done["steps"] == 12
+    own = Ledger.read(tmp_path / "a" / "ledger.jsonl")
+    assert not done["guarantee"]["certified"] and own.terms.caveats == {Caveat.UNSTEADY_KERNELS} and own.spends == 12
+    assert not done["people"]["guarantee"]["certified"], "the total holds that spend"
+    if named:
+        kept = Ledger.read(shared)
+        assert kept.terms.caveats == {Caveat.UNSTEADY_KERNELS} and kept.spends == 12
+    else:
+        (found,) = People().records()
+        assert found.caveats == ("unsteady-kernels",) and found.spends == 12
+
+
+def test_a_record_that_is_made_again_has_the_caveats_of_its_ledger(home: Path, tmp_path: Path) -> None:
+    path, terms = tmp_path / "ledger.jsonl", Terms(("assumed",), frozenset({Caveat.UNSTEADY_KERNELS}))
+    one = Training(home, corpus("a"), path=path)
+    one.steps(0, 3, terms)
+    one.ledger.close()
+    again = Training(tmp_path / "other", corpus("a"), path=path)
+    again.entry.close(finished=True)
+    (found,) = People(tmp_path / "other").records()
+    assert (found.caveats, found.assumptions) == (("unsteady-kernels",), ("assumed",))
 
 
 def test_two_trainings_that_run_side_by_side_stay_within_the_budget(home: Path) -> None:

@@ -47,6 +47,10 @@ class Spends(Protocol):
         """Count one use of a mechanism; raise if it is not allowed."""
         ...
 
+    def state(self, terms: Terms) -> None:
+        """Record terms that what was counted turned out to rest on."""
+        ...
+
 
 class Ledger:
     """An append-only account of privacy spent, for one unit under one adjacency; one process at a time may write it.
@@ -147,8 +151,8 @@ class Ledger:
                     "id names one draw of randomness: give this one another."
                 )
             if earlier is not None and not secure and id not in tally.secure:
-                if terms is not None and not terms.caveats <= tally.caveats:
-                    self._write(tally.conditions(terms))
+                if terms is not None:
+                    self._state(terms)
                 return self._receipt(id, earlier, repeated=True)
             self._allowance.check(text, id)
             if number is None:
@@ -161,6 +165,16 @@ class Ledger:
                 self._write(tally.declaration(text))
             self._write(tally.spend(id, secure))
             return self._receipt(id, tally.texts[text], spent_again=earlier is not None)
+
+    def state(self, terms: Terms) -> None:
+        """Record terms that earlier spends turned out to rest on, as when a step is redone in another way.
+
+        A caveat that is new is on disk when this returns, here and wherever else each spend is counted.
+        """
+        self._check_usable()
+        with self._thread:
+            self._check_usable()
+            self._state(terms)
 
     def holds(self, id: str) -> bool:  # noqa: A002
         """Return whether an id was spent; one look into a table, so a resumed run can ask for each of its steps.
@@ -273,6 +287,12 @@ class Ledger:
         where = "in memory, forgotten when the process ends" if self.path is None else repr(str(self.path))
         tally = self._tally
         return f"Ledger({where}, unit={tally.unit!r}, adjacency={tally.adjacency.value!r}, {sum(tally.counts)} spends)"
+
+    def _state(self, terms: Terms) -> None:
+        if self.also is not None:
+            self.also.state(terms)
+        if not terms.caveats <= self._tally.caveats:
+            self._write(self._tally.conditions(terms))
 
     def _receipt(self, name: str, number: int, *, repeated: bool = False, spent_again: bool = False) -> Receipt:
         tally = self._tally

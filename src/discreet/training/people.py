@@ -385,8 +385,9 @@ class Entry:
             str(out.resolve()),
             protection,
             _now(),
+            spent=dict(used),
         )
-        return cls(people, record, marks, used, planned, budget)
+        return cls(people, _resting_on(record, told.terms), marks, used, planned, budget)
 
     def before(self) -> Total:
         """Return what earlier trainings on these people add up to, without this one."""
@@ -414,18 +415,23 @@ class Entry:
         """Count one spend, on disk before this returns; what is written runs ahead by at most as much again."""
         text = event_to_json(event)
         needed = self.used[text] + 1
-        caveats = tuple(sorted({*self.record.caveats, *(terms.caveats if terms else ())}))
-        told = tuple(dict.fromkeys((*self.record.assumptions, *(terms.assumptions if terms else ()))))
-        changed = (caveats, told) != (self.record.caveats, self.record.assumptions)
-        if changed or needed > self.record.spent.get(text, 0):
+        stated = _resting_on(self.record, terms or Terms())
+        if stated != self.record or needed > self.record.spent.get(text, 0):
             with self.people.locked():
                 if self.budget is not None:  # again, for another training on the same people may run beside this one
                     self._allow(Counter(self.planned) | (self.used + Counter({text: 1})), self.budget, repr(id))
                 reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
-                spent = {**self.record.spent, text: max(int(reserved), needed)}
-                self.record = replace(self.record, spent=spent, caveats=caveats, assumptions=told)
+                self.record = replace(stated, spent={**stated.spent, text: max(int(reserved), needed)})
                 self.people.write(self.record, self.marks)
         self.used[text] = needed
+
+    def state(self, terms: Terms) -> None:
+        """Record terms that what was spent turned out to rest on, on disk before this returns."""
+        stated = _resting_on(self.record, terms)
+        if stated != self.record:
+            with self.people.locked():
+                self.record = stated
+                self.people.write(self.record, self.marks)
 
     def close(self, *, finished: bool = False) -> None:
         """Set the record to what was spent, which its own ledger holds; one that spent nothing is deleted."""
@@ -504,6 +510,10 @@ class Shared:
             self._allow({text: 1}, repr(id))
         self.ledger.spend(event, id, secure=secure, terms=terms)
 
+    def state(self, terms: Terms) -> None:
+        """Record terms in the shared ledger that what was spent there turned out to rest on."""
+        self.ledger.state(terms)
+
     def _allow(self, more: Spent, what: str) -> None:
         told = self.ledger.statement
         added = [(event_from_json(text), count) for text, count in more.items()]
@@ -521,6 +531,12 @@ def refuse_beyond(epsilon: float, budget: float, delta: float, whose: str, what:
             f"{in_digits(epsilon)} with {what}. Nothing was spent: train with a smaller --epsilon or fewer steps, or "
             "give a larger --budget."
         )
+
+
+def _resting_on(record: Record, terms: Terms) -> Record:
+    """Return a record with further terms that its guarantee rests on."""
+    caveats = tuple(sorted({*record.caveats, *terms.caveats}))
+    return replace(record, caveats=caveats, assumptions=tuple(dict.fromkeys((*record.assumptions, *terms.assumptions))))
 
 
 def _patterns(touched: Sequence[npt.NDArray[np.bool_]]) -> list[tuple[int, ...]]:
