@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class Ledger:
         self._settled = True
         self._allowance = Allowance(tally)
         self.also: Spends | None = None  # whoever else counts each spend, before this ledger does
+        # Names of spends may be made with it, so that they tell nothing of what they are made of; never written.
+        self.key = secrets.token_bytes(32)
 
     @classmethod
     def open(

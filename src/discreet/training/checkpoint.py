@@ -6,6 +6,7 @@ the next step are all there is to keep. A checkpoint is one safetensors file, re
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from discreet.accounting.ledger import Ledger
 from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.errors import ModelError
 from discreet.core.randomness import Rng
@@ -26,6 +28,7 @@ from discreet.training.tensors import load_tensors, save_tensors
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
 FORMAT = 2  # 1: splits, noise and the identity of a training were drawn in other ways
+_NAME_DIGITS = 16  # of the name of a training in its ledger, hexadecimal
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,18 @@ def identity(
     about = (settings, step, model.settings, model.label_names, model.fingerprint, format_used, rng, start)
     columns = rows.columns if isinstance(rows, Tokens) else {"vectors": rows.vectors}
     return digest(NOISE_FORMAT, about, columns, rows.targets)
+
+
+def spend_name(identity: str, secret: Rng, ledger: Ledger) -> str:
+    """Return the name by which the spends of a training are counted, which tells nothing of what it is trained on.
+
+    A secret source is part of the identity, and nobody can guess it. With a fixed seed, whoever guesses the corpus
+    could compute the identity and see that the guess is right; so it is hashed with a key that only the ledger knows
+    while it is open, or the unfinished run.
+    """
+    if secret.is_secret:
+        return identity[:_NAME_DIGITS]
+    return hashlib.blake2b(identity.encode(), key=ledger.key, digest_size=_NAME_DIGITS // 2).hexdigest()
 
 
 def refuse_older(folder: Path) -> None:

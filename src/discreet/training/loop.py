@@ -143,7 +143,8 @@ def train(
         opened.callback(torch.set_num_threads, torch.get_num_threads())  # going on sets those of the beginning
         opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
         name = identity(model, step.rows, settings, step.describe(), rng, start)
-        step.run = name[:16]
+        if secret is not None and ledger is not None:
+            step.run = checkpoint.spend_name(name, secret, ledger)
         run = _Run(model, parts.optimizer, step, validation, settings, workspace, name)
         return run.go(checkpoint_seconds, watch, should_stop)
 
@@ -170,6 +171,8 @@ def _opened(
         secret = Rng.secret() if workspace is None else secret_of(workspace)
     if ledger is None:
         ledger = opened.enter_context(ledger_for(protect, split, workspace, population))
+    if workspace is not None and not secret.is_secret:
+        ledger.key = secret_of(workspace).fork("names").bytes(32)  # a resumed run must find its spends by their names
     return secret, ledger
 
 

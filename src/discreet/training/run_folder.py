@@ -149,7 +149,7 @@ def secret_of(workspace: Path) -> Rng:
     """Return the secret source of a run's batches and noise, from the operating system; kept until the run is finished.
 
     A resumed run must draw what it drew before, so the seed lies in the workspace, readable by its owner only, and is
-    deleted when the run is finished.
+    deleted when the run is finished. Where noise has a fixed seed, the names of spends are made with it all the same.
     """
     path = workspace / SECRET
     if not path.exists():
@@ -157,8 +157,8 @@ def secret_of(workspace: Path) -> Rng:
 
         if (workspace / LEDGER).exists() and Ledger.read(workspace / LEDGER).spends:
             raise ModelError(
-                f"Expected the seed of the noise that was spent at {str(path)!r}. It is gone, and no step can be "
-                "repeated; delete the folder and begin again."
+                f"Expected the secret of this run at {str(path)!r}: the seed of the noise, and what its spends are "
+                "named with. It is gone, and no step can be repeated; delete the folder and begin again."
             )
         try:
             partial = path.with_suffix(".partial")

@@ -18,7 +18,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.representation import Once, RepresentationProtection, TextProtection, at_text, at_vectors
 from discreet.training.account import Account
-from discreet.training.checkpoint import identity
+from discreet.training.checkpoint import identity, spend_name
 from discreet.training.local_head import fit_classes, fit_score
 from discreet.training.steps import OpenStep, Parts
 
@@ -37,10 +37,10 @@ def rewrite_once(
 
     The name of the spend holds what decides the draw: the texts, who owns them, the settings and the secret.
     """
-    run = digest(NOISE_FORMAT, protect, secret, corpus.texts, corpus.second, corpus.unit_index)[:16]
+    run = digest(NOISE_FORMAT, protect, secret, corpus.texts, corpus.second, corpus.unit_index)
     account = Account.of(ledger, secret, delta, corpus, protect)
-    account.spend(protect.cost(corpus), f"{run} rewrite")
-    return protect.rewrite(corpus, secret.fork("rewrite", run))
+    account.spend(protect.cost(corpus), f"{spend_name(run, secret, ledger)} rewrite")
+    return protect.rewrite(corpus, secret.fork("rewrite", run[:16]))
 
 
 def stored_step(
@@ -64,10 +64,10 @@ def stored_step(
             raise refuse("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
         protect.check(settings.batch_size, len(rows))
         said = (protect, secret, corpus.unit_index)
-        run = identity(model, rows, settings, said, parts.rng, parts.start)[:16]
-        once = protect.once(corpus.unit_index, model.width, model.classes, secret.fork("release", run))
+        run = identity(model, rows, settings, said, parts.rng, parts.start)
+        once = protect.once(corpus.unit_index, model.width, model.classes, secret.fork("release", run[:16]))
         account = Account.of(ledger, secret, delta, corpus, once)
-        rows = release_once(rows, once, account, run)
+        rows = release_once(rows, once, account, spend_name(run, secret, ledger))
         solved = solve_head(model, rows, once)
     sampler = parts.shuffled(len(rows))
     return StoredStep(

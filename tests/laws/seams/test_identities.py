@@ -100,7 +100,13 @@ named = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def once(
-    corpus: Corpus, encoder: Path, case: Case, ledger: Ledger | None, head: int = 1, hidden: int = 0
+    corpus: Corpus,
+    encoder: Path,
+    case: Case,
+    ledger: Ledger | None,
+    head: int = 1,
+    hidden: int = 0,
+    secret: Rng | None = None,
 ) -> tuple[Ledger, torch.Tensor]:
     """Train once from the one secret, and return the ledger and the update of the head."""
     model = Classifier.build(corpus, rng=Rng(head), encoder=str(encoder), train="head", dropout=0.0)
@@ -109,8 +115,8 @@ def once(
     sampler = Poisson(1.0) if case.name == "dp-sgd" else None
     before = torch.cat([p.detach().flatten().clone() for p in model.head.parameters()])
     train(
-        model, corpus, SETTINGS, rng=Rng(3), protect=protect, secret=Rng.secret(KEY), ledger=ledger, sampler=sampler,
-        delta=1e-5,
+        model, corpus, SETTINGS, rng=Rng(3), protect=protect, secret=secret or Rng.secret(KEY), ledger=ledger,
+        sampler=sampler, delta=1e-5,
     )  # fmt: skip
     after = torch.cat([p.detach().flatten() for p in model.head.parameters()])
     return ledger, after - before if len(after) == len(before) else after
@@ -122,6 +128,23 @@ def test_the_same_training_is_counted_once(case: Case, corpus: Corpus, tiny_enco
     spends = ledger.statement.spends
     _, again = once(corpus, tiny_encoder("bert"), case, ledger)
     assert ledger.statement.spends == spends and torch.equal(first, again)
+
+
+@named
+def test_with_a_fixed_seed_a_name_holds_the_data_and_tells_nothing_of_it(
+    case: Case, corpus: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    """Whoever guesses seed and corpus cannot see in a ledger that the guess is right; other data is another spend."""
+    ledger, first = once(corpus, tiny_encoder("bert"), case, None, secret=Rng(3))
+    spends, names = ledger.statement.spends, set(ledger.names)
+    guess, again = once(corpus, tiny_encoder("bert"), case, None, secret=Rng(3))
+    assert torch.equal(first, again) and not names & set(guess.names)
+    once(corpus, tiny_encoder("bert"), case, ledger, secret=Rng(3))
+    assert ledger.statement.spends == spends and set(ledger.names) == names
+    once(
+        replace(corpus, texts=("the sharp cough", *corpus.texts[1:])), tiny_encoder("bert"), case, ledger, secret=Rng(3)
+    )
+    assert ledger.statement.spends == 2 * spends
 
 
 @named

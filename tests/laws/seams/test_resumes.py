@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class Runs:
                 raise Killed
             return stop is not None and steps >= stop
 
-        return run_training(self.request(name), out, should_stop=asked, **more)
+        request = replace(self.request(name), noise_seed=more.pop("noise_seed", None))
+        return run_training(request, out, should_stop=asked, **more)
 
 
 @pytest.fixture
@@ -99,6 +101,33 @@ def test_stopped_or_killed_and_resumed_the_bill_and_the_record_are_those_of_one_
         out: sum(count for _, count in bill(tmp_path / out)) for out in ("whole", "part")
     }
     assert all(record.finished for record in records.values())
+
+
+def ids(path: Path) -> list[str]:
+    """Return the names of all spends in a ledger."""
+    values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [value[0] for value in values if isinstance(value, list)]
+
+
+@named
+def test_the_names_in_a_ledger_with_a_fixed_seed_tell_nothing_of_the_data_and_are_found_again(
+    name: str, runs: Runs, tmp_path: Path
+) -> None:
+    """The attack: whoever guesses the corpus and knows the seed trains on the guess, and compares the ledgers."""
+    shared = tmp_path / "all.jsonl"
+    runs.go(name, tmp_path / "whole", noise_seed=3, ledger=shared)
+    assert ids(shared) == ids(tmp_path / "whole" / "ledger.jsonl")
+    runs.go(name, tmp_path / "guess", noise_seed=3)
+    assert not set(ids(shared)) & set(ids(tmp_path / "guess" / "ledger.jsonl"))
+    # Stopped, killed and resumed, every step is found under the name that it was counted by.
+    runs.go(name, tmp_path / "part", stop=2, noise_seed=3)
+    with pytest.raises(Killed):
+        runs.go(name, tmp_path / "part", resume=True, stop=2, kill=True, noise_seed=3)
+    runs.go(name, tmp_path / "part", resume=True, noise_seed=3)
+    assert bill(tmp_path / "part") == bill(tmp_path / "whole")
+    weights = [load_run(tmp_path / out).model.state_dict() for out in ("whole", "part")]
+    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+    assert not (tmp_path / "part" / "secret").exists(), "what the names were made with is deleted with the checkpoint"
 
 
 @named
