@@ -157,8 +157,9 @@ def test_a_total_states_the_assumptions_and_caveats_of_its_trainings(home: Path)
         assert {f"assumption {k}" for k in range(number + 1)} <= set(total.assumptions)
         assert total.certified is (not caveats) and total.caveats == set(caveats)
     assert not total.certified
-    ((_, _, count, most),) = People(home).touched_most()
-    assert count == 2 and most.assumptions == total.assumptions and most.caveats == total.caveats
+    ((_, _, largest),) = People(home).touched_most()
+    most = largest.guarantee
+    assert largest.trainings == 2 and most.assumptions == total.assumptions and most.caveats == total.caveats
 
 
 def test_other_adjacencies_are_named_and_not_added(home: Path) -> None:
@@ -400,7 +401,7 @@ def test_trainings_of_another_unit_are_named(home: Path) -> None:
     first.entry.close(finished=True)
     rows = replace(corpus("a"), units=None, unit_name="row")
     total = Training(home, rows).entry.before()
-    assert total.trainings == 0 and total.other_units == 1 and "Not matched: 1 training" in total.sentence()
+    assert total.trainings == 0 and total.other_units == 1 and "Not matched: 1 release" in total.sentence()
 
 
 def test_the_list_gives_each_training_at_its_own_delta_and_says_that_the_total_is_restated(

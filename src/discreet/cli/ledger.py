@@ -16,6 +16,7 @@ from discreet.core.guarantee import in_digits
 if TYPE_CHECKING:
     from discreet.accounting.ledger_statement import Statement
     from discreet.core.guarantee import Guarantee
+    from discreet.training.people import Record
 
 _MOST_KINDS = 8  # events for which it is worked out how many more would fit
 
@@ -23,14 +24,14 @@ _MOST_KINDS = 8  # events for which it is worked out how many more would fit
 def ledger(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="[PATH]", help="A ledger's file, or the folder of a run; without it, all trainings."),
+        typer.Argument(metavar="[PATH]", help="A ledger's file, or the folder of a run; without it, all releases."),
     ] = None,
     delta: Annotated[float | None, typer.Option("--delta", help="Account at this delta; else the budget's.")] = None,
     json: Json = False,
 ) -> None:
     """Show what a ledger holds: what was spent, the guarantee, the budget left, and what a crash left behind.
 
-    Without PATH, show the trainings recorded on this machine and what they add up to.
+    Without PATH, show the trainings and rewritten files recorded on this machine and what they add up to.
     """
     if path is None:
         _all_trainings(json)
@@ -69,38 +70,49 @@ def ledger(
 
 
 def _all_trainings(json: bool) -> None:
-    from discreet.training.people import STUDY, TRAINING, People
+    from discreet.training.people import COUNTED, STUDY, People
 
     people = People()
     with working("adding up what was recorded"):
         records, totals = people.records(), people.touched_most()
         alone = [people.guarantee_of(record) for record in records]
+        listed = list(zip(records, alone, strict=True))
     if json:
+
+        def told(record: Record, own: Guarantee | None) -> dict[str, Any]:
+            return {**{key: getattr(record, key) for key in keys}, "guarantee": own and own.as_dict()}
+
         keys = ("kind", "began", "unit", "adjacency", "units", "protection", "out", "finished", "spends")
         as_json(
             {
                 "home": str(people.home),
-                "trainings": [
-                    {**{key: getattr(record, key) for key in keys}, "guarantee": own and own.as_dict()}
-                    for record, own in zip(records, alone, strict=True)
-                ],
+                "trainings": [told(*each) for each in listed if each[0].command != "sanitize"],
+                "sanitized_files": [told(*each) for each in listed if each[0].command == "sanitize"],
                 "totals": [
-                    {"unit": unit, "adjacency": adjacency.value, "trainings": count, "guarantee": found.as_dict()}
-                    for unit, adjacency, count, found in totals
+                    {
+                        "unit": unit,
+                        "adjacency": adjacency.value,
+                        "trainings": total.trainings,
+                        "sanitized_files": total.files,
+                        "guarantee": total.guarantee.as_dict(),
+                    }
+                    for unit, adjacency, total in totals
                 ],
             }
         )
         return
-    paragraph(f"Trainings recorded in {people.home}, not for release:" if records else "No training was recorded.")
-    for record, own in zip(records, alone, strict=True):
+    what = "Trainings and sanitized files" if any(one.command == "sanitize" for one in records) else "Trainings"
+    paragraph(f"{what} recorded in {people.home}, not for release:" if records else "No training was recorded.")
+    for record, own in listed:
         study = record.kind == STUDY
         times = "spend" if record.spends == 1 else "spends"
         spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} {times}{_figure(own)}"
         state = "" if record.finished or study else ", unfinished"
-        apart = "" if record.kind == TRAINING else f" ({record.kind}, recorded apart: for experiments, not for release)"
-        paragraph(f"{record.protection}{spends}{state}: {record.out}{apart}", f"{record.began[:10]}  ")
-    for unit, adjacency, count, found in totals:
-        many = "1 training" if count == 1 else f"{count} trainings"
+        apart = "" if record.kind in COUNTED else f" ({record.kind}, recorded apart: for experiments, not for release)"
+        made = "sanitize " if record.command == "sanitize" else ""
+        paragraph(f"{made}{record.protection}{spends}{state}: {record.out}{apart}", f"{record.began[:10]}  ")
+    for unit, adjacency, total in totals:
+        found = total.guarantee
         deltas = {own.delta for own in alone if own and (own.unit, own.adjacency) == (unit, adjacency)}
         restated = ""
         if len(deltas) > 1:
@@ -108,11 +120,13 @@ def _all_trainings(json: bool) -> None:
                 f", all at the smallest of their deltas, {in_digits(found.delta)}, where an epsilon that was stated at "
                 "a larger delta is larger"
             )
-        paragraph(f"The {unit} with the largest total over {many} ({adjacency.value}){restated}: {found.sentence()}")
+        paragraph(
+            f"The {unit} with the largest total over {total.over} ({adjacency.value}){restated}: {found.sentence()}"
+        )
 
 
 def _figure(found: Guarantee | None) -> str:
-    """Return the epsilon of one training at its own delta, with its adjacency."""
+    """Return the epsilon of one release at its own delta, with its adjacency."""
     if found is None:
         return ""
     if not found.exists:

@@ -19,6 +19,7 @@ from discreet.core.guarantee import in_digits, words_for_size
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
+    from discreet.data.columns import FileColumns
     from discreet.protections.word_swap import Changes, WordSwap
 
 FORMATS = ("txt", "csv", "tsv", "jsonl")
@@ -43,7 +44,16 @@ def sanitize(
     unknown: Annotated[str, typer.Option(help="Words outside the vocabulary: pieces (replace them) or refuse.")] = (
         "pieces"
     ),
-    delta: Annotated[float, typer.Option(help="For the second figure of a whole text.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="For the second figure of a whole text, and for the total.")] = 1e-5,
+    unit: Annotated[
+        str | None, typer.Option("--unit", help="Column that says whose a row is; without it each row is its own.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="Ledger to spend from, in place of the record of these people.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Most epsilon of these people, all trainings and files.")
+    ] = None,
     kind: Annotated[str | None, typer.Option("--format", help="Of stdin and stdout: txt, csv, tsv or jsonl.")] = None,
     separator: Separator = None,
     quoting: Quoting = None,
@@ -52,13 +62,20 @@ def sanitize(
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
-    """Rewrite every word of a text under metric privacy; other columns are copied as they are."""
+    """Rewrite every word of a text under metric privacy; other columns are copied as they are.
+
+    What it costs is added to the record of these people, with their trainings (`discreet ledger`).
+    """
     from discreet.core.randomness import Rng
     from discreet.data.columns import check_fits, format_of, read_columns, render, write_whole
     from discreet.data.separated import Layout
+    from discreet.data.sources import EACH_ROW, unit_word
+    from discreet.training.sanitized import counted_file
 
     positive("epsilon-per-word", epsilon_per_word, "It is the cost of one word; 8 is very noisy, 40 keeps most words.")
     open_probability("delta", delta)
+    if budget is not None:
+        positive("budget", budget, "It is the most epsilon that these people may lose in all releases together.")
     if kind is not None:
         one_of("format", kind, FORMATS)
     _check_output(source, out, force)
@@ -66,21 +83,42 @@ def sanitize(
     found = read_columns(source, suffix, tuple(text or ("text",)), Layout(separator, quoting))
     ending = suffix if out == "-" else format_of(out, suffix)
     check_fits(found, ending)
+    owners = _owners(found, unit)
     use_threads(threads)
     swap = _built(mechanism, epsilon_per_word, model, sensitive, public, share, sample_others, keep_marks, unknown)
     rng = Rng.secure() if seed is None else Rng(seed)  # nobody needs to repeat the draws
-    with _bar() as watch:
-        texts = [one for column in found.texts.values() for one in column]
-        rewritten, changes = _swapped(swap, texts, rng, watch)
-    rows = len(texts) // max(1, len(found.texts))
-    columns = {name: rewritten[i * rows : (i + 1) * rows] for i, name in enumerate(found.texts)}
-    data = render(found, columns, ending)
-    if out == "-":
-        _write_out(data)
-    else:
-        write_whole(Path(out), data, replace=force)
+    path = None if out == "-" else Path(out)
+    word = EACH_ROW if unit is None else unit_word(unit)
+    with counted_file(
+        swap, found.texts, owners, word, delta=delta, secret=rng.is_secret, out=path, ledger=ledger, budget=budget,
+        say=note,
+    ) as count:  # fmt: skip
+        with _bar() as watch:
+            texts = [one for column in found.texts.values() for one in column]
+            rewritten, changes = _swapped(swap, texts, rng, watch)
+        rows = len(texts) // max(1, len(found.texts))
+        columns = {name: rewritten[i * rows : (i + 1) * rows] for i, name in enumerate(found.texts)}
+        data = render(found, columns, ending)
+        sentence, people = count()
+        if path is None:
+            _write_out(data)
+        else:
+            write_whole(path, data, replace=force)
     copied = [name for name in found.names if name not in found.texts]
-    _account(swap, changes, copied, delta, rng, out, json, columns=len(found.texts))
+    _account(swap, changes, copied, delta, rng, out, json, len(found.texts), {**people, "sentence": sentence})
+
+
+def _owners(found: FileColumns, unit: str | None) -> list[str] | None:
+    """Return whose each row is, or None where each row is its own."""
+    from discreet.data.sources import EACH_ROW, read_units
+
+    if unit is None or unit == EACH_ROW:
+        return None
+    if found.table is None:
+        raise refuse(
+            "unit", unit, "left out for lines of plain text", "They have no columns; give a CSV file, or JSON lines."
+        )
+    return read_units(found.table, unit)
 
 
 def _write_out(data: bytes) -> None:
@@ -150,7 +188,15 @@ def _check_output(source: str, out: str, force: bool) -> None:
 
 
 def _account(
-    swap: WordSwap, changes: Changes, copied: list[str], delta: float, rng: Rng, out: str, json: bool, columns: int
+    swap: WordSwap,
+    changes: Changes,
+    copied: list[str],
+    delta: float,
+    rng: Rng,
+    out: str,
+    json: bool,
+    columns: int,
+    total: dict[str, Any],
 ) -> None:
     """Say how much changed and what is guaranteed; on stderr where stdout holds the text."""
     secret, longest = rng.is_secret, max(1, changes.longest)
@@ -168,6 +214,7 @@ def _account(
             "per_word": word.as_dict(),
             "per_text": whole.as_dict(),
             "per_text_at_delta": best.as_dict(),
+            "people": total,
         }
         if out == "-":
             as_json(values, on_stderr=True)
@@ -199,6 +246,7 @@ def _account(
         say("Copied as they are: " + ", ".join(copied) + ".")
     if out != "-":
         line(f"Written to {out}.")
+    note(total["sentence"])  # for the owner, not for release: the file says nothing of what else these people were in
 
 
 @contextmanager

@@ -245,7 +245,7 @@ def _from_tables(
         if columns.label is not None:
             answers.append((table.where, attempt(table.column, columns.label, "label")))
         if columns.unit is not None:
-            units += attempt(_units, table, columns.unit)
+            units += attempt(read_units, table, columns.unit)
         splits += [split] * table.rows
     if label_names is None and task != "regression" and columns.label is not None:
         label_names = tables["train"].classes.get(columns.label)
@@ -270,7 +270,7 @@ def _from_tables(
         second=tuple(second) if columns.text_pair is not None else None,
         label_names=found.label_names,
         units=tuple(units) if columns.unit is not None else None,
-        unit_name=_unit_word(columns),
+        unit_name=EACH_ROW if columns.unit is None else unit_word(columns.unit),
         splits=tuple(splits),
         remarks=tuple(remarks),
     )
@@ -282,7 +282,8 @@ def _texts(table: Table, name: str, role: str) -> list[str]:
     return texts
 
 
-def _units(table: Table, name: str) -> list[str]:
+def read_units(table: Table, name: str) -> list[str]:
+    """Return whose each row is, by the column with this name."""
     units = table.column(name, "unit")
     bad = BadRows(table.where)
     for row, unit in enumerate(units, start=1):
@@ -297,13 +298,16 @@ def _units(table: Table, name: str) -> list[str]:
     return [str(unit).strip() for unit in units]
 
 
-def _unit_word(columns: Columns) -> str:
-    if columns.unit is None:
-        return EACH_ROW
-    word = columns.unit.strip().lower()
+def unit_word(column: str) -> str:
+    """Return the word for a unit that a column names.
+
+    >>> unit_word("patient_id"), unit_word("Author")
+    ('patient', 'author')
+    """
+    word = column.strip().lower()
     for ending in ("_id", "-id", " id"):
         word = word.removesuffix(ending)
-    return word or columns.unit
+    return word or column
 
 
 def _check_train_classes(corpus: Corpus) -> None:

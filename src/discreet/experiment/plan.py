@@ -215,17 +215,7 @@ def counted_for(
     planned = planned_spends(plan, request, model, split)
     found: Entry | Shared
     if ledger is not None:
-        from discreet.accounting.ledger import Ledger
-
-        held = Ledger.read(ledger).budget if ledger.exists() else None
-        shared = Ledger.open(ledger, unit=split.unit_name, adjacency=plan.ledger.statement.adjacency, budget=held)
-        found = Shared(shared, plan.delta, planned, budget)
-        try:
-            found.check_resumed(plan.ledger)
-            found.check()
-        except BaseException:
-            shared.close()
-            raise
+        found = Shared.open(ledger, plan.ledger, plan.delta, planned, budget)
     else:
         fixed = request.noise_seed is not None
         found = Entry.of(
@@ -233,7 +223,7 @@ def counted_for(
             protection=plan.protect.name, planned=planned, budget=budget,
         )  # fmt: skip
         before = found.before()
-        if before.trainings:
+        if before.releases or before.elsewhere:
             say(f"Before this training. {before.sentence()}")
         found.check()
     plan.ledger.also = found

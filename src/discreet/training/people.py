@@ -1,12 +1,12 @@
-"""What all trainings on the same people add up to, kept on the user's machine and never in a run folder.
+"""What all trainings and rewritten files of the same people add up to, kept on this machine and never in a run folder.
 
     $DISCREET_HOME or ~/.local/state/discreet   (mode 0700)
       key                a local secret of 32 bytes (mode 0600)
-      people/NAME.json   one training: what it spent, for which unit, when (mode 0600)
+      people/NAME.json   one training or rewritten file: what it spent, for which unit, when (mode 0600)
       people/NAME.units  keyed hashes of its units, 8 bytes each, sorted (mode 0600)
 
 A unit is known by a hash of its id, keyed with the local secret; without ids, by a hash of the row's texts. So one more
-or one less finds the same people again. The total of a set of people is the largest total of one of them: all trainings
+or one less finds the same people again. The total of a set of people is the largest total of one of them: all releases
 that this unit was in, composed. It is an upper bound for everybody in the set. Two units of different corpora with the
 same name and id count as one, which only raises it.
 
@@ -44,7 +44,8 @@ from discreet.data.corpus import Corpus
 Marks = npt.NDArray[np.uint64]
 Spent = Mapping[str, int]  # events as JSON, and how often each is spent
 
-TRAINING, FIXED_SEED, STUDY = "training", "fixed-seed", "study"
+TRAINING, SANITIZED, FIXED_SEED, STUDY = "training", "sanitized", "fixed-seed", "study"
+COUNTED = (TRAINING, SANITIZED)  # the others are for experiments and are not added up
 _FORMAT = 1
 _MOST_PATTERNS = 8  # sets of trainings that are priced one by one; beyond, all of them together are
 _MARK_BYTES = 8
@@ -59,7 +60,7 @@ def home_folder() -> Path:
 
 @dataclass(frozen=True)
 class Record:
-    """One training, or one study, as it is kept."""
+    """One training, one rewritten file, or one study, as it is kept."""
 
     name: str
     kind: str
@@ -74,6 +75,7 @@ class Record:
     spent: dict[str, int] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    command: str = "train"  # or sanitize, whatever the kind
 
     @property
     def spends(self) -> int:
@@ -81,18 +83,29 @@ class Record:
         return sum(self.spent.values())
 
 
-def _count(number: int, noun: str = "training") -> str:
+def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _listed(trainings: int, files: int, training: str = "training") -> str:
+    """Return how many trainings and rewritten files there are, in words.
+
+    >>> _listed(2, 0), _listed(1, 1), _listed(0, 1)
+    ('2 trainings', '1 training and 1 sanitized file', '1 sanitized file')
+    """
+    found = [_count(trainings, training)] if trainings or not files else []
+    return " and ".join([*found, *([_count(files, "sanitized file")] if files else [])])
 
 
 @dataclass(frozen=True)
 class Total:
-    """What the trainings on a set of people add up to for the one of them with the largest total.
+    """What the releases of a set of people add up to for the one of them with the largest total.
 
-    `apart` counts trainings that are not in it: with a fixed seed, which are for experiments. `elsewhere` counts those
-    under another adjacency, whose figures do not add up with these. `other_units` counts the trainings recorded for
-    another unit, such as rows where these are patients: nobody can say whether they are of the same people. `restated`
-    says that some of the trainings stated their own guarantee at another delta.
+    It is over `trainings` and `files`, those that `discreet sanitize` rewrote. `apart` counts releases that are not in
+    it: with a fixed seed, which are for experiments. `elsewhere` counts those under another adjacency, whose figures do
+    not add up with these. `other_units` counts those recorded for another unit, such as rows where these are
+    patients: nobody can say whether they are of the same people. `restated` says
+    that some of them stated their own guarantee at another delta than `noun`, what is being released, has.
     """
 
     guarantee: Guarantee
@@ -101,12 +114,24 @@ class Total:
     elsewhere: int = 0
     other_units: int = 0
     restated: bool = False
+    files: int = 0
+    noun: str = "training"
+
+    @property
+    def releases(self) -> int:
+        """How many releases are added up."""
+        return self.trainings + self.files
+
+    @property
+    def over(self) -> str:
+        """What is added up, in words."""
+        return _listed(self.trainings, self.files)
 
     def sentence(self, fresh: bool = False) -> str:
         """Return the total as a sentence; `fresh` says that no limit was set, where there is a figure to limit."""
-        found, count = self.guarantee, self.trainings
-        over = _count(count, "protected training")
-        if not count:
+        found = self.guarantee
+        over = _listed(self.trainings, self.files, "protected training")
+        if not self.releases:
             text = f"These {found.unit}s: nothing is spent so far."
         elif not found.exists:
             text = f"These {found.unit}s: no bound over {over} recorded here, as {found.reason}."
@@ -114,15 +139,15 @@ class Total:
             kind = "" if found.certified else "an estimated "
             text = (
                 f"These {found.unit}s: {kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
-                f"{' (the delta of this training)' if self.restated else ''} over {over} recorded here "
+                f"{f' (the delta of this {self.noun})' if self.restated else ''} over {over} recorded here "
                 f"({found.adjacency.value})."
             )
         if self.elsewhere:
-            text += f" Not in this figure: {_count(self.elsewhere)} under another adjacency."
+            text += f" Not in this figure: {_count(self.elsewhere, 'release')} under another adjacency."
         if self.other_units:
-            text += f" Not matched: {_count(self.other_units)} of another unit than the {found.unit}."
+            text += f" Not matched: {_count(self.other_units, 'release')} of another unit than the {found.unit}."
         if self.apart:
-            text += f" Recorded apart: {_count(self.apart)} with a fixed seed, for experiments and not for release."
+            text += f" Recorded apart: {self.apart} with a fixed seed, for experiments and not for release."
         return text + (" No limit is set; --budget sets one." if fresh and found.exists else "")
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,6 +155,7 @@ class Total:
         return {
             "guarantee": self.guarantee.as_dict(),
             "trainings": self.trainings,
+            "sanitized_files": self.files,
             "fixed_seed": self.apart,
             "other_adjacency": self.elsewhere,
             "other_units": self.other_units,
@@ -137,7 +163,7 @@ class Total:
 
 
 class People:
-    """The records of a user's trainings, and the totals that follow from them."""
+    """The records of a user's trainings and rewritten files, and the totals that follow from them."""
 
     def __init__(self, home: Path | None = None) -> None:
         """Use a home folder, the user's if none is given; nothing is written yet."""
@@ -174,11 +200,13 @@ class People:
         *,
         leave_out: str = "",
         terms: Terms | None = None,
+        kind: str = TRAINING,
+        noun: str = "training",
     ) -> Total:
-        """Return what earlier trainings on these people add up to, with what is planned for all of them.
+        """Return what earlier releases of these people add up to, with what is planned for all of them.
 
-        `leave_out` is the name of a record that is not counted: that of the training whose plan is given, with what its
-        guarantee rests on as `terms`.
+        `leave_out` is the name of a record that is not counted: that of the release whose plan is given, with its kind,
+        the word for it, and what its guarantee rests on as `terms`.
         """
         touched: list[tuple[Record, npt.NDArray[np.bool_]]] = []
         apart = elsewhere = other_units = 0
@@ -186,14 +214,14 @@ class People:
             if record.name == leave_out or record.kind == STUDY or not record.spends:
                 continue
             if record.unit != unit:
-                other_units += record.kind == TRAINING
+                other_units += record.kind in COUNTED
                 continue
             shared = np.isin(marks, self._marks(record.name), assume_unique=True)
             if not shared.any():
                 continue
             apart += record.kind == FIXED_SEED
-            elsewhere += record.kind == TRAINING and record.adjacency != adjacency.value
-            if record.kind == TRAINING and record.adjacency == adjacency.value:
+            elsewhere += record.kind in COUNTED and record.adjacency != adjacency.value
+            if record.kind in COUNTED and record.adjacency == adjacency.value:
                 touched.append((record, shared))
         worst: Guarantee | None = None
         for chosen in _patterns([shared for _, shared in touched]):
@@ -207,9 +235,12 @@ class People:
         known = frozenset(Caveat(value) for record, _ in touched for value in record.caveats)
         told = Terms(tuple(text for record, _ in touched for text in record.assumptions), known) | (terms or Terms())
         stated = replace(worst, assumptions=tuple(dict.fromkeys((*told.assumptions, *worst.assumptions))))
-        trainings = len(touched) + (planned is not None)
+        kinds = Counter([record.kind for record, _ in touched] + ([kind] if planned is not None else []))
         restated = any(record.delta != delta for record, _ in touched)
-        return Total(stated.with_caveats(told.caveats), trainings, apart, elsewhere, other_units, restated)
+        stated = stated.with_caveats(told.caveats)
+        return Total(
+            stated, kinds[TRAINING], apart, elsewhere, other_units, restated, files=kinds[SANITIZED], noun=noun
+        )
 
     def write(self, record: Record, marks: Marks | None = None) -> None:
         """Write a record, whole or not at all, and on disk when this returns; its units are written first."""
@@ -228,7 +259,7 @@ class People:
         return self._read(path) if path.exists() else None
 
     def guarantee_of(self, record: Record) -> Guarantee | None:
-        """Return what one training guarantees by itself, at its own delta; nothing for a study or where none spent."""
+        """Return what one release guarantees by itself, at its own delta; nothing for a study or where none spent."""
         if record.kind == STUDY or not record.spends:
             return None
         event = composed([(event_from_json(text), count) for text, count in record.spent.items()])
@@ -236,20 +267,20 @@ class People:
         caveats = set(record.caveats) | ({Caveat.FIXED_SEED.value} if record.kind == FIXED_SEED else set())
         return found.with_caveats(map(Caveat, caveats))
 
-    def touched_most(self) -> list[tuple[str, Adjacency, int, Guarantee]]:
-        """Return the total of whoever has the largest, for each unit and adjacency, with the number of trainings."""
+    def touched_most(self) -> list[tuple[str, Adjacency, Total]]:
+        """Return the total of whoever has the largest, for each unit and adjacency."""
         found = []
-        records = [record for record in self.records() if record.kind == TRAINING and record.spends]
+        records = [record for record in self.records() if record.kind in COUNTED and record.spends]
         for unit, adjacency in dict.fromkeys((record.unit, record.adjacency) for record in records):
             own = [record for record in records if (record.unit, record.adjacency) == (unit, adjacency)]
             marks = np.unique(np.concatenate([self._marks(record.name) for record in own]))
             at = min(record.delta for record in own)
             total = self.total(marks, unit, Adjacency(adjacency), at)
-            found.append((unit, Adjacency(adjacency), total.trainings, total.guarantee))
+            found.append((unit, Adjacency(adjacency), total))
         return found
 
     def delete(self, name: str) -> None:
-        """Delete the record of a training that spent nothing."""
+        """Delete a record that spent nothing."""
         for path in (self._path(name), self._marks_path(name)):
             path.unlink(missing_ok=True)
 
@@ -290,7 +321,7 @@ class People:
             raise self._cannot(error) from None
         except ValueError:
             raise LedgerError(
-                f"Expected 64 hexadecimal digits in {str(path)!r}. It is the key that earlier trainings were recorded "
+                f"Expected 64 hexadecimal digits in {str(path)!r}. It is the key that earlier releases were recorded "
                 "with, and without it their people are not found: restore it, or move the folder away to start anew."
             ) from None
 
@@ -345,9 +376,9 @@ class People:
 
 @dataclass
 class Entry:
-    """The record of one training while it runs; whoever spends in its ledger spends here first.
+    """The record of one training or rewritten file while it is made; whoever spends in its ledger spends here first.
 
-    Guarantee: what is on disk here is at least what the training's own ledger holds.
+    Guarantee: what is on disk here is at least what its own ledger holds.
     """
 
     people: People
@@ -366,42 +397,55 @@ class Entry:
         *,
         kind: str,
         delta: float,
-        out: Path,
+        out: Path | None,
         protection: str,
         planned: Spent,
         budget: float | None = None,
+        marks: Marks | None = None,
+        command: str = "train",
     ) -> Entry:
-        """Return the entry of a training, found again by the name of its ledger if it is resumed."""
+        """Return the entry of a release, found again by the name of its ledger if it is resumed.
+
+        `out` is None for what is written to stdout. `marks` are given where a unit may be known by several.
+        """
         told = ledger.statement
         used = Counter({event_to_json(event): count for event, count in told.spent})
-        marks = people.marks_of(corpus)
+        count = None if marks is None else corpus.unit_count
+        marks = people.marks_of(corpus) if marks is None else marks
         record = people.find(ledger.name) or Record(
             ledger.name,
             kind,
             told.unit,
             told.adjacency.value,
             delta,
-            len(marks),
-            str(out.resolve()),
+            len(marks) if count is None else count,
+            "stdout" if out is None else str(out.resolve()),
             protection,
             _now(),
             spent=dict(used),
+            command=command,
         )
         return cls(people, _resting_on(record, told.terms), marks, used, planned, budget)
 
     def before(self) -> Total:
-        """Return what earlier trainings on these people add up to, without this one."""
+        """Return what earlier releases of these people add up to, without this one."""
         told = self.record
-        return self.people.total(self.marks, told.unit, Adjacency(told.adjacency), told.delta, leave_out=told.name)
+        adjacency = Adjacency(told.adjacency)
+        return self.people.total(self.marks, told.unit, adjacency, told.delta, leave_out=told.name, noun=self.noun)
+
+    @property
+    def noun(self) -> str:
+        """The word for what is released."""
+        return "file" if self.record.command == "sanitize" else "training"
 
     def now(self) -> Total:
-        """Return what all trainings on these people add up to, with what this one has spent; not with a fixed seed."""
-        return self._with(self.used) if self.record.kind == TRAINING else self.before()
+        """Return what all releases of these people add up to, with what this one has spent; not with a fixed seed."""
+        return self._with(self.used) if self.record.kind in COUNTED else self.before()
 
     def told(self) -> tuple[str, dict[str, Any]]:
         """Return the total in words and as plain values."""
         total = self.now()
-        apart = "" if self.record.kind == TRAINING else "This training had a fixed seed and is recorded apart. "
+        apart = "" if self.record.kind in COUNTED else f"This {self.noun} had a fixed seed and is recorded apart. "
         limit = "" if self.budget is None else f" Their budget is {in_digits(self.budget)}."
         return apart + total.sentence(self.budget is None) + limit, total.as_dict()
 
@@ -409,7 +453,7 @@ class Entry:
         """Reject a plan that would take the total of these people beyond the budget; nothing is written."""
         if self.budget is None or not self.planned:
             return
-        self._allow(Counter(self.planned) | self.used, self.budget, "this training")
+        self._allow(Counter(self.planned) | self.used, self.budget, f"this {self.noun}")
 
     def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> None:  # noqa: A002
         """Count one spend, on disk before this returns; what is written runs ahead by at most as much again."""
@@ -453,35 +497,55 @@ class Entry:
             spent,
             leave_out=told.name,
             terms=terms,
+            kind=told.kind,
+            noun=self.noun,
         )
 
     def _allow(self, spent: Counter[str], budget: float, what: str) -> None:
-        if self.record.kind != TRAINING:
+        if self.record.kind not in COUNTED:
             return
         total = self._with(spent)
         found = total.guarantee
         if total.elsewhere:
             raise BudgetError(
-                f"Expected all trainings on these {found.unit}s under {found.adjacency.value}, found "
-                f"{_count(total.elsewhere)} under another adjacency, which cannot be added up with this one. Train "
-                "under the same adjacency (with or without a population), or leave --budget out."
+                f"Expected all releases of these {found.unit}s under {found.adjacency.value}, found "
+                f"{_count(total.elsewhere, 'release')} under another adjacency, which cannot be added up with this "
+                "one. Release under the same adjacency (a training with or without a population; a rewritten text is "
+                "always under replace-one), or leave --budget out."
             )
-        refuse_beyond(found.epsilon, budget, found.delta, f"these {found.unit}s", what)
+        refuse_beyond(found.epsilon, budget, found.delta, f"these {found.unit}s", what, self.record.kind)
 
 
 @dataclass
 class Shared:
-    """A ledger that several trainings spend from, as `--ledger` names it; a training spends here first."""
+    """A ledger that several trainings and rewritten files spend from, as `--ledger` names it; they spend here first."""
 
     ledger: Ledger
     delta: float
     planned: Spent
     budget: float | None = None
+    kind: str = TRAINING
+
+    @classmethod
+    def open(
+        cls, path: Path, own: Ledger, delta: float, planned: Spent, budget: float | None, kind: str = TRAINING
+    ) -> Shared:
+        """Open a named ledger for what is counted in a ledger of its own; reject what would go beyond the budget."""
+        told, held = own.statement, Ledger.read(path).budget if path.exists() else None
+        shared = Ledger.open(path, unit=told.unit, adjacency=told.adjacency, budget=held)
+        found = cls(shared, delta, planned, budget, kind)
+        try:
+            found.check_resumed(own)
+            found.check()
+        except BaseException:
+            shared.close()
+            raise
+        return found
 
     def check(self) -> None:
         """Reject a plan that would take the ledger beyond the budget; nothing is written."""
         if self.budget is not None and self.planned:
-            self._allow(self.planned, "this training")
+            self._allow(self.planned, f"this {_NOUNS[self.kind]}")
 
     def check_resumed(self, own: Ledger) -> None:
         """Reject a ledger that lacks what the training has spent before."""
@@ -496,7 +560,7 @@ class Shared:
         found, path = self.ledger.guarantee(self.delta), str(self.ledger.path)
         kind = "" if found.certified else "an estimated "
         figure = f"{kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
-        text = f"The ledger {path}, all trainings that spent from it: {figure if found.exists else 'no bound'}."
+        text = f"The ledger {path}, all that spent from it: {figure if found.exists else 'no bound'}."
         return text, {"ledger": path, "guarantee": found.as_dict()}
 
     def close(self, *, finished: bool = False) -> None:
@@ -520,16 +584,22 @@ class Shared:
         event = composed([*told.spent, *added])
         found = guarantee(event, delta=self.delta, adjacency=told.adjacency, unit=told.unit)
         assert self.budget is not None
-        refuse_beyond(found.epsilon, self.budget, self.delta, f"the ledger {str(self.ledger.path)!r}", what)
+        refuse_beyond(found.epsilon, self.budget, self.delta, f"the ledger {str(self.ledger.path)!r}", what, self.kind)
 
 
-def refuse_beyond(epsilon: float, budget: float, delta: float, whose: str, what: str) -> None:
+_NOUNS = {TRAINING: "training", SANITIZED: "file"}
+_REMEDIES = {
+    TRAINING: "train with a smaller --epsilon or fewer steps",
+    SANITIZED: "rewrite with a smaller --epsilon-per-word, or shorter texts",
+}
+
+
+def refuse_beyond(epsilon: float, budget: float, delta: float, whose: str, what: str, kind: str = TRAINING) -> None:
     """Reject a total beyond the budget."""
     if epsilon > budget:
         raise BudgetError(
             f"Expected epsilon <= {in_digits(budget)}, the budget of {whose} at delta {in_digits(delta)}, got "
-            f"{in_digits(epsilon)} with {what}. Nothing was spent: train with a smaller --epsilon or fewer steps, or "
-            "give a larger --budget."
+            f"{in_digits(epsilon)} with {what}. Nothing was spent: {_REMEDIES[kind]}, or give a larger --budget."
         )
 
 
