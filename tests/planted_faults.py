@@ -378,6 +378,16 @@ class Copy:
         return done.returncode, done.stdout + done.stderr
 
 
+def unplaceable(fault: Fault, copy: Copy) -> str:
+    """Return why a fault cannot be planted, or nothing."""
+    try:
+        place_of(fault.snippet, copy.folder / "src")
+        nodes_of(fault.tests, copy.folder / "tests")
+    except LookupError as error:
+        return f"{fault.name}: {error}"
+    return ""
+
+
 def planted(fault: Fault, copy: Copy) -> tuple[bool, str]:
     """Plant one fault, run its tests, take it out again, and return whether and by what it was caught."""
     path = place_of(fault.snippet, copy.folder / "src")
@@ -404,6 +414,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="discreet-faults-") as folder:
         copy = Copy(Path(folder))
+        lost = [problem for fault in chosen if (problem := unplaceable(fault, copy))]
+        if lost:
+            print(*lost, f"Update {len(lost)} of {len(chosen)} faults: their code or tests have changed.", sep="\n")
+            return len(lost)
         names = dict.fromkeys(name for fault in chosen for name in fault.tests)
         status, said = copy.test(nodes_of(list(names), copy.folder / "tests"))
         if status:

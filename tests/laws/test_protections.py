@@ -100,6 +100,7 @@ CASES: dict[str, Case] = {
     "dp-ie, labels": Case("dp-ie", {"epsilon": 2.0, "labels": "noisy"}),
     "ldp": Case("ldp", {"epsilon": 8.0, "dimension": 8}, ROW),
     "ldp, vmf": Case("ldp", {"epsilon": 0.5, "dimension": 8, "mechanism": "vmf"}, ROW),
+    "ldp, gaussian alone": Case("ldp", {"epsilon": 8.0, "dimension": 8, "mechanism": "gaussian"}, ROW),
     "ldp, gaussian": Case("ldp", {"epsilon": 8.0, "dimension": 8, "mechanism": "gaussian", "label_epsilon": 1.0}, ROW),
     "ldp, drawn again": Case(
         "ldp",
