@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from discreet.attacks.span.dager import Dager
-from discreet.attacks.span.subspace import SubspaceOptimiser
+from discreet.attacks.span.subspace import Subspace
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.batches import tokenise
@@ -113,7 +113,7 @@ def adapted(model: Classifier, rank: int, rng: Rng) -> Classifier:
 def measure(name: str, share: Share, size: int, model: Classifier, chosen: Corpus, asked: argparse.Namespace) -> Any:
     """Return and print what the attack reads of all batches of one size."""
     rng = Rng(asked.seed).fork(name, size)
-    attack: Dager | SubspaceOptimiser = SubspaceOptimiser(starts=asked.starts, steps=asked.steps)
+    attack: Dager | Subspace = Subspace(starts=asked.starts, steps=asked.steps)
     if asked.attack == "dager":
         attack = Dager(rounds=asked.rounds, starts=asked.starts, steps=asked.steps)
     guesses: list[str] = []
@@ -132,7 +132,7 @@ def measure(name: str, share: Share, size: int, model: Classifier, chosen: Corpu
         seconds.append((time.monotonic() - clock) / size)
         rows = [tuple(row) for row in model.tokenizer(list(batch.texts))["input_ids"]]
         exact += sum(row in guess.details["tokens"] for row in rows)
-        good = guess.details.get("confirmed", ())  # the subspace optimiser confirms nothing
+        good = guess.details.get("confirmed", ())  # the subspace attack confirms nothing
         sure = [row for row, certain in zip(guess.details["tokens"], good, strict=False) if certain]
         confirmed += len(sure)
         wrong += sum(row not in rows for row in sure)

@@ -129,7 +129,7 @@ class Toml(Target):
     def __init__(self, scratch: Path) -> None:
         """Read the seeds: the kept ones, whose names begin with what they are."""
         super().__init__(scratch)
-        import discreet.cli.catalog
+        import discreet.catalog
         import discreet.study.tables  # noqa: F401  (what takes seconds to import is no input's fault)
 
         self.seeds = {kind: _seeds(f"{kind}*.toml") for kind in ("study", "run", "client", "server")}
@@ -149,7 +149,7 @@ class Toml(Target):
         path = self.scratch / f"{case.how}.toml"
         path.write_bytes(case.data)
         if case.how == "study":
-            from discreet.cli.catalog import attack_of
+            from discreet.catalog import attack_of
             from discreet.study.file import read_study
             from discreet.study.tables import check
 

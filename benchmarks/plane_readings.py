@@ -31,6 +31,7 @@ from discreet.training.release import open_release, protected_release
 DELTA = 1e-5
 Setting = dict[str, Any]
 Read = Callable[[Setting, list[str]], None]
+_SOURCES = {"lamp": "LAMP", "word-draws": "Word draws"}  # names of the random sources: they repeat the figures
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,12 @@ def searched(kind: type[Lamp | WordDraws], noisy_settings: str) -> Callable[[Vic
             attack = varied(kind, noisy_settings if noisy else "", seconds)
             knows = Knowledge(model=model, defence=DPSGD(1.0, 1.0) if noisy else None, extra={"prior": prior})
             began = time.monotonic()
-            rng = victims.rng.fork(kind.paper, name_of(portion[0]))
+            rng = victims.rng.fork(_SOURCES[kind.name], name_of(portion[0]))
             guesses = attack.run_many(seens, knows, rng)
             told = {name: round(passed, 1) for name, passed in guesses[0].details["seconds"].items()}
             spent = time.monotonic() - began
             steps = guesses[0].details["steps"]
-            print(f"  {kind.paper}, {len(seens)} releases: {spent:.0f} s, {steps} steps, {told}", flush=True)
+            print(f"  {kind.name}, {len(seens)} releases: {spent:.0f} s, {steps} steps, {told}", flush=True)
             texts = [guess.texts[0] if guess.texts else "" for guess in guesses]
             for number, setting in enumerate(portion):
                 keep(setting, texts[number * len(victims.rows) : (number + 1) * len(victims.rows)])

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from discreet.cli.catalog import attack_of, protection_of
+from discreet.catalog import attack_of
 from discreet.core.errors import DiscreetError
 from discreet.experiment import AttackRequest, Scene, SceneRequest, load_scene, run_attack
 from discreet.models.classifier import ModelSettings
+from discreet.releases.protected import protection_of
 
 # What is asked of each protection: little protection and much, where it has a strength at all.
 PROTECTIONS: dict[str, tuple[str, dict[str, Any]] | None] = {

@@ -11,8 +11,8 @@ import resource
 import time
 from pathlib import Path
 
+from discreet.catalog import attack_of
 from discreet.cli.calibrate import run
-from discreet.cli.catalog import attack_of
 from discreet.study.file import Study
 from discreet.study.store import read_trials
 from discreet.study.sweep import Standing, sweep

@@ -21,7 +21,7 @@ from discreet.core.types import GradientRelease, RepresentationRelease
 SIZE = 1e-6
 SEEN = (  # what is given something that was seen, by class and method
     (dager.Dager, "run"),
-    (subspace.SubspaceOptimiser, "run"),
+    (subspace.Subspace, "run"),
     (decepticons.Decepticons, "run"),
     (rows.EmbeddingRows, "run"),
     (rows.PositionRows, "run"),

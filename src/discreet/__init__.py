@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 # Public name -> where it lives. Imported on first use, so that `import discreet` stays quick.
 _PUBLIC = {
     "Adjacency": "discreet.core.guarantee",
+    "Attack": "discreet.attacks.base",
     "AttackRequest": "discreet.experiment.attack",
     "Automatic": "discreet.clipping.clip",
     "BlindReconstruction": "discreet.attacks.representation.blind",
@@ -32,7 +33,9 @@ _PUBLIC = {
     "FixedSize": "discreet.data.samplers",
     "Flat": "discreet.clipping.clip",
     "Gaussian": "discreet.mechanisms.gaussian",
+    "GradientRelease": "discreet.core.types",
     "Guarantee": "discreet.core.guarantee",
+    "Guess": "discreet.core.types",
     "InstanceEncoding": "discreet.protections.instance_encoding",
     "InstanceReconstruction": "discreet.attacks.representation.instance",
     "Knowledge": "discreet.core.types",
@@ -44,26 +47,32 @@ _PUBLIC = {
     "Leakage": "discreet.core.types",
     "Ledger": "discreet.accounting.ledger",
     "MaskedDLG": "discreet.attacks.matching.masked_dlg",
+    "ModelRelease": "discreet.core.types",
     "ModelSettings": "discreet.models.classifier",
     "NGram": "discreet.models.ngram",
     "OneOfN": "discreet.attacks.identification",
     "PerLayer": "discreet.clipping.clip",
     "Poisson": "discreet.data.samplers",
+    "PositionRows": "discreet.attacks.rows",
     "PrivUnit": "discreet.mechanisms.priv_unit",
     "RandomizedResponse": "discreet.mechanisms.randomized_response",
+    "Release": "discreet.core.types",
     "RepRecon": "discreet.attacks.representation.reprecon",
+    "RepresentationRelease": "discreet.core.types",
     "Rng": "discreet.core.randomness",
     "Scene": "discreet.experiment.scene",
     "SceneRequest": "discreet.experiment.scene",
     "ServerSide": "discreet.training.local",
     "Shuffled": "discreet.data.samplers",
     "Similarity": "discreet.attacks.representation.similarity",
-    "SubspaceOptimiser": "discreet.attacks.span.subspace",
+    "Subspace": "discreet.attacks.span.subspace",
     "Tag": "discreet.attacks.matching.lamp_tag_dlg",
     "Tape": "discreet.clipping.tape",
     "TextHide": "discreet.protections.texthide",
+    "TextRelease": "discreet.core.types",
     "TokenNoise": "discreet.protections.token_noise",
     "TrainSettings": "discreet.training.settings",
+    "UpdateRelease": "discreet.core.types",
     "UserSide": "discreet.training.local",
     "VonMisesFisher": "discreet.mechanisms.von_mises_fisher",
     "WordChoice": "discreet.mechanisms.word_metric",
@@ -89,10 +98,13 @@ _PUBLIC = {
     "write_report": "discreet.report.page",
 }
 
+_RENAMED = {"SubspaceOptimiser": "Subspace"}  # former names, which keep working
+
 __all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
+    name = _RENAMED.get(name, name)
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'discreet' has no attribute {name!r}")

@@ -21,8 +21,7 @@ from benchmarks.golden import (
 from benchmarks.golden_compare import Change, Difference, compare, compare_records, read_changes, settle
 from safetensors.numpy import save_file
 
-from discreet.cli.catalog import ATTACKS
-from discreet.protections.settings import SETTINGS
+from discreet.catalog import ATTACKS, PROTECTIONS
 
 RESULT: dict[str, Any] = {
     "name": "train-a",
@@ -149,7 +148,7 @@ def test_the_commands_use_every_attack_and_protection() -> None:
     attacks = {run[run.index("--attack") + 1] for run in words if "--attack" in run}
     protections = {run[run.index("--protect") + 1] for run in words if run[:1] == ["train"] and "--protect" in run}
     assert attacks == set(ATTACKS)
-    assert protections >= set(SETTINGS)
+    assert protections >= set(PROTECTIONS)
     assert {"study.toml", "old_keys.toml"} == set(files)
     assert not any("{" in word for run in words for word in run if word != "{server}")
 

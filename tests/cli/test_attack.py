@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from discreet.catalog import ATTACKS
 from discreet.cli.attack_table import cut, guarantee_words, marked, sweep
-from discreet.cli.catalog import ATTACKS, kappa_for, protection_of, settings_given
 from discreet.cli.main import main
+from discreet.cli.options import settings_given
 from discreet.cli.output import one_line
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency, Guarantee
@@ -20,6 +21,7 @@ from discreet.core.types import Leakage
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackResult
 from discreet.models.classifier import Classifier
+from discreet.releases.protected import kappa_for, protection_of
 
 Say = Callable[..., tuple[int, str, str]]
 

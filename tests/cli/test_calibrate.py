@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.catalog import attack_of
+from discreet.catalog import attack_of
 from discreet.cli.main import main
 from discreet.study.file import Study, read_study
 from discreet.study.grid import plan, points

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli import catalog
 from discreet.cli.explore import menu_of_catalog
 from discreet.data.sources import load
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
@@ -45,4 +44,4 @@ def menu() -> Menu:
 
 @pytest.fixture
 def nothing_trained() -> Callable[[Path | None], Stage]:
-    return lambda folder: stage_of(folder, catalog.protection_of_run)
+    return lambda folder: stage_of(folder)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli import catalog
+from discreet import catalog
+from discreet.catalog import PROTECTIONS
 from discreet.cli.explore import SLOW, menu_of_catalog
 from discreet.core.errors import DiscreetError, UnsupportedError
-from discreet.experiment.releases import kind_of
 from discreet.experiment.scene import Scene
 from discreet.explorer.menu import NONE, Menu, offer
 from discreet.explorer.reading import Question, read
 from discreet.explorer.stage import Setting, Stage
-from discreet.protections.settings import SETTINGS
 
 TYPED = "the heart was calm"
 
@@ -24,7 +23,7 @@ TYPED = "the heart was calm"
 def test_the_catalog_decides(stage: Stage, menu: Menu) -> None:
     found = offer(menu, stage)
     names = {one["name"] for one in found["protections"]}
-    assert names | set(found["left_out"]) == {NONE, *SETTINGS}
+    assert names | set(found["left_out"]) == {NONE, *PROTECTIONS}
     assert "--sensitive" in found["left_out"]["santext+"]  # it needs a file, and no dial can name one
     assert {one["name"] for one in found["attacks"]} == set(catalog.ATTACKS) - set(SLOW)
     assert set(menu_of_catalog(60.0).attacks) == set(catalog.ATTACKS)
@@ -46,7 +45,7 @@ def test_it_starts_where_the_strength_moves_what_is_read(stage: Stage, menu: Men
     for one in found["protections"]:
         assert one["first"] is not None and one["first"] not in one["misfits"]
     # no text is spelled from a gradient at any strength on the slider; naming one of n goes from chance to certainty
-    assert first["dp-sgd"] == first["dir-dp-sgd"] == menu.identifies
+    assert first["dp-sgd"] == first["dir-dp-sgd"] == "one-of-n"
     dial = next(dial for one in found["protections"] if one["name"] == "dp-sgd" for dial in one["dials"])
     ends = [
         read(Question(TYPED, "dp-sgd", first["dp-sgd"], {dial["name"]: end}), stage, menu, seconds=1.0)
@@ -75,7 +74,7 @@ def test_the_first_slider_goes_from_the_wrong_text_to_the_right_one(
 
 def test_an_attack_is_offered_where_it_has_something_to_attack(stage: Stage, menu: Menu) -> None:
     misfits = {one["name"]: set(one["misfits"]) for one in offer(menu, stage)["protections"]}
-    vectors = {name for name, ruler in menu.attacks.items() if kind_of(ruler) == "representation"}
+    vectors = {name for name, ruler in menu.attacks.items() if ruler.sees.kind == "representation"}
     assert misfits[NONE] == set()
     assert misfits["dp-sgd"] == misfits["dir-dp-sgd"] == vectors
     assert misfits["ldp"] == set(menu.attacks) - vectors
@@ -103,7 +102,7 @@ def test_every_attack_answers_or_says_why_not(stage: Stage, menu: Menu, attack: 
 
 def test_where_only_a_head_is_trained_no_attack_on_the_encoder_is_offered(scenes: dict[str, Scene], menu: Menu) -> None:
     told = offer(menu, Stage("a head", lambda kind: scenes["representation"]))
-    vectors = {name for name, ruler in menu.attacks.items() if kind_of(ruler) == "representation"}
+    vectors = {name for name, ruler in menu.attacks.items() if ruler.sees.kind == "representation"}
     for one in told["protections"]:
         assert set(menu.attacks) - set(one["misfits"]) <= vectors | {"one-of-n"}
     assert set(told["protections"][0]["misfits"]) == set(menu.attacks) - vectors - {"one-of-n"}

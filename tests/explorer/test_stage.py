@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.catalog import protection_of_run
 from discreet.cli.main import main
 from discreet.core.errors import DataError
 from discreet.core.types import Trial
@@ -39,7 +38,7 @@ def test_a_study_lends_its_model_texts_and_protections(
             ]
         ):
             store.append(str(number), Trial({**study, "protection": point}, 3, {}, details={"protection": facts}))
-    stage = stage_of(tmp_path, protection_of_run)
+    stage = stage_of(tmp_path)
     assert [one.label for one in stage.settings] == [
         "none",
         "dp-sgd, epsilon 8 (of the whole training)",
@@ -68,7 +67,7 @@ def test_a_run_lends_its_model_and_how_it_was_protected(
     private = ["--protect", "dp-sgd", "--noise-multiplier", "1.5", "--train", "all"]
     assert main(["train", str(toy_csv), "--out", str(tmp_path / "a"), *model, *private]) == 0
     capfd.readouterr()
-    stage = stage_of(tmp_path / "a", protection_of_run)
+    stage = stage_of(tmp_path / "a")
     assert stage.labels == ("clinic", "ward") and stage.settings[0].protection == "dp-sgd"
     assert stage.settings[0].values["noise_multiplier"] == 1.5
     found = read(Question("the heart was calm", "dp-sgd", "dager", setting=0), stage, menu, seconds=1)
@@ -89,7 +88,7 @@ def test_public_text_has_the_columns_of_the_private_text(
     capfd.readouterr()
     found = read(
         Question("the heart was calm", "dp-ie", "rss", setting=0),
-        stage_of(tmp_path / "a", protection_of_run),
+        stage_of(tmp_path / "a"),
         menu,
         seconds=1,
     )
@@ -99,8 +98,8 @@ def test_public_text_has_the_columns_of_the_private_text(
 def test_another_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match="Expected a run or a study .* leave it out"):
-            stage_of(folder, protection_of_run)
+            stage_of(folder)
 
 
 def test_without_a_folder_the_notes_are_there() -> None:
-    assert "fictional" in stage_of(None, protection_of_run).title
+    assert "fictional" in stage_of(None).title

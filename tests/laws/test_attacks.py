@@ -12,15 +12,15 @@ import torch
 from scipy.stats import binom
 from transformers import AutoConfig, AutoModel
 
-from discreet.cli.catalog import ATTACKS, ONE_OF_N, attack_class, attack_of
+from discreet.catalog import ATTACKS, attack_class, attack_of
 from discreet.core.errors import DiscreetError, SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.attack import informed, knowledge, within
+from discreet.experiment.attack import knowledge, mixing
 from discreet.experiment.reading import compared, metrics_for
-from discreet.experiment.releases import GRADIENT, kind_of, released
+from discreet.experiment.releases import GRADIENT, released
 from discreet.metrics.text import PAIRS
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import quiet
@@ -38,8 +38,9 @@ CORPUS = Corpus(
     labels=(0, 1) * 18,
     splits=("validation",) * 8 + ("train",) * 28,
 )  # fmt: skip
-GRADIENTS = [name for name in ATTACKS if kind_of(attack_class(name)()) == GRADIENT]
-READERS = [name for name in ATTACKS if name != ONE_OF_N]
+GRADIENTS = [name for name in ATTACKS if attack_class(name).sees.kind == GRADIENT]
+READERS = [name for name in ATTACKS if not attack_class(name)().identifies]
+ONE_OF_N = "one-of-n"
 SECONDS = 0.5
 # by the clock, how busy the machine is would decide how far it gets
 QUICK: dict[str, Any] = {"seconds": None, "steps": 3, "rounds": 3, "polish": 0, "epochs": 2}
@@ -76,8 +77,8 @@ def request_for(name: str, **changes: Any) -> AttackRequest:
 def prepared(name: str, scene: Scene, rows: Corpus) -> tuple[Any, Classifier, Knowledge]:
     """Return an attack, the model it is used with, and what it knows."""
     request = request_for(name)
-    attack: Any = informed(within(request.attack, SECONDS), request)
-    model = attack.craft(scene.model, Rng(0)) if hasattr(attack, "craft") else scene.model
+    attack: Any = request.attack.within(SECONDS).informed(mixing(request))
+    model = attack.craft(scene.model, Rng(0))
     return attack, model, knowledge(request, scene, model, rows)
 
 
@@ -115,7 +116,7 @@ def test_it_is_a_frozen_dataclass_whose_settings_all_have_defaults(name: str) ->
     attack = attack_class(name)()
     assert dataclasses.is_dataclass(attack) and type(attack).__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert attack == attack_of(name)
-    assert kind_of(attack) in {"gradient", "representation"}
+    assert attack.sees.kind in {"gradient", "representation"}
     with pytest.raises(SettingError, match="only known keys"):
         attack_of(name, {"no_such_setting": 1})
 
@@ -182,7 +183,7 @@ def test_neither_the_release_nor_the_knowledge_holds_the_truth(name: str, scene:
         seen = released(request_for(name, protect=protect), model, rows, Rng(0)).seen
         assert not set(rows.texts) & set(strings(seen))
     assert not set(rows.texts) & set(knows.auxiliary)
-    if kind_of(attack) == GRADIENT:
+    if attack.sees.kind == GRADIENT:
         assert not set(rows.texts) & set(strings((knows.auxiliary, knows.candidates, dict(knows.extra))))
     else:  # candidates hold it among others, in an order that says nothing
         assert len(knows.candidates) > len(rows)

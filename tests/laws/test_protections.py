@@ -141,9 +141,9 @@ LIMITED = {
 
 def catalog() -> tuple[str, ...]:
     """Return the names of all protections."""
-    from discreet.protections import settings
+    from discreet.catalog import PROTECTIONS
 
-    return tuple(settings.SETTINGS)
+    return tuple(PROTECTIONS)
 
 
 def ask(name: str, values: Mapping[str, Any], sensitive: Path) -> Any:
@@ -202,7 +202,7 @@ def read_back(folder: Path) -> tuple[Any, Mapping[str, Any]]:
 
 def one_release(case: Case, model: Classifier, corpus: Corpus, sensitive: Path) -> float:
     """Return the epsilon of one release to an attacker, asked for with the case's budget."""
-    from discreet.cli.catalog import protection_of
+    from discreet.releases.protected import protection_of
     from discreet.training.released_vectors import representation_release
 
     given = {key: str(sensitive) if value == SENSITIVE else value for key, value in case.values.items()}

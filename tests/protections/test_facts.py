@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from discreet.catalog import PROTECTIONS
 from discreet.cli.attack_table import release_words
-from discreet.cli.catalog import protection_of
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.facts import in_words, public_facts
-from discreet.protections.settings import SETTINGS
+from discreet.releases.protected import protection_of
 from discreet.training.card import protection
 
 PROMISE = Guarantee(2.3421, 1e-5, "text", Adjacency.REPLACE_ONE, "pld")
@@ -30,7 +30,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", PROTECTIONS)
 def test_every_protection_names_its_mechanism_and_its_price(
     name: str, tmp_path: Path, tiny_encoder: Callable[[str], Path]
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_scene_is_loaded_as_it_is_asked_for(toy_csv: Path, tiny_encoder: Calla
 def test_vectors_are_attacked_as_they_leave(name: str, minilm: Scene) -> None:
     """Each output is compared with the row that weighs most in it, in the order in which outputs leave."""
     from discreet.attacks.representation.similarity import Similarity
-    from discreet.cli.catalog import protection_of
+    from discreet.releases.protected import protection_of
 
     weak = {"texthide": {"mix": 1, "masks": 0}, "dp-ie": {"epsilon": 1e5}, "ldp": {"epsilon": 1e5}}[name]
     protect = protection_of(name, minilm.model, weak, delta=1e-5, batch_size=4)
@@ -133,7 +133,7 @@ def test_vectors_are_attacked_as_they_leave(name: str, minilm: Scene) -> None:
 
 @pytest.mark.parametrize("attack", [BlindReconstruction(turns=1), EmbeddingInversion(epochs=1, least=1)])
 def test_public_text_is_known_in_the_coordinates_of_the_release(attack: Attack, minilm: Scene) -> None:
-    from discreet.cli.catalog import protection_of
+    from discreet.releases.protected import protection_of
 
     public = torch.randn(40, minilm.model.width, generator=torch.Generator().manual_seed(0))
     asked = {"epsilon": 100.0, "dimension": 8, "public": "notes"}
@@ -144,7 +144,7 @@ def test_public_text_is_known_in_the_coordinates_of_the_release(attack: Attack, 
 
 
 def test_the_gradient_of_an_encoder_is_not_covered_by_noise_on_its_output(minilm: Scene) -> None:
-    from discreet.cli.catalog import protection_of
+    from discreet.releases.protected import protection_of
 
     protect = protection_of("dp-ie", minilm.model, {"epsilon": 1.0}, delta=1e-5, batch_size=1)
     found = run_attack(AttackRequest(Dager(), protect, examples=1), minilm)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from discreet.catalog import PROTECTIONS
 from discreet.core.errors import DataError, SettingError
-from discreet.protections.settings import SETTINGS, protect_settings
+from discreet.protections.settings import protect_settings
 from discreet.protections.texthide import TextHide
 from discreet.study.keys import in_keys, said_in_keys
 
@@ -26,7 +27,7 @@ def test_options_that_are_keys_are_said_as_keys(said: str, told: str) -> None:
     assert in_keys(said) == told
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", PROTECTIONS)
 def test_no_protection_asks_a_study_for_an_option(name: str) -> None:
     try:
         with said_in_keys():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.catalog import attack_of
+from discreet.catalog import attack_of
 from discreet.core.errors import SettingError
 from discreet.study.grid import Planned
 from discreet.study.trial import run_trial

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from discreet.attacks.base import Attack, Need, Returns
 from discreet.clipping.clip import Clip, Flat, clipped_sum
 from discreet.clipping.tape import Tape
 from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
@@ -36,7 +38,7 @@ _AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class OneOfN:
+class OneOfN(Attack):
     """Guess which candidate a release of one record came from.
 
     `noise` says how it was protected: clipped to `clip_norm` with Gaussian noise, or turned to a random direction. The
@@ -48,6 +50,11 @@ class OneOfN:
 
     noise: str = "gaussian"
     clip_norm: float = 1.0
+
+    name: ClassVar[str] = "one-of-n"
+    sees: ClassVar[type[Release]] = GradientRelease
+    returns: ClassVar[Returns] = Returns.INDICES
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 
     def __post_init__(self) -> None:
         """Refuse an unknown noise and a norm that is none."""

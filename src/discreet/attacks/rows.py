@@ -9,12 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from discreet.attacks.base import Attack, Need, Returns
 from discreet.attacks.encoder_layers import Embeddings, dissect, model_of
 from discreet.attacks.matching.engine import prior_of
 from discreet.core.checks import non_negative, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import layers_of
 from discreet.models.ngram import NGram
@@ -25,7 +26,7 @@ _ROUNDING = 1e-8  # how far float32 turns a row of a gradient, as a share of its
 
 
 @dataclass(frozen=True)
-class PositionRows:
+class PositionRows(Attack):
     """The word at each place whose state is orthogonal to that place's row of the position-embedding gradient.
 
     A LayerNorm does not see how long its input is, so no gradient that comes back through it has a part along that
@@ -45,7 +46,9 @@ class PositionRows:
     beams: int = 64
     prior: float = 1.0
 
-    needs: ClassVar[tuple[str, ...]] = ("prior",)
+    name: ClassVar[str] = "positions"
+    sees: ClassVar[type[Release]] = GradientRelease
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -136,7 +139,7 @@ def _centred(states: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class EmbeddingRows:
+class EmbeddingRows(Attack):
     """The tokens whose row of the word-embedding gradient is not zero, the largest rows first.
 
     `rounding` is the smallest row that counts, relative to the largest; it is 0, as a token that is not in the batch
@@ -148,7 +151,10 @@ class EmbeddingRows:
     """
 
     rounding: float = 0.0
-    ordered: ClassVar[bool] = False  # it reads which tokens, not where they stand
+
+    name: ClassVar[str] = "embedding-rows"
+    sees: ClassVar[type[Release]] = GradientRelease
+    returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

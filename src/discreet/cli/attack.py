@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from discreet.catalog import ATTACKS, attack_of
 from discreet.cli.attack_strengths import (
     attack_for_run,
     naming_others,
@@ -16,8 +17,20 @@ from discreet.cli.attack_strengths import (
     say_other_noise,
     strengths_given,
 )
-from discreet.cli.catalog import ATTACKS, ONE_OF_N
-from discreet.cli.options import Device, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
+from discreet.cli.options import (
+    Device,
+    Json,
+    Label,
+    Quoting,
+    Rows,
+    Seed,
+    Separator,
+    Share,
+    Text,
+    TextPair,
+    Unit,
+    settings_given,
+)
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
 from discreet.cli.progress import working
 from discreet.cli.threads import Threads, use_threads
@@ -123,17 +136,13 @@ def attack(
     """
     import time
 
-    from discreet.cli import catalog
-
     began = time.monotonic()
     with working("starting"):
         use_threads(threads)
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
-        from discreet.experiment.attack import within
         from discreet.experiment.identification import delta_of_run
         from discreet.experiment.reading import METRICS
-        from discreet.experiment.releases import REPRESENTATION, kind_of
         from discreet.models.classifier import ModelSettings
         from discreet.models.spelling import unknown_words
 
@@ -144,15 +153,16 @@ def attack(
     if run is not None and split is None and data is None:
         split = "train"
         note("The training rows of the run are attacked: what follows is for their owner, not for release.")
-    ruler = catalog.attack_of(attack, catalog.settings_given(settings or [], "--set"))
+    chosen = attack_of(attack, settings_given(settings or [], "--set"))
+    vectors = chosen.sees.kind == "representation"
     strengths = strengths_given(noise_multiplier=noise_multiplier, kappa=kappa, epsilon=epsilon)
     if batch_size is None:
-        batch_size = (examples or _EXAMPLES) if kind_of(ruler) == REPRESENTATION else 1
+        batch_size = (examples or _EXAMPLES) if vectors else 1
     whole("batch_size", batch_size, 1, "It counts the texts in one release.")
-    if seconds is not None and within(ruler, seconds) is ruler:
+    if seconds is not None and not chosen.has_time_limit:
         note(f"--seconds changes nothing: {attack} does not search, it ends by itself.")
     request = AttackRequest(
-        ruler,
+        chosen,
         name=attack,
         examples=-(-_EXAMPLES // batch_size) * batch_size if examples is None else examples,
         batch_size=batch_size,
@@ -175,7 +185,7 @@ def attack(
             pooling=pooling,
             head=head,
             # vectors that are released once come from an encoder that stays as it is
-            train=parts or ("head" if kind_of(ruler) == REPRESENTATION else "all"),
+            train=parts or ("head" if vectors else "all"),
             embeddings=embeddings,
             dropout=0.0,
         ),
@@ -188,19 +198,19 @@ def attack(
         device=device,
         download=download,
     )
-    given = catalog.settings_given(protect_settings or [], "--protect-set")
+    given = settings_given(protect_settings or [], "--protect-set")
     if clip_norm is not None:
         given["clip_norm"] = clip_norm
     with working("loading the text and the model, making the protection"):
         scene = load_scene(asked)
         own_protection = protect is None and strengths is None and scene.run is not None
-        if own_protection and delta is None and kind_of(ruler) == REPRESENTATION and scene.run is not None:
+        if own_protection and delta is None and vectors and scene.run is not None:
             request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
         protections = protections_asked(request, scene, protect, strengths, given)
-    if getattr(ruler, "score", None) == "signed" and any(_masked(protection) for _, protection in protections):
+    if chosen.misled_by_masks and any(_masked(protection) for _, protection in protections):
         note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
-    own_steps = attack == ONE_OF_N and steps is None and scene.run is not None
+    own_steps = chosen.identifies and steps is None and scene.run is not None
     if own_steps and delta is None and scene.run is not None:
         request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
     if own_protection:
@@ -242,15 +252,15 @@ def _attacked(
 
     results: list[AttackResult] = []
     main = metrics_for(request.attack, request.metrics)[0]
-    total = request.examples // request.batch_size if _is_bag(request.attack) else request.examples
+    total = request.examples if request.attack.is_ordered else request.examples // request.batch_size
     with stop_on_interrupt() as asked:
         for words, protect in protections:
-            if len(protections) > 1 and request.name != ONE_OF_N and not json:
+            if len(protections) > 1 and not request.attack.identifies and not json:
                 console().print(plain(f"\n{words}"), style="bold")
             one = replace(request, protect=protect)
             if own_steps and scene.run is not None:
                 one = replace(one, updates=updates_of_run(scene.run, protect))
-            if request.name == ONE_OF_N:  # nothing is read there: candidates are compared
+            if request.attack.identifies:  # nothing is read there: candidates are compared
                 with working(f"comparing candidates under {words}"):
                     results.append(run_attack(one, scene))
             else:
@@ -260,12 +270,6 @@ def _attacked(
                 note("Stopped; what was read so far follows.")
                 break
     return results
-
-
-def _is_bag(attack: object) -> bool:
-    from discreet.experiment.reading import reads_a_bag
-
-    return reads_a_bag(attack)
 
 
 def _values(

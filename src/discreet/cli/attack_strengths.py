@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discreet.catalog import ATTACKS, attack_of, protection_settings
 from discreet.cli.output import note
 from discreet.core.checks import refuse
 from discreet.core.errors import SettingError, UnsupportedError
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from discreet.experiment import AttackRequest, Scene
 
 
+NONE = "none"
+CLIP_NORM = 1.0  # every gradient of a fresh model is longer than this, so noise is measured against all of it
+# Where no noise is given, 1-of-n shows the whole curve.
+_NOISES = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0)
 # Settings of a protection for which an attack has an option; `--public` is text that the attacker has.
 _OPTIONS = {"noise_multiplier", "kappa", "epsilon", "delta", "clip_norm"}
 
@@ -52,19 +57,19 @@ def protections_asked(
     given: dict[str, Any],
 ) -> list[tuple[str, Any]]:
     """Return the protections to attack with the words for each: the one asked for, at every strength asked for."""
-    from discreet.cli import catalog
+    from discreet.releases.protected import protection_of, protection_of_run
 
     name, base = protect, dict(given)
     if name is None and strengths is not None and strengths[0] != "epsilon":
         name = {"noise_multiplier": "dp-sgd", "kappa": "dir-dp-sgd"}[strengths[0]]
     if name is None and strengths is None:
-        own = catalog.protection_of_run(scene)
+        own = protection_of_run(scene.run)
         if own is not None:
             name, base = own[0], {**own[1], **given}
             note(f"The release is protected as the run's training was, by {name}; --protect none attacks a plain one.")
-        elif request.name == catalog.ONE_OF_N:
-            name, strengths = "dp-sgd", ("noise_multiplier", list(catalog.USUAL_NOISES))
-    if name is None or name == catalog.NONE:
+        elif request.attack.identifies:
+            name, strengths = "dp-sgd", ("noise_multiplier", list(_NOISES))
+    if name is None or name == NONE:
         for option in [*given, *([strengths[0]] if strengths else [])]:
             raise refuse(
                 option, given.get(option, strengths and strengths[1][0]), "together with --protect", "Name one."
@@ -72,14 +77,14 @@ def protections_asked(
         return [("no protection", None)]
     _refuse_misfit(request, scene, name)
     if name == "dp-sgd":
-        base.setdefault("clip_norm", catalog.CLIP_NORM)
+        base.setdefault("clip_norm", CLIP_NORM)
     values: list[float | None] = list(strengths[1]) if strengths else [None]
     found = []
     for value in values:
         asked = base if strengths is None else {**base, strengths[0]: value}
         public = _public_vectors(scene, asked.get("public"))
         with saying(_protect_set(name)):
-            built = catalog.protection_of(
+            built = protection_of(
                 name, scene.model, asked, delta=request.delta, batch_size=request.batch_size, public=public
             )
         _refuse_misfit(request, scene, name, built)
@@ -119,18 +124,24 @@ def attack_for_run(run: Path, protect: str | None) -> str:
 
 def _fitting(train: str, protect: str | None) -> list[str]:
     """Return the attacks that fit what leaves, the best first: by what is trained, and by the place of a protection."""
-    from discreet.cli import catalog
-    from discreet.experiment.releases import GRADIENT, REPRESENTATION, kind_of
-    from discreet.protections.settings import settings_of
+    from discreet.experiment.releases import GRADIENT, REPRESENTATION
 
-    place = GRADIENT if protect in (None, catalog.NONE) else settings_of(str(protect)).place
+    place = GRADIENT if protect in (None, NONE) else protection_settings(str(protect)).place
     if place == REPRESENTATION:
-        return ["rss", *(n for n in catalog.ATTACKS if n != "rss" and kind_of(catalog.attack_class(n)) == place)]
+        return _names(REPRESENTATION, first="rss")
     if train == "all":
-        gradient = [n for n in catalog.ATTACKS if kind_of(catalog.attack_class(n)) == GRADIENT and n != "dager"]
-        return ["dager", *(n for n in gradient if place == GRADIENT or n != catalog.ONE_OF_N)]
+        return _names(GRADIENT, identifies=None if place == GRADIENT else False, first="dager")
     # without the gradients of the layers near the text, candidates can be told apart, and no text can be read
-    return [catalog.ONE_OF_N] if place == GRADIENT else []
+    return _names(GRADIENT, identifies=True) if place == GRADIENT else []
+
+
+def _names(kind: str, *, identifies: bool | None = None, first: str = "") -> list[str]:
+    """Return the attacks on a kind of release, and only those that identify a candidate or only those that do not."""
+    attacks = {name: attack_of(name) for name in ATTACKS}
+    fitting = [name for name, attack in attacks.items() if attack.sees.kind == kind]
+    if identifies is not None:
+        fitting = [name for name in fitting if attacks[name].identifies == identifies]
+    return sorted(fitting, key=lambda name: name != first)
 
 
 @contextmanager
@@ -151,13 +162,11 @@ def naming_others(scene: Scene, name: str, protections: Sequence[tuple[str, Any]
 
 def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
     """Refuse an attack on what a protection does not let go, and name those that fit; what is `built` says it all."""
-    from discreet.cli import catalog
     from discreet.experiment.identification import NOISY
-    from discreet.experiment.releases import GRADIENT, READS, REPRESENTATION, fits, kind_of, misfit
-    from discreet.protections.settings import settings_of
+    from discreet.experiment.releases import GRADIENT, READS, REPRESENTATION, fits, misfit
 
-    place, identifies = settings_of(name).place, request.name == catalog.ONE_OF_N
-    kind = kind_of(request.attack)
+    place, identifies = protection_settings(name).place, request.attack.identifies
+    kind = request.attack.sees.kind
     if identifies:
         suits = place == GRADIENT
     elif built is None:  # whether gradients leave beside vectors is known when it is built
@@ -167,20 +176,17 @@ def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
     if suits:
         return
     wanted = REPRESENTATION if place == REPRESENTATION else GRADIENT
-    named = [one for one in catalog.ATTACKS if kind_of(catalog.attack_class(one)) == wanted]
-    if place != GRADIENT:
-        named = [one for one in named if one != catalog.ONE_OF_N]
-    usual = next(one for one in ("rss", catalog.ONE_OF_N, "dager") if one in named)  # each asks for nothing more
-    again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {usual}"
+    named = _names(wanted, identifies=None if place == GRADIENT else False)
+    # each of these needs nothing more
+    example = next(one for one in ("rss", *_names(GRADIENT, identifies=True), "dager") if one in named)
+    again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {example}"
     error = misfit(request.label, NOISY if identifies else READS[kind], name, place)
     raise UnsupportedError(f"{error} These fit: {', '.join(named)}; for example `{again}`.")
 
 
 def _protect_set(name: str) -> Say:
     """Return how a setting of a protection is given to an attack, where that is not by an option of its own."""
-    from discreet.protections.settings import settings_of
-
-    known = {field.name for field in dataclasses.fields(settings_of(name))} - _OPTIONS
+    known = {field.name for field in dataclasses.fields(protection_settings(name))} - _OPTIONS
 
     def say(setting: str, value: str | None) -> str | None:
         return f"--protect-set {setting}={value or '…'}" if setting in known else None

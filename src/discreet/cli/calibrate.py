@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def run(planned: Planned) -> Trial:
     """Run one trial with the attacks of the catalog; worker processes import this by its name."""
-    from discreet.cli.catalog import attack_of
+    from discreet.catalog import attack_of
     from discreet.study.trial import run_trial
 
     return run_trial(planned, attack_of)
@@ -43,7 +43,7 @@ def calibrate(
 
     Every trial is kept as soon as it is done; the same command goes on where it stopped, and runs only what is missing.
     """
-    from discreet.cli.catalog import attack_of
+    from discreet.catalog import attack_of
     from discreet.report.installed import check_installed
     from discreet.study.file import read_study
     from discreet.study.keys import said_in_keys

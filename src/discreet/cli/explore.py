@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.cli import catalog
+from discreet.catalog import ATTACKS, PROTECTIONS, attack_of, protection_settings
+from discreet.cli.attack_strengths import CLIP_NORM
 from discreet.cli.output import line, note
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import positive
@@ -15,9 +16,9 @@ from discreet.core.checks import positive
 # Attacks that first learn from much public text: offered to whoever is ready to wait a minute for each answer.
 SLOW = ("reprecon", "blind", "inversion")
 _A_MINUTE = 60.0
-# What an attack or a protection is set to on the page, where it differs from what is usual elsewhere.
+# Settings of an attack or a protection on the page, where they differ from the default elsewhere.
 _ATTACK_SETTINGS: dict[str, dict[str, Any]] = {"rss": {"score": "least-squares"}}  # masked or mixed, or neither
-_USUAL = {"dp-sgd": {"clip_norm": catalog.CLIP_NORM}}
+_DEFAULTS = {"dp-sgd": {"clip_norm": CLIP_NORM}}
 
 
 def explore(
@@ -46,7 +47,7 @@ def explore(
         from discreet.explorer.reading import read
         from discreet.explorer.stage import stage_of
 
-        stage = stage_of(run, catalog.protection_of_run)
+        stage = stage_of(run)
         menu = menu_of_catalog(seconds)
         offered = offer(menu, stage)
         line(f"Explore {stage.title} at {place.address}")
@@ -62,14 +63,11 @@ def explore(
 def menu_of_catalog(seconds: float) -> Any:
     """Return the catalog's attacks and protections as the page uses them."""
     from discreet.explorer.menu import Menu
-    from discreet.protections.settings import SETTINGS, settings_of
 
-    names = [name for name in catalog.ATTACKS if name not in SLOW or seconds >= _A_MINUTE]
+    names = [name for name in ATTACKS if name not in SLOW or seconds >= _A_MINUTE]
     first = sorted(names, key=lambda name: name != "dager")  # the one that reads most in a second or two
     return Menu(
-        attacks={name: catalog.attack_of(name, _ATTACK_SETTINGS.get(name)) for name in first},
-        protections={name: settings_of(name) for name in SETTINGS},
-        build=catalog.protection_of,
-        usual=_USUAL,
-        identifies=catalog.ONE_OF_N,
+        attacks={name: attack_of(name, _ATTACK_SETTINGS.get(name)) for name in first},
+        protections={name: protection_settings(name) for name in PROTECTIONS},
+        defaults=_DEFAULTS,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from discreet.core.errors import SettingError
 
 Data = Annotated[
     str,
@@ -42,3 +45,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 RunText = Annotated[str | None, typer.Option("--text", help="Column with the text; the run's own if not given.")]
 RunLabel = Annotated[str | None, typer.Option("--label", help="Column with the label; the run's own if not given.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+
+
+def settings_given(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """Return settings written as NAME=VALUE, the values as TOML has them, or as plain words.
+
+    >>> settings_given(["steps=200", "rate=0.05", "score=absolute"], "--set")
+    {'steps': 200, 'rate': 0.05, 'score': 'absolute'}
+    """
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise SettingError(f"Expected {option} {pair!r} as NAME=VALUE. For example {option} steps=200.")
+        try:
+            found[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip().replace("-", "_")] = value
+    return found

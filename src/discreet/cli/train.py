@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from discreet.catalog import PROTECTIONS
 from discreet.cli.options import Data, Device, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
 from discreet.cli.output import as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
@@ -19,7 +20,6 @@ from discreet.core.guarantee import in_digits
 if TYPE_CHECKING:
     from discreet.protections.settings import ProtectSettings
 
-PROTECTIONS = ("dp-sgd", "dir-dp-sgd", "texthide", "dp-ie", "ldp", "santext", "santext+", "word-noise")
 # What has a default that depends on the corpus and the protection.
 _TUNED = {"epochs", "batch_size", "learning_rate", "weight_decay", "dropout", "embeddings", "accumulate"}
 _MOST_ROWS = 100_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from discreet.core.checks import refuse
 from discreet.core.guarantee import Guarantee
@@ -22,8 +22,11 @@ UPDATE, TRAINING, MODEL = RELEASES = ("update", "training", "model")
 class Release:
     """What crosses the boundary; the threat model is the type.
 
-    `guarantee` is that of this release alone, never of the training it came from.
+    `guarantee` is that of this release alone, never of the training it came from. `kind` names the type in settings,
+    reports and JSON.
     """
+
+    kind: ClassVar[str]
 
     guarantee: Guarantee | None = field(default=None, kw_only=True)
 
@@ -32,12 +35,16 @@ class Release:
 class TextRelease(Release):
     """Texts that were rewritten before they left."""
 
+    kind: ClassVar[str] = "text"
+
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RepresentationRelease(Release):
     """Vectors that a server sees one by one, with the labels that travel with them."""
+
+    kind: ClassVar[str] = "representation"
 
     vectors: torch.Tensor
     labels: torch.Tensor | None = None
@@ -46,6 +53,8 @@ class RepresentationRelease(Release):
 @dataclass(frozen=True)
 class GradientRelease(Release):
     """What a server sees of one step: a gradient per named parameter, and what is public about the batch."""
+
+    kind: ClassVar[str] = "gradient"
 
     gradients: Mapping[str, torch.Tensor]
     batch_size: int
@@ -64,6 +73,8 @@ class GradientRelease(Release):
 class UpdateRelease(Release):
     """A client's change of weights after local training."""
 
+    kind: ClassVar[str] = "update"
+
     updates: Mapping[str, torch.Tensor]
     examples: int
 
@@ -71,6 +82,8 @@ class UpdateRelease(Release):
 @dataclass(frozen=True)
 class ModelRelease(Release):
     """A trained model that anyone may query or open."""
+
+    kind: ClassVar[str] = "model"
 
     model: torch.nn.Module
 

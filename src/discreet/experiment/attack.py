@@ -6,22 +6,20 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from discreet.attacks.base import Attack, Mixing, Need
 from discreet.core.checks import open_probability, positive, refuse, whole
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, Leakage
+from discreet.core.types import GradientRelease, Knowledge, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack_updates import Updates
-from discreet.experiment.reading import METRICS, Example, aligned, compared, leakages, metrics_for
+from discreet.experiment.reading import METRICS, Example, compared, leakages, metrics_for
 from discreet.experiment.releases import (
-    GRADIENT,
-    REPRESENTATION,
     as_they_leave,
     attacker_given,
     by_adjacency,
-    kind_of,
     own_pairs,
     refuse_misfit,
     release_facts,
@@ -31,16 +29,7 @@ from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
 from discreet.models.spelling import unknown_share
 
-_OF_PUBLIC = ("public", "auxiliary")  # what attacks call vectors of public text
 _PUBLIC = 2000  # public texts for attacks on vectors, which must encode them
-
-
-class Attack(Protocol):
-    """Public settings and one verb; the annotation of `seen` says which release it is for."""
-
-    def run(self, seen: Any, knows: Knowledge, rng: Rng) -> Guess:
-        """Return what is read in a release."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class AttackRequest:
             whole("max_words", self.max_words)
         if self.first_words is not None:
             whole("first_words", self.first_words)
-            if kind_of(self.attack) != GRADIENT:
+            if self.attack.sees is not GradientRelease:
                 remedy = "Other attacks look for whole texts among candidates; leave it out."
                 raise refuse("first_words", self.first_words, "left out but for attacks on a gradient", remedy)
         if self.seconds is not None:
@@ -99,8 +88,8 @@ class AttackRequest:
 
     @property
     def label(self) -> str:
-        """The attack's name, as it was asked for, or that of its class."""
-        return self.name or type(self.attack).__name__
+        """The attack's name, as the request has it, or as the catalog has it."""
+        return self.name or self.attack.name or type(self.attack).__name__
 
 
 @dataclass(frozen=True)
@@ -166,10 +155,9 @@ def run_attack(
 
     Guarantee: none for the result, which holds private texts; that of one release is in it.
     """
-    from discreet.attacks.identification import OneOfN
     from discreet.experiment.identification import identify
 
-    if isinstance(request.attack, OneOfN):
+    if request.attack.identifies:
         if request.first_words is not None:
             raise refuse("first_words", request.first_words, "left out for 1-of-n", "It names whole texts.")
         return identify(request, scene)
@@ -179,9 +167,8 @@ def run_attack(
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
     metrics = metrics_for(request.attack, request.metrics)
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
-    attack = informed(within(request.attack, request.seconds), request)
-    craft = getattr(attack, "craft", None)  # a malicious server hands out a model of its own
-    model = scene.model if craft is None else craft(scene.model, rng.fork("craft"))
+    attack = request.attack.within(request.seconds).informed(mixing(request))
+    model = attack.craft(scene.model, rng.fork("craft"))
     knows = knowledge(request, scene, model, rows)  # which holds nothing of the texts under attack, whole or cut
     hidden = rows.texts
     rows = beginnings(rows, request.first_words)
@@ -198,11 +185,11 @@ def run_attack(
         made = released(request, model, batch, noise.fork("release", number), scene.partners(request.protect, batch))
         guess = attack.run(made.seen, knows, rng.fork("attack", number))
         stopped += bool(guess.details.get("stopped_by_time_limit"))
-        behind = batch if made.rows is None or not aligned(attack) else batch.take(made.rows)
+        behind = batch if made.rows is None or not attack.aligned else batch.take(made.rows)
         found = compared(attack, guess, behind, model, metrics, number)
         if not number:
             facts = release_facts(made.seen, model, request, scene.origin)
-            facts["given"] = attacker_given(made.seen, knows, hidden, scene.public_origin, craft is not None)
+            facts["given"] = attacker_given(made.seen, knows, hidden, scene.public_origin, attack.crafts)
         promise = dearest(promise, made.seen.guarantee)
         examples += found
         for example in found:
@@ -231,20 +218,22 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
     public = scene.public_without(rows.texts)
     extra: dict[str, Any] = {}
     candidates: tuple[str, ...] = ()
-    needs = getattr(request.attack, "needs", ())
-    if "prior" in needs and public:
-        extra["prior"] = scene.prior(public)
-    if kind_of(request.attack) == REPRESENTATION:
+    needs = request.attack.needs
+    if Need.PRIOR in needs and public:
+        extra[Need.PRIOR.value] = scene.prior(public)
+    if request.attack.sees is RepresentationRelease:
         public = public[:_PUBLIC]
         candidates = scene.candidates(rows.texts, request.candidates, Rng(request.seed).fork("candidates"))
         extra["vectors"] = as_they_leave(request.protect, scene.vectors(candidates))
         if public:  # as vectors of the release are: a projection has other coordinates than the encoder
             extra |= {
-                name: as_they_leave(request.protect, scene.vectors(public)) for name in _OF_PUBLIC if name in needs
+                need.value: as_they_leave(request.protect, scene.vectors(public))
+                for need in (Need.PUBLIC_VECTORS, Need.AUXILIARY_VECTORS)
+                if need in needs
             }
-        if "pairs" in needs:
+        if Need.PAIRS in needs:
             own = scene.own(public, len(rows))
-            extra["pairs"] = own_pairs(request, model, own, Rng(request.seed).fork("own"))
+            extra[Need.PAIRS.value] = own_pairs(request, model, own, Rng(request.seed).fork("own"))
     return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)
 
 
@@ -266,23 +255,9 @@ def dearest(first: Guarantee | None, second: Guarantee | None) -> Guarantee | No
     return first if first.epsilon >= second.epsilon else second
 
 
-def informed(attack: Attack, request: AttackRequest) -> Attack:
-    """Return the attack with what the public settings of the defence say: how many rows, mixed how, masked or not."""
+def mixing(request: AttackRequest) -> Mixing:
+    """Return what the public settings of the defence say about released vectors."""
     protect = request.protect
-    facts = {
-        "count": request.batch_size,
-        "mix": getattr(protect, "mix", 1),
-        "masks": getattr(protect, "masks", 0),
-        "masked": bool(getattr(protect, "masks", 0) or getattr(protect, "fresh", False)),
-    }
-    if kind_of(attack) != REPRESENTATION:
-        return attack
-    own = {f.name for f in dataclasses.fields(attack)}  # type: ignore[arg-type]
-    return dataclasses.replace(attack, **{k: v for k, v in facts.items() if k in own})  # type: ignore[type-var]
-
-
-def within(attack: Attack, seconds: float | None) -> Attack:
-    """Return the attack with a time budget, where it has a field for one."""
-    if seconds is None or not any(f.name == "seconds" for f in dataclasses.fields(attack)):  # type: ignore[arg-type]
-        return attack
-    return dataclasses.replace(attack, seconds=seconds)  # type: ignore[type-var]
+    masks = getattr(protect, "masks", 0)
+    masked = bool(masks or getattr(protect, "fresh", False))
+    return Mixing(request.batch_size, getattr(protect, "mix", 1), masks, masked)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from discreet.attacks.base import Attack
 from discreet.core.checks import one_of
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Leakage
+from discreet.core.types import Guess, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
-from discreet.experiment.releases import REPRESENTATION, kind_of
 from discreet.metrics.text import PAIRS, match, semantic_cosine, text_leakage
 from discreet.models import spelling
 from discreet.models.classifier import Classifier
@@ -48,28 +48,19 @@ class Example:
         return {"truth": self.truth, "guess": self.guess, "batch": self.batch, **self.scores}
 
 
-def reads_a_bag(attack: object) -> bool:
-    """Whether an attack says of itself that it reads tokens without their order."""
-    return not getattr(attack, "ordered", True)
-
-
-def aligned(attack: object) -> bool:
-    """Whether an attack on vectors has a guess for each of them, in their order, and not one for all together."""
-    return kind_of(attack) == REPRESENTATION and bool(getattr(attack, "aligned", True))
-
-
-def metrics_for(attack: object, asked: Sequence[str]) -> tuple[str, ...]:
+def metrics_for(attack: Attack, asked: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics that fit an attack: where none were chosen, those of what it reads; never an order of none."""
     for name in asked:
         one_of("metric", name, [*PAIRS, SEMANTIC])
-    if not reads_a_bag(attack):
-        return VECTOR_METRICS if kind_of(attack) == REPRESENTATION and tuple(asked) == METRICS else tuple(asked)
+    if attack.is_ordered:
+        vectors = attack.sees is RepresentationRelease
+        return VECTOR_METRICS if vectors and tuple(asked) == METRICS else tuple(asked)
     fitting = tuple(name for name in asked if name in BAG_METRICS)
     return fitting if fitting and tuple(asked) != METRICS else BAG_METRICS
 
 
 def compared(
-    attack: object, guess: Guess, batch: Corpus, model: Classifier, metrics: Sequence[str], number: int
+    attack: Attack, guess: Guess, batch: Corpus, model: Classifier, metrics: Sequence[str], number: int
 ) -> list[Example]:
     """Return the texts of a batch beside what was read of them, a guess for each by the matching best for the attacker.
 
@@ -77,11 +68,11 @@ def compared(
     spaces that the tokenizer drops do not count, characters that it does not know do.
     """
     texts = _texts(batch)
-    if reads_a_bag(attack) and kind_of(attack) == REPRESENTATION:  # words of each text
+    if not attack.is_ordered and attack.aligned:  # words of each text
         truths = [" ".join(dict.fromkeys(spelled(model, text).split())) for text in texts]
         shown = truths
         guesses: Sequence[str] = (*guess.texts, *[""] * len(batch))[: len(batch)]
-    elif reads_a_bag(attack):
+    elif not attack.is_ordered:
         every = [piece for text in texts for piece in pieces(model.tokenizer, text)]
         read = model.tokenizer.convert_ids_to_tokens(list(guess.indices))
         special = set(model.tokenizer.all_special_tokens)
@@ -92,7 +83,7 @@ def compared(
         shown = [written(model.tokenizer, text, model.max_length) for text in texts]
         read = [spelled(model, text) for text in guess.texts[: len(batch)]]
         in_order = (*read, *[""] * (len(batch) - len(read)))
-        guesses = in_order if aligned(attack) else match(read, truths)
+        guesses = in_order if attack.aligned else match(read, truths)
     return [
         Example(text, read, {m: float(PAIRS[m](read, truth)) for m in metrics if m in PAIRS}, number, truth)
         for text, truth, read in zip(shown, truths, guesses, strict=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
+from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease, TextRelease
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.contract import check_protection
@@ -25,25 +25,9 @@ if TYPE_CHECKING:
     from discreet.accounting.events import DpEvent
     from discreet.experiment.attack import AttackRequest
 
-GRADIENT, REPRESENTATION, TEXT = "gradient", "representation", "text"
+GRADIENT, REPRESENTATION, TEXT = GradientRelease.kind, RepresentationRelease.kind, TextRelease.kind
 READS = {GRADIENT: "gradients", REPRESENTATION: "sentence vectors"}  # by the kind of an attack
 LEAVES = {**READS, TEXT: "gradients of rewritten texts"}  # by the place of a protection
-_KINDS = {GradientRelease.__name__: GRADIENT, RepresentationRelease.__name__: REPRESENTATION}
-
-
-def kind_of(attack: object) -> str:
-    """Return the kind of release an attack is for, as the annotation of what it sees says.
-
-    >>> from discreet.attacks.span.dager import Dager
-    >>> kind_of(Dager())
-    'gradient'
-    """
-    stated = getattr(getattr(attack, "run", None), "__annotations__", {}).get("seen")
-    name = stated if isinstance(stated, str) else getattr(stated, "__name__", str(stated))
-    if name not in _KINDS:
-        known = ", ".join(_KINDS)
-        raise UnsupportedError(f"Expected an attack on {known}, found {type(attack).__name__} on {name}.")
-    return _KINDS[name]
 
 
 @dataclass(frozen=True)
@@ -69,7 +53,7 @@ def released(
     refuse_misfit(request)
     protect, delta = request.protect, request.delta
     place = None if protect is None else place_of(protect)
-    if kind_of(request.attack) == REPRESENTATION:
+    if request.attack.sees is RepresentationRelease:
         return _vectors(request, model, batch, noise, public)
     if place == GRADIENT:
         return Released(protected_release(model, batch, protect, noise, delta=delta))
@@ -93,7 +77,7 @@ def fits(kind: str, protect: Any) -> bool:
 
 def refuse_misfit(request: AttackRequest) -> None:
     """Refuse an attack on what its protection does not let go, before any work is done for it."""
-    kind, protect = kind_of(request.attack), request.protect
+    kind, protect = request.attack.sees.kind, request.protect
     if not fits(kind, protect):
         raise misfit(request.label, READS[kind], name_of(protect), place_of(protect))
 

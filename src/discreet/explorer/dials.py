@@ -51,10 +51,10 @@ DIALS: tuple[Dial, ...] = (
 def dials_of(settings: type[Any]) -> tuple[Dial, ...]:
     """Return the dials of a protection by the class of its settings; one with a usual value starts there.
 
-    >>> from discreet.protections.settings import settings_of
-    >>> [dial.name for dial in dials_of(settings_of("dp-sgd"))]
+    >>> from discreet.catalog import protection_settings
+    >>> [dial.name for dial in dials_of(protection_settings("dp-sgd"))]
     ['epsilon', 'noise_multiplier']
-    >>> [(dial.name, dial.start) for dial in dials_of(settings_of("texthide"))]
+    >>> [(dial.name, dial.start) for dial in dials_of(protection_settings("texthide"))]
     [('masks', 16), ('mix', 4)]
     """
     own = {field.name: field.default for field in dataclasses.fields(settings)}

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from discreet.attacks.base import Attack
+from discreet.catalog import PROTECTIONS
 from discreet.core.errors import DiscreetError
-from discreet.experiment.releases import GRADIENT, REPRESENTATION, fits, kind_of
+from discreet.experiment.releases import GRADIENT, REPRESENTATION, fits
 from discreet.explorer.dials import Dial, dials_of, started
-from discreet.explorer.stage import EXAMPLES, Public, Stage
-from discreet.models.classifier import Classifier
+from discreet.explorer.stage import EXAMPLES, Stage
 from discreet.protections.representation import place_of
+from discreet.releases.protected import protection_of
 
 NONE = "none"
 DELTA = 1e-5
 LONGEST = 600  # characters of a sentence
 
 
-class BuildProtection(Protocol):
-    """How a protection is built for one release, by name: as the command line does it."""
-
-    def __call__(
-        self,
-        name: str,
-        model: Classifier,
-        values: Mapping[str, Any],
-        *,
-        delta: float,
-        batch_size: int = ...,
-        public: Public | None = ...,
-    ) -> Any:
-        """Return the protection."""
-        ...
-
-
 @dataclass(frozen=True)
 class Menu:
-    """The catalog as the page uses it: names, and functions that turn them into objects.
+    """The catalog as the page uses it; `defaults` are values that a protection gets where nothing else is given."""
 
-    `usual` are values that a protection gets where nothing is said, `identifies` the attack whose answer is one of n.
-    """
-
-    attacks: Mapping[str, Any]
+    attacks: Mapping[str, Attack]
     protections: Mapping[str, type[Any]]
-    build: BuildProtection
-    usual: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    identifies: str = "one-of-n"
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def dials(self, protection: str) -> tuple[Dial, ...]:
         """Return the dials of a protection."""
@@ -61,14 +40,14 @@ class Menu:
         alone = {dial.name for dial in self.dials(protection) if dial.alone}
         if alone & set(dials):
             kept = {name: value for name, value in kept.items() if name not in alone}
-        return {**self.usual.get(protection, {}), **kept, **dials}
+        return {**self.defaults.get(protection, {}), **kept, **dials}
 
     def mix(self, protection: str, values: Mapping[str, Any]) -> int:
         """Return how many sentences are mixed, so how many a release must hold."""
         if protection == NONE:
             return 1
-        usual = next((dial.start for dial in self.dials(protection) if dial.name == "mix"), 1)
-        return int(values.get("mix", usual))
+        default = next((dial.start for dial in self.dials(protection) if dial.name == "mix"), 1)
+        return int(values.get("mix", default))
 
 
 def misfit(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
@@ -76,15 +55,15 @@ def misfit(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
 
     `head` says that only a head is trained: its gradient tells a vector, and no attack reads a text from that.
     """
-    kind = kind_of(menu.attacks[attack])
-    if head and kind == GRADIENT and attack != menu.identifies:
+    kind, identifies = menu.attacks[attack].sees.kind, menu.attacks[attack].identifies
+    if head and kind == GRADIENT and not identifies:
         return f"{attack} reads the gradient of the encoder, and here only the head is trained."
     if protect is None:
         return None
     name, place = getattr(protect, "name", "this protection"), place_of(protect)
     if not fits(kind, protect):
         return f"{attack} reads a {kind}; under {name} that is not what leaves."
-    if attack == menu.identifies and place != GRADIENT:
+    if identifies and place != GRADIENT:
         return f"{attack} compares noisy gradients; {name} alters the {place}."
     return None
 
@@ -103,7 +82,7 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
     ]
     # where only a head is trained its gradient has little to read: what leaves to be read are the vectors
     kind = REPRESENTATION if settings.frozen else GRADIENT
-    attacks = sorted(menu.attacks, key=lambda attack: kind_of(menu.attacks[attack]) != kind)
+    attacks = sorted(menu.attacks, key=lambda attack: menu.attacks[attack].sees.kind != kind)
     protections[0]["first"] = next((attack for attack in attacks if attack not in bare), None)
     left_out: dict[str, str] = {}
     for name in menu.protections:
@@ -117,9 +96,9 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
             except DiscreetError as error:
                 why = str(error)
         misfits = {
-            attack: misfit(menu, attack, built[kind_of(ruler)], head=head) or ""
-            for attack, ruler in menu.attacks.items()
-            if kind_of(ruler) in built
+            name: misfit(menu, name, built[attack.sees.kind], head=head) or ""
+            for name, attack in menu.attacks.items()
+            if attack.sees.kind in built
         }
         misfits |= {attack: why for attack in menu.attacks if attack not in misfits}
         if all(misfits.values()):
@@ -128,28 +107,19 @@ def offer(menu: Menu, stage: Stage) -> dict[str, Any]:
         protections.append(
             {
                 "name": name,
-                "words": _first_line(inspect.getmodule(type(next(iter(built.values()))))),
-                "own": _first_line(menu.protections[name]),
+                "words": PROTECTIONS[name].help,
                 "dials": [asdict(dial) for dial in menu.dials(name)],
                 "misfits": {attack: said for attack, said in misfits.items() if said},
                 "first": _first_attack(menu, attacks, misfits, built),
             }
         )
-    for one in protections[1:]:  # where two are of one module, the words of their settings tell them apart
-        own = one.pop("own")
-        if sum(other["words"] == one["words"] for other in protections) > 1:
-            one["words"] = own
     return {
         "title": stage.title,
         "labels": list(stage.labels),
         "protections": protections,
         "left_out": left_out,
         "attacks": [
-            {
-                "name": name,
-                "kind": kind_of(menu.attacks[name]),
-                "words": _first_line(inspect.getmodule(type(menu.attacks[name]))),
-            }
+            {"name": name, "kind": menu.attacks[name].sees.kind, "words": menu.attacks[name].summary}
             for name in attacks
         ],
         "start": _first_protection(menu, protections),
@@ -178,8 +148,9 @@ def _first_attack(
     from chance to certainty.
     """
     fitting = [attack for attack in attacks if not misfits[attack]]
-    if menu.identifies in fitting and place_of(built[GRADIENT]) == GRADIENT:
-        return menu.identifies
+    identifying = next((attack for attack in fitting if menu.attacks[attack].identifies), None)
+    if identifying is not None and place_of(built[GRADIENT]) == GRADIENT:
+        return identifying
     return next(iter(fitting), None)
 
 
@@ -189,7 +160,7 @@ def _first_protection(menu: Menu, protections: Sequence[Mapping[str, Any]]) -> s
     That is a noisy vector: from one end of the slider to the other an attack goes from the wrong text to the right one.
     """
     moved = [one for one in protections if any(dial["name"] == "epsilon" for dial in one["dials"])]
-    read = [one for one in moved if kind_of(menu.attacks[one["first"]]) == REPRESENTATION]
+    read = [one for one in moved if menu.attacks[one["first"]].sees.kind == REPRESENTATION]
     return str((read or moved or protections)[0]["name"])
 
 
@@ -199,7 +170,7 @@ def _stand_in(menu: Menu, stage: Stage, name: str, values: Mapping[str, Any], ki
     noise = torch.randn(max(2 * model.width, 64), model.width, generator=torch.Generator().manual_seed(0))
     plain = {key: value for key, value in values.items() if not (key == "projection" and value == "labels")}
     size = menu.mix(name, values)
-    return menu.build(name, model, plain, delta=DELTA, batch_size=size, public=lambda: (noise, None))
+    return protection_of(name, model, plain, delta=DELTA, batch_size=size, public=lambda: (noise, None))
 
 
 def _shown(menu: Menu, protection: str, values: Mapping[str, Any]) -> dict[str, float]:
@@ -209,7 +180,3 @@ def _shown(menu: Menu, protection: str, values: Mapping[str, Any]) -> dict[str, 
         for dial in menu.dials(protection)
         if isinstance(values.get(dial.name), int | float)
     }
-
-
-def _first_line(thing: Callable[..., Any] | type[Any] | Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0].strip().replace("`", "")

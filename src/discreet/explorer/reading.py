@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from discreet.accounting.risk import most_identified, most_named
+from discreet.attacks.base import Attack
 from discreet.core.checks import one_of, refuse
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -18,8 +19,8 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
 from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
 from discreet.experiment.reading import METRICS as ASKED
-from discreet.experiment.reading import Example, metrics_for, reads_a_bag, spelled
-from discreet.experiment.releases import GRADIENT, REPRESENTATION, TEXT, kind_of
+from discreet.experiment.reading import Example, metrics_for, spelled
+from discreet.experiment.releases import GRADIENT, REPRESENTATION, TEXT
 from discreet.explorer.dials import checked, started
 from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, misfit
 from discreet.explorer.stage import Stage
@@ -27,6 +28,7 @@ from discreet.explorer.typed import TypedScene
 from discreet.metrics.text import PAIRS
 from discreet.models.spelling import unknown_share
 from discreet.protections.representation import place_of
+from discreet.releases.protected import protection_of
 from discreet.report.reading import Piece, bare, pieces
 from discreet.report.words import METRICS
 
@@ -78,14 +80,14 @@ def read(
     one_of("attack", question.attack, menu.attacks)
     one_of("protection", question.protection, [NONE, *menu.protections])
     attack = menu.attacks[question.attack]
-    kind = kind_of(attack)
+    kind = attack.sees.kind
     say("Preparing the protection")
     values = _values(question, stage, menu)
     size = menu.mix(question.protection, values)
     protect = None
     if question.protection != NONE:
         public = stage.public(kind, values.get("public"))
-        protect = menu.build(
+        protect = protection_of(
             question.protection, stage.scene(kind).model, values, delta=DELTA, batch_size=size, public=public
         )
     said = misfit(menu, question.attack, protect, head=stage.scene(kind).model.settings.train == "head")
@@ -94,7 +96,7 @@ def read(
     if protect is None or place_of(protect) != REPRESENTATION:
         size = 1  # nothing is mixed
     scene = stage.typed(question.sentence.strip(), question.label, kind)
-    identifies = question.attack == menu.identifies
+    identifies = attack.identifies
     count = min(CANDIDATES, max(2, scene.different())) if identifies else CANDIDATES  # a small corpus has fewer
     say(f"Comparing {count} sentences; the first time takes longest" if identifies else "Releasing and attacking")
     request = AttackRequest(
@@ -143,18 +145,18 @@ def _values(question: Question, stage: Stage, menu: Menu) -> dict[str, Any]:
     return found
 
 
-def shown(found: AttackResult, attack: object, scene: TypedScene, kind: str) -> Example:
+def shown(found: AttackResult, attack: Attack, scene: TypedScene, kind: str) -> Example:
     """Return the typed sentence beside what was read of it: of several readings the one that comes closest to it.
 
     Where sentences were mixed there is a reading for each mixture, and the sentence is in several of them. The truth is
     what was typed; scores compare with the tokenizer's spelling of it, where what it does not know counts as not read.
     """
     typed = scene.typed.texts[0]
-    if reads_a_bag(attack) and kind == GRADIENT:
+    if not attack.is_ordered and kind == GRADIENT:
         every = found.examples[0]  # the words of the whole batch, in no order
         return replace(every, truth=typed, spelling=every.scored)
     truth = spelled(scene.model, typed)
-    if reads_a_bag(attack):
+    if not attack.is_ordered:
         truth = " ".join(dict.fromkeys(truth.split()))
     main = _main(attack, truth)
     guesses = [one.guess for one in found.examples] or [""]
@@ -163,7 +165,7 @@ def shown(found: AttackResult, attack: object, scene: TypedScene, kind: str) -> 
     return Example(typed, guess, scores, spelling=truth)
 
 
-def _main(attack: object, truth: str) -> str:
+def _main(attack: Attack, truth: str) -> str:
     """Return the figure that the page shows first: words in order where an attack reads them.
 
     ROUGE sees the letters a to z and digits alone: of a text with others it would say that nothing was read of them,
@@ -175,7 +177,7 @@ def _main(attack: object, truth: str) -> str:
     return next((name for name in order if name in names), names[0])
 
 
-def _leakage(found: AttackResult, example: Example | None, attack: object) -> dict[str, Any]:
+def _leakage(found: AttackResult, example: Example | None, attack: Attack) -> dict[str, Any]:
     if example is None:
         one = found.leakages[0]
         words = METRICS.get(one.metric, one.metric)
@@ -213,21 +215,21 @@ def _remarks(found: AttackResult, protect: Any, seconds: float, share: float) ->
 
 
 def _texts(
-    example: Example | None, attack: object, kind: str, size: int, remarks: list[str], tokenizer: Any
+    example: Example | None, attack: Attack, kind: str, size: int, remarks: list[str], tokenizer: Any
 ) -> dict[str, Any]:
     if example is None:
         notes = [*remarks, "This attack names a sentence among candidates; it spells none."]
         return {"truth": None, "guess": None, "note": " ".join(notes)}
     notes, marked = list(remarks), pieces
-    if reads_a_bag(attack):
+    if not attack.is_ordered:
         notes.append("Words and parts of words, in no order.")
         marked = unordered
-    if size > 1 and reads_a_bag(attack) and kind == GRADIENT:
+    if size > 1 and not attack.is_ordered and kind == GRADIENT:
         notes.append(f"They are those of all {size} sentences in the release.")
     elif size > 1:
         notes.append(f"Of the {size} texts that were read, the one closest to yours.")
     truth = marked(example.truth, example.guess)
-    if reads_a_bag(attack) and kind == GRADIENT:  # what was read are tokens: a word is read where all of its own are
+    if not attack.is_ordered and kind == GRADIENT:  # what was read are tokens: a word is read where all of its own are
         known = set(example.guess.split())
         truth = [replace(piece, right=known.issuperset(tokenizer.tokenize(piece.text))) for piece in truth]
     return {

@@ -18,6 +18,7 @@ from discreet.experiment.releases import GRADIENT
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.explorer.typed import TypedScene
 from discreet.protections.ldp_settings import made_up_vectors
+from discreet.releases.protected import protection_of_run
 from discreet.study.frontier import points_of
 from discreet.study.shared import scene_of
 from discreet.study.store import read_trials
@@ -101,10 +102,8 @@ class Stage:
         return vectors
 
 
-def stage_of(folder: Path | None, run_protection: Callable[[Scene], tuple[str, dict[str, Any]] | None]) -> Stage:
+def stage_of(folder: Path | None) -> Stage:
     """Return the stage of a folder: a study's, a run's, or, without one, that of the built-in notes.
-
-    `run_protection` says how a run was protected.
 
     Guarantee: none, this reads the texts of the run or study.
     """
@@ -113,7 +112,7 @@ def stage_of(folder: Path | None, run_protection: Callable[[Scene], tuple[str, d
     if (folder / STUDY).exists():
         return _of_study(folder)
     if (folder / _SETTINGS).exists():
-        return _of_run(folder, run_protection)
+        return _of_run(folder)
     raise DataError(
         f"Expected a run or a study at {str(folder)!r}. There is no {_SETTINGS} and no {STUDY} in it; name the --out "
         "folder of `discreet train` or `discreet calibrate`, or leave it out for the built-in notes."
@@ -137,10 +136,10 @@ def _of_study(folder: Path) -> Stage:
     return Stage(f"the study “{title}”", lambda kind: scene_of(asked, seed, kind), tuple(found.values()), columns)
 
 
-def _of_run(folder: Path, run_protection: Callable[[Scene], tuple[str, dict[str, Any]] | None]) -> Stage:
+def _of_run(folder: Path) -> Stage:
     scene = load_scene(SceneRequest(run=folder, device="cpu"))
     scene.model.eval()
-    own = run_protection(scene)
+    own = protection_of_run(scene.run)
     settings = () if own is None else (Setting(f"as the run was trained: {own[0]}", own[0], own[1]),)
     data = None if scene.run is None else scene.run.settings.data
     columns = Columns() if data is None else Columns(data.text, label=data.label)

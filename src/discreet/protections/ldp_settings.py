@@ -60,7 +60,7 @@ class LDPSettings:
     place: ClassVar[Place] = "representation"
     usual_train: ClassVar[str] = "head"
     usual_head: ClassVar[str] = "linear"
-    # who writes what a finished run hands out beside the model: a module and a function of it, as in SETTINGS
+    # who writes what a finished run hands out beside the model: a module and a function of it, as in PROTECTIONS
     hands_out: ClassVar[tuple[str, str]] = ("discreet.training.local_folder", "write_sides")
 
     def __post_init__(self) -> None:

@@ -1,18 +1,18 @@
 """Protections as they are asked for, before the corpus and the number of steps are known: a small dataclass for each.
 
-A protection joins by one line in `SETTINGS`: its name and where the dataclass of its settings is.
+The catalog has their names, and where the dataclass of each is.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from discreet.catalog import PROTECTIONS, protection_settings
 from discreet.core.checks import non_negative, one_of, open_probability, positive, refuse
 from discreet.core.errors import SettingError
 from discreet.core.settings import as_dict, parse
@@ -23,17 +23,6 @@ from discreet.protections.representation import Place
 if TYPE_CHECKING:
     from discreet.models.classifier import Classifier
 
-# The name of a protection -> the module of its settings and the name of their dataclass.
-SETTINGS: dict[str, tuple[str, str]] = {
-    "dp-sgd": ("discreet.protections.settings", "DPSGDSettings"),
-    "dir-dp-sgd": ("discreet.protections.settings", "DirDPSGDSettings"),
-    "texthide": ("discreet.protections.texthide", "TextHideSettings"),
-    "dp-ie": ("discreet.protections.instance_encoding_settings", "InstanceEncodingSettings"),
-    "ldp": ("discreet.protections.ldp_settings", "LDPSettings"),
-    "santext": ("discreet.protections.word_settings", "SanTextSettings"),
-    "santext+": ("discreet.protections.word_settings", "SanTextPlusSettings"),
-    "word-noise": ("discreet.protections.word_settings", "WordNoiseSettings"),
-}
 PARTITIONS = ("whole", "layers")
 
 
@@ -177,19 +166,6 @@ def check_budget(epsilon: float | None, delta: float | None) -> None:
         open_probability("delta", delta, "It should be far below one over the number of units.")
 
 
-def settings_of(name: str) -> type[Any]:
-    """Return the dataclass of a protection's settings.
-
-    >>> settings_of("dp-sdg")
-    Traceback (most recent call last):
-    ...
-    discreet.core.errors.SettingError: Expected protect='dp-sdg' in dp-sgd, dir-dp-sgd, ... Did you mean 'dp-sgd'?
-    """
-    module, found = SETTINGS[one_of("protect", name, SETTINGS)]
-    kind: type[Any] = getattr(importlib.import_module(module), found)
-    return kind
-
-
 def protect_settings(name: str, values: Mapping[str, Any]) -> ProtectSettings:
     """Return the settings of a protection by name; a value of another protection is refused by that one's name.
 
@@ -198,11 +174,15 @@ def protect_settings(name: str, values: Mapping[str, Any]) -> ProtectSettings:
     ...
     discreet.core.errors.SettingError: Expected kappa=20.0 left out for dp-sgd. It belongs to dir-dp-sgd.
     """
-    kind = settings_of(name)
+    kind = protection_settings(name)
     own = {field.name for field in dataclasses.fields(kind)}
     for key, value in values.items():
         if key not in own:
-            others = [other for other in SETTINGS if key in {f.name for f in dataclasses.fields(settings_of(other))}]
+            others = [
+                other
+                for other in PROTECTIONS
+                if key in {f.name for f in dataclasses.fields(protection_settings(other))}
+            ]
             remedy = f"It belongs to {', '.join(others)}." if others else "No protection has it."
             raise refuse(key, value, f"left out for {name}", remedy)
     found: ProtectSettings = parse(kind, dict(values), "protect")
@@ -217,5 +197,5 @@ def as_table(settings: ProtectSettings) -> dict[str, Any]:
 def from_table(values: Mapping[str, Any]) -> ProtectSettings:
     """Return settings from plain values with the protection's name among them."""
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
-        raise SettingError(f"Expected [protect] with a name in {', '.join(SETTINGS)}. Add it.")
+        raise SettingError(f"Expected [protect] with a name in {', '.join(PROTECTIONS)}. Add it.")
     return protect_settings(values["name"], {key: value for key, value in values.items() if key != "name"})

@@ -6,9 +6,9 @@ import dataclasses
 from contextlib import AbstractContextManager
 from functools import lru_cache
 
+from discreet.catalog import PROTECTIONS, protection_settings
 from discreet.core.remedies import reworded, saying
 from discreet.models.classifier import ModelSettings
-from discreet.protections.settings import SETTINGS, settings_of
 from discreet.study.tables import ASKED, DataTable, ReleaseTable, TrainingTable
 
 
@@ -39,5 +39,11 @@ def _key(name: str, value: str | None) -> str | None:
 @lru_cache(maxsize=1)
 def _keys() -> frozenset[str]:
     """Return every key that a table of a study may have."""
-    tables = [DataTable, ModelSettings, TrainingTable, ReleaseTable, *(settings_of(name) for name in SETTINGS)]
+    tables = [
+        DataTable,
+        ModelSettings,
+        TrainingTable,
+        ReleaseTable,
+        *(protection_settings(name) for name in PROTECTIONS),
+    ]
     return frozenset({*ASKED, *(field.name for table in tables for field in dataclasses.fields(table))})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from discreet.attacks.identification import OneOfN
+from discreet.catalog import PROTECTIONS, protection_settings
 from discreet.core.checks import did_you_mean, one_of, open_probability, refuse, shown
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse
@@ -15,10 +15,9 @@ from discreet.data.sources import Columns
 from discreet.experiment.attack import AttackRequest
 from discreet.experiment.identification import METRIC
 from discreet.experiment.reading import metrics_for
-from discreet.experiment.releases import kind_of
 from discreet.metrics.utility import UTILITIES
 from discreet.models.classifier import ModelSettings
-from discreet.protections.settings import SETTINGS, protect_settings, settings_of
+from discreet.protections.settings import protect_settings
 from discreet.study.file import OF_UPDATE, Goal, Study
 from discreet.study.grid import points
 from discreet.training.settings import TrainSettings
@@ -98,18 +97,18 @@ def check(study: Study, attack_of: AttackOf) -> None:
     parse(ReleaseTable, study.release, "release")
     places: dict[str, str] = {}
     for number, table in enumerate(study.protections):
-        name = one_of(f"protections[{number}].name", table["name"], [NONE, *SETTINGS])
+        name = one_of(f"protections[{number}].name", table["name"], [NONE, *PROTECTIONS])
         for point in points(table, f"protections[{number}]"):
             settings_for(point)
-        places[name] = "any" if name == NONE else settings_of(name).place
+        places[name] = "any" if name == NONE else protection_settings(name).place
     measured: dict[str, tuple[str, ...]] = {}
     for table in study.attacks:
         attack = attack_for(table, attack_of)
         asked_for = request_for(table, attack, None, delta=1e-5, seed=0)
         fitting = metrics_for(attack, asked_for.metrics)
-        found = (METRIC, METRIC + OF_UPDATE) if isinstance(attack, OneOfN) else fitting
+        found = (METRIC, METRIC + OF_UPDATE) if attack.identifies else fitting
         measured[str(table["name"])] = measured.get(str(table["name"]), ()) + found
-        kind = kind_of(attack)
+        kind = attack.sees.kind
         if kind not in places.values() and "any" not in places.values():
             released = ", ".join(f"{name} ({place})" for name, place in places.items())
             raise SettingError(
@@ -137,7 +136,7 @@ def settings_for(protection: Mapping[str, Any]) -> Any:
         if values:
             raise SettingError(f"Expected only a name for no protection, found {next(iter(values))!r}. Leave it out.")
         return None
-    kind = settings_of(str(protection["name"]))
+    kind = protection_settings(str(protection["name"]))
     known = [field.name for field in dataclasses.fields(kind)]
     for key in values:
         if key not in known and (guess := did_you_mean(key, known)):

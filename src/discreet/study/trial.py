@@ -16,7 +16,6 @@ import numpy.typing as npt
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
-from discreet.attacks.identification import OneOfN
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
@@ -25,7 +24,7 @@ from discreet.core.types import TRAINING, UPDATE, Leakage, Trial
 from discreet.experiment.attack import AttackResult, run_attack
 from discreet.experiment.attack_updates import Updates, rate_of
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
-from discreet.experiment.releases import LEAVES, READS, fits, kind_of
+from discreet.experiment.releases import LEAVES, READS, fits
 from discreet.metrics.trade_off import true_positive_rates
 from discreet.metrics.utility import constant_utility, quality, utility_intervals
 from discreet.models.classifier import Classifier, ModelSettings
@@ -87,13 +86,13 @@ def _run(planned: Planned, attack_of: AttackOf) -> Trial:
     scopes: dict[str, str] = {}
     for table in settings.get("attacks", ()):
         attack = attack_for(table, attack_of)
-        kind = kind_of(attack)
+        kind = attack.sees.kind
         if not fits(kind, protect):
             leaves = LEAVES[place_of(protect)]
             skipped[str(table["name"])] = f"It reads {READS[kind]}; under this protection only {leaves} leave."
             continue
         scene = scene_of(_whole(settings), planned.seed, kind)
-        identifies = isinstance(attack, OneOfN)
+        identifies = attack.identifies
         asked = parse(ReleaseTable, settings.get("release", {}), "release")
         mine = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect
         request = request_for(table, attack, mine, asked.delta, planned.seed)

@@ -1,3 +1,6 @@
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +10,10 @@ from discreet.attacks.matching.masked_dlg import MaskedDLG, hidden_gradients
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+from discreet.protections.texthide import TextHide
+from discreet.training.release import hidden_release, open_release
 
 pytestmark = pytest.mark.search
 
@@ -159,3 +166,26 @@ def test_a_row_that_meets_no_number_is_marked_and_the_others_go_on() -> None:
     start = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     found = minimise(objective, start, rate=1.0, history=5, steps=40, enough=0.0)
     assert found.broken.tolist() == [True, False] and float(found.points[1].abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_text_is_read_through_a_mask_that_is_learned(tiny_model: Callable[..., Classifier], hidden: bool) -> None:
+    model = tiny_model("bert")
+    text = Corpus("toy", ("a knee",), labels=(1,), label_names=("0", "1"))
+    seen = hidden_release(model, text, TextHide(masks=4, mix=1), Rng(0)) if hidden else open_release(model, text)
+    assert MaskedDLG().run(seen, Knowledge(model=model), Rng(0)).texts == ("a knee",)
+    plain = MaskedDLG(learn_mask=False).run(seen, Knowledge(model=model), Rng(0))
+    assert (plain.texts == ("a knee",)) == (not hidden)  # without the mask nothing fits: the distance stays large
+    assert (-plain.scores[0] > 0.5) == hidden
+
+
+def test_a_head_alone_or_no_label_is_rejected_for_text(tiny_model: Callable[..., Classifier]) -> None:
+    text = Corpus("toy", ("a knee",), labels=(1,), label_names=("0", "1"))
+    head = tiny_model("bert", train="head")
+    with pytest.raises(UnsupportedError, match="cannot be told from the head alone"):
+        MaskedDLG().run(open_release(head, text), Knowledge(model=head), Rng(0))
+    model = tiny_model("bert", head="mlp")
+    without = replace(open_release(model, text), labels=None)
+    bare = {name: value for name, value in without.gradients.items() if not name.endswith("bias")}
+    with pytest.raises(UnsupportedError, match="the label in the release"):
+        MaskedDLG().run(replace(without, gradients=bare), Knowledge(model=model), Rng(0))

@@ -6,7 +6,7 @@ import torch
 
 from discreet.attacks.encoder_layers import dissect
 from discreet.attacks.span.spans import nearest_tokens, span_of, token_sets
-from discreet.attacks.span.subspace import SubspaceOptimiser
+from discreet.attacks.span.subspace import Subspace
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.search
 
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
-ATTACK = SubspaceOptimiser(steps=60, choices=12)
+ATTACK = Subspace(steps=60, choices=12)
 
 
 def right_words(guess: Guess) -> int:
@@ -66,11 +66,11 @@ def test_the_nearest_tokens_are_those_inside(tiny_model: Build) -> None:
 
 def test_what_cannot_be_attacked_is_refused(tiny_model: Build) -> None:
     model = tiny_model("bert", train="head")
-    with pytest.raises(UnsupportedError, match=r"for the subspace optimiser, found none.*A head alone"):
+    with pytest.raises(UnsupportedError, match=r"for the subspace attack, found none.*A head alone"):
         ATTACK.run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
     model = tiny_model("bert")
     with pytest.raises(UnsupportedError, match="Expected lengths"):
         ATTACK.run(replace(open_release(model, BATCH), lengths=None), Knowledge(model=model), Rng(0))
     for bad in ({"choices": 0}, {"rate": 0}, {"seconds": 0}):
         with pytest.raises(SettingError):
-            SubspaceOptimiser(**bad)  # type: ignore[arg-type]
+            Subspace(**bad)  # type: ignore[arg-type]

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from discreet.catalog import ATTACKS, attack_class
 from discreet.cli.attack_table import summary
-from discreet.cli.catalog import ATTACKS, ONE_OF_N, attack_class, protection_of
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.releases import GRADIENT, kind_of
+from discreet.experiment.releases import GRADIENT
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.releases.protected import protection_of
 
 THINGS, WAYS = ("film", "plot", "pain", "knee", "hand", "child"), ("slow", "quick", "sharp", "calm")
 CORPUS = Corpus(
@@ -51,10 +52,8 @@ def spy_of(name: str, passed: list[tuple[Release, Knowledge]]) -> Any:
         passed.append((seen, knows))
         return Guess(texts=("",) * 2)
 
-    run.__annotations__["seen"] = real.run.__annotations__["seen"]
     # a model of the attacker's making needs a wider encoder than the tiny one, and changes nothing here
-    own: dict[str, Any] = {"craft": lambda self, model, rng: model} if hasattr(real, "craft") else {}
-    return type("Spy", (real,), {"run": run, **own})()
+    return type("Spy", (real,), {"run": run, "craft": lambda self, model, rng: model})()
 
 
 def expected(seen: Release, knows: Knowledge, attacked: set[str]) -> list[str]:
@@ -75,14 +74,14 @@ def expected(seen: Release, knows: Knowledge, attacked: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("protected", [False, True])
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != ONE_OF_N])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if not attack_class(name)().identifies])
 def test_all_that_is_passed_is_named(
     name: str, protected: bool, scenes: dict[str, Scene], capsys: pytest.CaptureFixture[str]
 ) -> None:
     passed: list[tuple[Release, Knowledge]] = []
     spy = spy_of(name, passed)
-    scene = scenes[kind_of(spy)]
-    gradient = kind_of(spy) == GRADIENT
+    scene = scenes[spy.sees.kind]
+    gradient = spy.sees.kind == GRADIENT
     protect = None
     if protected:
         kind, values = ("dp-sgd", {"noise_multiplier": 1.0}) if gradient else ("texthide", {"mix": 1})
@@ -101,7 +100,7 @@ def test_all_that_is_passed_is_named(
 
 
 def test_the_candidates_of_one_of_n_and_what_is_known_of_the_batch_are_named(scenes: dict[str, Scene]) -> None:
-    request = AttackRequest(attack_class(ONE_OF_N)(), name=ONE_OF_N, candidates=8, draws=100)
+    request = AttackRequest(attack_class("one-of-n")(), name="one-of-n", candidates=8, draws=100)
     given = "; ".join(run_attack(request, scenes[GRADIENT]).release["given"])
     for words in ("weights", "8 candidate texts", "the private one among them", "all other members of the batch"):
         assert words in given

@@ -28,7 +28,7 @@ from torch import nn
 
 import discreet
 import discreet.mechanisms
-from discreet import Rng
+from discreet import Rng, catalog
 from discreet.accounting.local_layer import Sending
 from discreet.clipping.tape import Tape
 from discreet.core.guarantee import FLOATING_POINT
@@ -45,7 +45,6 @@ from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.ldp_layer import LDPLayer
 from discreet.protections.ldp_projection import whole_space
 from discreet.protections.ldp_protection import LocalLayer
-from discreet.protections.settings import SETTINGS
 from discreet.protections.word_neighbours import noisy_places
 
 Release = Callable[[float, Rng], torch.Tensor]
@@ -243,7 +242,7 @@ def test_the_book_holds_every_mechanism_and_protection_with_continuous_noise() -
                 found.add(kind)
     held = {kind for kind in found if any(name.split(",")[0] == kind.__name__ for name in BOOK)}
     assert held | DISCRETE == found
-    assert set(PROTECTIONS) == set(SETTINGS)
+    assert set(PROTECTIONS) == set(catalog.PROTECTIONS)
     assert all(any(name.startswith(at) for name in BOOK) for at in PROTECTIONS.values() if at is not None)
 
 

@@ -126,7 +126,7 @@ def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> N
     ],
 )
 def test_a_study_with_values_of_another_kind_is_rejected(table: dict[str, Any]) -> None:
-    from discreet.cli.catalog import attack_of
+    from discreet.catalog import attack_of
     from discreet.study.file import Study
     from discreet.study.tables import check
 

@@ -15,6 +15,7 @@ import torch
 
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.ledger import Ledger
+from discreet.catalog import PROTECTIONS, protection_settings
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, SettingError
 from discreet.core.guarantee import Adjacency
@@ -24,7 +25,6 @@ from discreet.data.samplers import FixedSize, Poisson, Shuffled
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.settings import SETTINGS, settings_of
 from discreet.training.loop import Trained, train
 from discreet.training.settings import TrainSettings
 
@@ -136,7 +136,7 @@ def test_an_old_ledger_keeps_its_adjacency_and_is_continued_only_under_it(
 
 def test_only_sums_take_a_population() -> None:
     """Where each text or vector is seen, so is who is absent: no other protection may claim add/remove."""
-    summed = {name for name in SETTINGS if settings_of(name).place == "gradient"}
+    summed = {name for name in PROTECTIONS if protection_settings(name).place == "gradient"}
     assert summed == {"dp-sgd", "dir-dp-sgd"}
     assert DPSGD(1.0).visible == "sum" and DPSGD(1.0).adjacency is Adjacency.ZERO_OUT
 

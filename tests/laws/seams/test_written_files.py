@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from discreet import catalog
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -29,7 +30,7 @@ from discreet.data.sources import Columns, load
 from discreet.experiment import RunRequest, load_corpus, run_training
 from discreet.experiment import training as story
 from discreet.models.classifier import ModelSettings
-from discreet.protections.settings import SETTINGS, protect_settings
+from discreet.protections.settings import protect_settings
 from discreet.training.defaults import defaults_for
 from discreet.training.private import numbered
 from discreet.training.settings import TrainSettings
@@ -158,7 +159,7 @@ def same_files(one: dict[str, bytes], two: dict[str, bytes]) -> None:
 
 
 def test_every_protection_is_compared() -> None:
-    assert set(PROTECTIONS) == set(SETTINGS)
+    assert set(PROTECTIONS) == set(catalog.PROTECTIONS)
 
 
 @pytest.mark.parametrize("seed", [5, None], ids=["fixed seed", "secret"])

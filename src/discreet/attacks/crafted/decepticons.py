@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,13 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from discreet.attacks.base import Attack, Need
 from discreet.attacks.crafted.weights import Layout, craft, residual, sources
 from discreet.attacks.encoder_layers import Anatomy, Block, blocks_of, dissect, model_of
 from discreet.core.checks import positive, probability, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
 from discreet.models.language_head import LanguageModel
 
@@ -38,7 +39,7 @@ _MOST = 0.8  # the part of the clear states that the sentences together must hol
 
 
 @dataclass(frozen=True)
-class Decepticons:
+class Decepticons(Attack):
     """An active attack in two acts: `craft` makes the weights that the server sends, `run` reads what comes back.
 
     `sharpness` makes the activation a step: a state is either above a threshold or below it. A state counts if it
@@ -57,6 +58,10 @@ class Decepticons:
     least_match: float = 0.6
     clear_match: float = 0.99
     states: int = 2048
+
+    name: ClassVar[str] = "decepticons"
+    sees: ClassVar[type[Release]] = GradientRelease
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.CRAFTED_MODEL})
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -6,7 +6,7 @@ DLG, TAG and LAMP are settings of it. Many releases are attacked at once, each w
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from discreet.attacks.base import Attack
 from discreet.attacks.encoder_layers import dissect, model_of
 from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.lbfgs import minimise
@@ -23,7 +24,7 @@ from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.attacks.time_limit import TimeLimit
 from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
 from discreet.models.ngram import NGram, Prior
 
@@ -386,10 +387,11 @@ class Matching:
         return [guess_of(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
 
 
-class SearchingAttack(ABC):
+class SearchingAttack(Attack):
     """What attacks have in common that search for texts: one release is a set of one."""
 
-    paper: ClassVar[str]
+    sees: ClassVar[type[Release]] = GradientRelease
+    has_time_limit: ClassVar[bool] = True
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
         """Return the texts behind a release.
@@ -413,7 +415,7 @@ class MatchingAttack(SearchingAttack):
         self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
     ) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
-        return self.engine().run(seens, knows, rng, self.paper, progress)
+        return self.engine().run(seens, knows, rng, self.label, progress)
 
     @abstractmethod
     def engine(self) -> Matching:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from discreet.attacks.base import Need
 from discreet.attacks.matching.engine import Matching, MatchingAttack
 from discreet.attacks.matching.objective import MatchingLoss, MeanCosine, SquaredAndAbsolute, SquaredDistance
 from discreet.attacks.matching.polish import Polish
@@ -63,8 +64,8 @@ class Lamp(MatchingAttack):
     places: float = 0.5
     seconds: float | None = None
 
-    paper: ClassVar[str] = "LAMP"
-    needs: ClassVar[tuple[str, ...]] = ("prior",)
+    name: ClassVar[str] = "lamp"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -100,7 +101,7 @@ class Tag(MatchingAttack):
     rate: float = 0.1
     seconds: float | None = None
 
-    paper: ClassVar[str] = "TAG"
+    name: ClassVar[str] = "tag"
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -133,7 +134,7 @@ class Dlg(MatchingAttack):
     learn_labels: bool = False
     seconds: float | None = None
 
-    paper: ClassVar[str] = "DLG"
+    name: ClassVar[str] = "dlg"
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.attacks.matching.lbfgs import minimise
+from discreet.attacks.base import Attack
+from discreet.attacks.encoder_layers import dissect, refuse_pairs
+from discreet.attacks.matching.lbfgs import Objective, minimise
+from discreet.attacks.matching.problems import Problems, Vocabulary
+from discreet.attacks.time_limit import TimeLimit
 from discreet.core.checks import non_negative, positive, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
+from discreet.models.language_head import LanguageModel
 
 _NAME = "masked DLG"
+_FLOOR = 1e-30
 
 
 @runtime_checkable
@@ -44,15 +51,19 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class MaskedDLG:
+class MaskedDLG(Attack):
     """Gradient matching with the squared distance, by L-BFGS, where the client hides its representation by a mask.
 
     The attacker knows the network, the gradient and the label, and guesses the input and a real-valued mask, both from
     normal numbers. With `inputs` above 1 it guesses as many inputs and the weights of their mixture too. `learn_mask`
-    off is DLG itself. A start that runs away to no number is drawn anew, at most `restarts` times, and counted.
+    off is DLG itself. A start that diverges to NaN is sampled again, at most `restarts` times, and counted. Against a
+    text classifier the inputs are vectors in the place of words, read as the nearest words. `seconds` is an upper
+    limit.
 
     Paper: Huang et al. 2020, "TextHide", Algorithm 3, after Zhu et al. 2019, "Deep Leakage from Gradients".
-    Differs: several dummy inputs, where the paper keeps one however many were mixed; all runs are made at once.
+    Differs: several dummy inputs, where the paper keeps one however many were mixed; all runs are made at once; for
+    text, special tokens keep their places, vectors start with the length of words, a step that raises the distance is
+    undone and halved, and the distance is relative to the release, without the gradient of the word embeddings.
     """
 
     inputs: int = 1
@@ -62,6 +73,11 @@ class MaskedDLG:
     steps: int = 300
     enough: float = 1e-10
     restarts: int = 3
+    seconds: float | None = None
+
+    name: ClassVar[str] = "masked-dlg"
+    sees: ClassVar[type[Release]] = GradientRelease
+    has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -70,18 +86,23 @@ class MaskedDLG:
         whole("restarts", self.restarts, 0)
         positive("rate", self.rate)
         non_negative("enough", self.enough)
+        if self.seconds is not None:
+            positive("seconds", self.seconds, "It is the time for the whole search.")
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return in `details` the inputs, (inputs, *shape), the mask, the weights, the distance and the restarts.
 
-        The model of `knows` has `represent` and `decide`; `knows.extra` has the `shape` of an input and, where labels
-        were mixed, the `targets`, one weight to a class; otherwise the release has the one label.
+        The model of `knows` is a text classifier, and the guess has texts; or it has `represent` and `decide` on
+        tensors, and `knows.extra` has the `shape` of an input and, where labels were mixed, the `targets`, one weight
+        to a class; otherwise the release has the one label.
         """
-        model = _network(knows)
         if seen.batch_size != 1:
             raise UnsupportedError(
                 f"Expected the gradient of one representation for {_NAME}, found a batch of {seen.batch_size}."
             )
+        if isinstance(knows.model, Classifier):
+            return self._read_texts(knows.model, seen, rng)
+        model = _network(knows)
         shape = tuple(knows.extra.get("shape", ()))
         if not shape:
             raise UnsupportedError(f"Expected Knowledge(extra={{'shape': …}}) for {_NAME}: the shape of an input.")
@@ -97,30 +118,67 @@ class MaskedDLG:
         }
         return Guess(scores=(-details["distance"],), details=details)
 
+    def _read_texts(self, model: Classifier, seen: GradientRelease, rng: Rng) -> Guess:
+        """Return the texts whose vectors, under some mask, give the released gradient."""
+        limit = TimeLimit(self.seconds)
+        problem = _TextProblem(model, seen, self)
+        points, distances, restarts = self._minimise(lambda rows: problem, problem.size, problem.like, rng, limit)
+        inputs, mask, weights = problem.parts(points[0])
+        tokens = Vocabulary.of(model, problem.words).nearest(inputs)[..., 0]
+        rows = [row[problem.free].tolist() for row in tokens]
+        details: dict[str, Any] = {
+            "tokens": tuple(tuple(row) for row in rows),
+            "mask": mask,
+            "weights": weights,
+            "distance": float(distances[0]),
+            "restarts": int(restarts[0]),
+            "stopped_by_time_limit": limit.reached,
+        }
+        texts = tuple(model.tokenizer.decode(row) for row in rows)
+        return Guess(texts=texts, scores=(-details["distance"],) * len(texts), details=details)
+
     def recover(
         self, model: nn.Module, gradients: Mapping[str, Tensor], targets: Tensor, shape: Sequence[int], rng: Rng
     ) -> Recovered:
         """Return what many independent attacks on one network find, each on its row of gradients and targets."""
         problem = _Problem(model, dict(gradients), targets, tuple(shape), self)
+        like = torch.empty(len(targets), dtype=targets.dtype, device=targets.device)
+        points, distances, restarts = self._minimise(problem.at, problem.size, like, rng, TimeLimit(self.seconds))
+        inputs, masks, weights = problem.parts(points)
+        return Recovered(inputs, masks, weights, distances, restarts)
+
+    def _minimise(
+        self, at: Callable[[Tensor], Objective], size: int, like: Tensor, rng: Rng, limit: TimeLimit
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return points of `size` numbers, one for each number in `like`, their distances, and how often it restarted.
+
+        `at` gives the objective of some of the rows.
+        """
         source = rng.torch("cpu", _NAME)
-        count = len(targets)
-        points = torch.zeros(count, problem.size, dtype=targets.dtype, device=targets.device)
+        points = torch.zeros(len(like), size, dtype=like.dtype, device=like.device)
         distances = torch.full_like(points[:, 0], math.inf)
-        restarts = torch.zeros(count, dtype=torch.int64, device=targets.device)
-        rows = torch.arange(count, device=targets.device)
+        restarts = torch.zeros(len(like), dtype=torch.int64, device=like.device)
+        rows = torch.arange(len(like), device=like.device)
         for attempt in range(self.restarts + 1):
-            start = torch.randn(len(rows), problem.size, generator=source).to(points)
+            start = torch.randn(len(rows), size, generator=source).to(points)
+            objective = at(rows)
             end = minimise(
-                problem.at(rows), start, rate=self.rate, history=self.history, steps=self.steps, enough=self.enough
+                objective,
+                start,
+                rate=self.rate,
+                history=self.history,
+                steps=self.steps,
+                enough=self.enough,
+                backtrack=isinstance(objective, _TextProblem),
+                after=lambda *_: not limit.over(),
             )
             better = end.values < distances[rows]
             points[rows[better]], distances[rows[better]] = end.points[better], end.values[better]
             rows = rows[end.broken]
-            if not len(rows) or attempt == self.restarts:
+            if not len(rows) or attempt == self.restarts or limit.reached:
                 break
             restarts[rows] += 1
-        inputs, masks, weights = problem.parts(points)
-        return Recovered(inputs, masks, weights, distances, restarts)
+        return points, distances, restarts
 
 
 class _Forward(nn.Module):
@@ -201,13 +259,78 @@ class _Problem:
         return torch.stack([(made[name] - value).square().sum() for name, value in wanted.items()]).sum()
 
 
+class _TextProblem:
+    """The distance between the gradients of a text classifier as a function of vectors in the place of words.
+
+    One row of numbers holds the vectors of the words to be found, a mask on the representation, and weights of texts.
+    """
+
+    def __init__(self, model: Classifier, seen: GradientRelease, asked: MaskedDLG) -> None:
+        anatomy = dissect(model)
+        refuse_pairs(seen, anatomy, _NAME)
+        parameters = dict(model.named_parameters())
+        names = [name for name in seen.gradients if name != anatomy.embeddings.word_name]
+        if any(name not in parameters for name in names) or not any(name.startswith("encoder.") for name in names):
+            raise UnsupportedError(
+                f"Expected gradients of the encoder's own parameters for {_NAME}, found none of them, or others. What "
+                "a mask hides cannot be told from the head alone: any text fits, with some mask."
+            )
+        known = Problems.of([seen], model, _NAME)
+        if model.task != "classification" or isinstance(model, LanguageModel) or known.labels is None:
+            raise UnsupportedError(f"Expected a classifier, and the label in the release, for {_NAME}.")
+        self.model, self.asked = model, asked
+        self.parameters = [parameters[name] for name in names]
+        self.gradients = [seen.gradients[name].detach().to(model.device) for name in names]
+        self.squares = torch.stack([value.square().sum() for value in self.gradients]).sum().clamp_min(_FLOOR)
+        self.label = known.labels[0]
+        self.free, self.ids = known.free[0, 0], known.ids[0, 0]
+        self.words = anatomy.embeddings.words.detach()
+        self.scale = float(self.words.norm(dim=-1).mean()) / math.sqrt(self.words.shape[1])
+        self.numbers = asked.inputs * int(self.free.sum()) * self.words.shape[1]
+        self.size = self.numbers + model.width * asked.learn_mask + (asked.inputs if asked.inputs > 1 else 0)
+        self.like = torch.empty(1, device=model.device)
+
+    def parts(self, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the vectors, (texts, tokens, width), the mask and the weights that a row of numbers stands for."""
+        many, width = self.asked.inputs, self.words.shape[1]
+        vectors = self.words[self.ids].expand(many, -1, -1).clone()
+        vectors[:, self.free] = self.scale * point[: self.numbers].view(many, -1, width)
+        rest = point[self.numbers :]
+        mask = rest[: self.model.width] if self.asked.learn_mask else torch.ones_like(point[:1])
+        weights = rest[rest.shape[0] - many :] if many > 1 else torch.ones_like(point[:1])
+        return vectors, mask, torch.softmax(weights, dim=-1)
+
+    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distance, relative to the length of the release, and its gradient."""
+        points = points.detach().requires_grad_()
+        vectors, mask, weights = self.parts(points[0])
+        inputs = {"inputs_embeds": vectors, "attention_mask": torch.ones(vectors.shape[:2]).to(vectors)}
+        if "token_type_ids" in self.model.tokenizer.model_input_names:
+            inputs["token_type_ids"] = torch.zeros_like(inputs["attention_mask"], dtype=torch.int64)
+        was_training = self.model.training
+        self.model.eval()
+        # The fused attention kernels have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            scores = self.model.decide(mask * (weights[None] @ self.model.represent(inputs)))
+            loss = nn.functional.cross_entropy(scores.float(), self.label)
+            made = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
+            terms = [
+                (value if mine is None else mine - value).square().sum()
+                for mine, value in zip(made, self.gradients, strict=True)
+            ]
+            distance = torch.stack(terms).sum() / self.squares
+            slope = torch.autograd.grad(distance, points)[0]
+        self.model.train(was_training)
+        return distance.detach()[None], torch.nan_to_num(slope)
+
+
 def _network(knows: Knowledge) -> nn.Module:
     model = knows.model
     parts = ("represent", "decide")
-    if model is None or isinstance(model, Classifier) or not all(hasattr(model, part) for part in parts):
+    if model is None or not all(hasattr(model, part) for part in parts):
         raise UnsupportedError(
-            f"Expected Knowledge(model=…) with represent and decide on tensors for {_NAME}, found "
-            f"{type(model).__name__}. It guesses real-valued inputs; for text, DAGER reads tokens through the mask."
+            f"Expected Knowledge(model=…) to be a Classifier, or to have represent and decide on tensors for {_NAME}, "
+            f"found {type(model).__name__}. The server that sees the gradient also has the model; pass it."
         )
     return model
 

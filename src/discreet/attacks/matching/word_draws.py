@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from discreet.attacks.base import Need
 from discreet.attacks.matching.engine import Progress, SearchingAttack, guess_of, prior_of, set_up
 from discreet.attacks.matching.lamp_tag_dlg import LOSSES
 from discreet.attacks.matching.objective import Objective, portion
@@ -211,8 +212,8 @@ class WordDraws(SearchingAttack):
     polish: int = 6
     seconds: float | None = None
 
-    paper: ClassVar[str] = "Word draws"
-    needs: ClassVar[tuple[str, ...]] = ("prior",)
+    name: ClassVar[str] = "word-draws"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -235,10 +236,10 @@ class WordDraws(SearchingAttack):
     ) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
         limit = TimeLimit(self.seconds)
-        model, objective = set_up(seens, knows, LOSSES["cosine"], self.paper)
+        model, objective = set_up(seens, knows, LOSSES["cosine"], self.label)
         if objective.problems.labels is None and model.task != "classification":
             raise UnsupportedError(
-                f"Expected the values in the release for {self.paper}, found none. They cannot be drawn as classes can."
+                f"Expected the values in the release for {self.label}, found none. They cannot be drawn as classes can."
             )
         prior = prior_of(knows, model)
         seconds = {"ready": limit.passed}

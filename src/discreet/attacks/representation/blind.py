@@ -14,19 +14,20 @@ with the moments of another group, or of public text, their first eigenvector ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import matrix, released, representations, statistics
 from discreet.attacks.representation.index import Index, unit
 from discreet.core.checks import refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 from discreet.models.classifier import Classifier
 
 Doubles = npt.NDArray[np.float64]
@@ -41,7 +42,7 @@ _RIDGE = 1e-2
 
 
 @dataclass(frozen=True)
-class BlindReconstruction:
+class BlindReconstruction(Attack):
     """Rebuild `count` private vectors from mixtures of them under one of `masks` reused masks; 0 is no mask.
 
     It needs `extra["public"]`, vectors of public text of the same kind from the same encoder, to know what such vectors
@@ -55,8 +56,10 @@ class BlindReconstruction:
     count: int = 100
     masks: int = 16
     turns: int = 8
-    needs: ClassVar[tuple[str, ...]] = ("public",)
-    aligned: ClassVar[bool] = False  # it rebuilds a set of vectors, not one for each encoding
+
+    name: ClassVar[str] = "blind"
+    sees: ClassVar[type[Release]] = RepresentationRelease
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.PUBLIC_VECTORS})
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -94,6 +97,10 @@ class BlindReconstruction:
         best = tuple(int(row) for row in nearest[:, 0])
         texts = tuple(knows.candidates[row] for row in best) if knows.candidates else ()
         return Guess(texts, tuple(float(score) for score in cosines[:, 0]), best, details)
+
+    def informed(self, mixing: Mixing) -> Self:
+        """Return the attack with how many private vectors and reused masks there are."""
+        return replace(self, count=mixing.count, masks=mixing.masks)
 
 
 def corners(mixtures: Doubles, count: int, turns: int) -> tuple[Doubles, float]:

@@ -10,18 +10,19 @@ encoding, as the 2022 paper's algorithm draws it, drops out of the covariance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import Candidates, Floats, candidates, released
 from discreet.attacks.representation.unmask import Unmasker
 from discreet.core.checks import refuse, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 
 Doubles = npt.NDArray[np.float64]
 
@@ -31,7 +32,7 @@ _MOST = 2000  # candidates in the programme: those that the covariance favours
 
 
 @dataclass(frozen=True)
-class InstanceReconstruction:
+class InstanceReconstruction(Attack):
     """Name the `count` private vectors behind many encodings, each a mixture of `mix` of them.
 
     `masked` says that signs are hidden: then up to `used` encodings, drawn at random, are undone one by one. Otherwise
@@ -49,7 +50,10 @@ class InstanceReconstruction:
     masked: bool = True
     common_noise: bool = False
     used: int = 400
-    aligned: ClassVar[bool] = False  # it names a set of sentences, not one for each encoding
+
+    name: ClassVar[str] = "instance"
+    sees: ClassVar[type[Release]] = RepresentationRelease
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -109,6 +113,10 @@ class InstanceReconstruction:
             slope += vectors @ mean / (self.count * variance)
         out[kept] = chosen_share(curvature, slope, self.count)
         return out
+
+    def informed(self, mixing: Mixing) -> Self:
+        """Return the attack with how many private vectors there are, how many are mixed, and whether under a mask."""
+        return replace(self, count=mixing.count, mix=mixing.mix, masked=mixing.masked)
 
 
 def chosen_share(curvature: Doubles, slope: Doubles, count: int, steps: int = _STEPS) -> Doubles:

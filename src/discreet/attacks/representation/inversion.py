@@ -18,11 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from discreet.attacks.base import Attack, Need, Returns
 from discreet.attacks.representation.candidates import matrix, released, representations
 from discreet.core.checks import positive, refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 from discreet.models.classifier import Classifier
 
 _NAME = "Embedding inversion"
@@ -31,7 +32,7 @@ _CUTS = np.linspace(0.05, 0.9, 35)
 
 
 @dataclass(frozen=True)
-class EmbeddingInversion:
+class EmbeddingInversion(Attack):
     """Name the words of the sentence behind each released vector, likeliest first.
 
     The knowledge holds `auxiliary`, sentences of the attacker's own, and `extra["auxiliary"]`, their vectors as the
@@ -48,8 +49,12 @@ class EmbeddingInversion:
     epochs: int = 20
     batch_size: int = 128
     rate: float = 1e-3
-    needs: ClassVar[tuple[str, ...]] = ("auxiliary",)
-    ordered: ClassVar[bool] = False  # it names words, not their order
+
+    name: ClassVar[str] = "inversion"
+    sees: ClassVar[type[Release]] = RepresentationRelease
+    returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.AUXILIARY_VECTORS})
+    aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -15,18 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discreet.attacks.base import Attack, Need
 from discreet.attacks.representation.candidates import candidates, matrix, released
 from discreet.attacks.representation.index import Index, unit
 from discreet.core.checks import positive, refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 
 _NAME = "Representation reconstruction"
 
 
 @dataclass(frozen=True)
-class RepRecon:
+class RepRecon(Attack):
     """Train a network on pairs of released and plain vectors, rebuild what was released, and search for it.
 
     `absolute` lets it see and rebuild absolute values alone. The knowledge holds candidates as for similarity search,
@@ -42,7 +43,11 @@ class RepRecon:
     epochs: int = 20
     batch_size: int = 128
     rate: float = 1e-3
-    needs: ClassVar[tuple[str, ...]] = ("pairs",)
+
+    name: ClassVar[str] = "reprecon"
+    sees: ClassVar[type[Release]] = RepresentationRelease
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES, Need.PAIRS})
+    aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

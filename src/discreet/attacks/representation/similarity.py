@@ -8,23 +8,26 @@ and the undoing of mix and mask by least squares, which names every sentence of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
+from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import candidates, released
 from discreet.attacks.representation.index import Index, unit
 from discreet.attacks.representation.unmask import Unmasker
 from discreet.core.checks import one_of, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import Guess, Knowledge, RepresentationRelease
+from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 
 SCORES = ("signed", "absolute", "least-squares")
 _NAME = "Similarity search"
+_RANKED = 5
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Similarity(Attack):
     """Name the candidate nearest to each released vector.
 
     `score` is `signed` (cosine, the paper's), `absolute` (cosine of absolute values, which masks do not change) or
@@ -43,6 +46,11 @@ class Similarity:
     masked: bool = True
     rounds: int = 12
     shortlist: int = 64
+
+    name: ClassVar[str] = "rss"
+    sees: ClassVar[type[Release]] = RepresentationRelease
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
+    aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
@@ -77,5 +85,11 @@ class Similarity:
             details={"ranked": tuple(tuple(int(row) for row in rows) for rows in ranked)},
         )
 
+    @property
+    def misled_by_masks(self) -> bool:
+        """Whether it compares signs, which a mask on released vectors flips."""
+        return self.score == "signed"
 
-_RANKED = 5
+    def informed(self, mixing: Mixing) -> Self:
+        """Return the attack with whether signs are hidden."""
+        return replace(self, masked=mixing.masked)

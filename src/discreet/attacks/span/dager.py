@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from discreet.attacks.base import Attack
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of, refuse_pairs
 from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, grow, narrowed, search
 from discreet.attacks.span.spans import Span, require_room, shares, span_of, token_sets
 from discreet.attacks.time_limit import TimeLimit
 from discreet.core.checks import non_negative, positive, whole
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
 
 _NAME = "DAGER"
 
 
 @dataclass(frozen=True)
-class Dager:
+class Dager(Attack):
     """Span checks on the first block for tokens and positions, and on the second for whole sentences.
 
     `token_distance` and `sentence_distance` say how far, as the sine of an angle, a true state may lie outside a span
@@ -53,6 +54,10 @@ class Dager:
     all_at_most: int = 256
     beginnings: int = 512
     seconds: float | None = None
+
+    name: ClassVar[str] = "dager"
+    sees: ClassVar[type[Release]] = GradientRelease
+    has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from discreet.attacks.base import Attack
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of
 from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, narrowed, search
 from discreet.attacks.span.spans import Span, nearest_tokens, span_of
@@ -15,15 +16,15 @@ from discreet.attacks.time_limit import TimeLimit
 from discreet.core.checks import non_negative, positive, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Guess, Knowledge
+from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
 
-_NAME = "the subspace optimiser"
+_NAME = "the subspace attack"
 _AS_CLOSE = 2.0  # times the distance of a beginning that another sentence may have and be preferred
 
 
 @dataclass(frozen=True)
-class SubspaceOptimiser:
+class Subspace(Attack):
     """The sentence whose states lie closest to the spans that noise leaves, found by descent on their distance.
 
     DAGER asks whether a state lies in a span, which noise soon makes false. This attack asks which sentence lies
@@ -49,6 +50,10 @@ class SubspaceOptimiser:
     rounding: float = 4e-7
     tolerance: float = 1e-3
     seconds: float | None = None
+
+    name: ClassVar[str] = "subspace"
+    sees: ClassVar[type[Release]] = GradientRelease
+    has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""

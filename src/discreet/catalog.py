@@ -1,0 +1,194 @@
+"""Every attack, protection and built-in corpus by name: where it is, its label and one line of help.
+
+This is the only place where names become objects. Nothing is imported until an entry is loaded, so that commands, run
+folders and studies can list names at no cost. Metrics are values in one table of their own, `discreet.metrics.table`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from discreet.core.checks import one_of
+
+if TYPE_CHECKING:
+    from discreet.attacks.base import Attack
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member of the catalog: "module:Name", how it is called in a sentence, and what it does in one line."""
+
+    path: str
+    label: str
+    help: str
+
+    def load(self) -> Any:
+        """Import the module and return the object.
+
+        >>> ATTACKS["dager"].load().__name__
+        'Dager'
+        """
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+ATTACKS: dict[str, Entry] = {
+    "lamp": Entry(
+        "discreet.attacks.matching.lamp_tag_dlg:Lamp",
+        "LAMP",
+        "Gradient matching in turn with discrete moves that a language model scores.",
+    ),
+    "word-draws": Entry(
+        "discreet.attacks.matching.word_draws:WordDraws",
+        "sampled text search",
+        "Samples whole texts, keeps those whose gradient fits best, and samples around them; reads through noise.",
+    ),
+    "tag": Entry(
+        "discreet.attacks.matching.lamp_tag_dlg:Tag",
+        "TAG",
+        "Gradient matching by squared plus absolute differences.",
+    ),
+    "dlg": Entry(
+        "discreet.attacks.matching.lamp_tag_dlg:Dlg",
+        "DLG",
+        "Gradient matching by squared distance, the first of its kind.",
+    ),
+    "masked-dlg": Entry(
+        "discreet.attacks.matching.masked_dlg:MaskedDLG",
+        "masked DLG",
+        "DLG with a learned mask: gradient matching against vectors that TextHide mixes and masks.",
+    ),
+    "dager": Entry(
+        "discreet.attacks.span.dager:Dager",
+        "DAGER",
+        "Reads sentences exactly from a gradient, by which states lie in the span of a layer's inputs.",
+    ),
+    "subspace": Entry(
+        "discreet.attacks.span.subspace:Subspace",
+        "subspace",
+        "Finds the sentence whose states lie closest to the span of a layer's inputs; works under little noise.",
+    ),
+    "positions": Entry(
+        "discreet.attacks.rows:PositionRows",
+        "position rows",
+        "Reads one sentence from the gradient of the position embeddings.",
+    ),
+    "embedding-rows": Entry(
+        "discreet.attacks.rows:EmbeddingRows",
+        "embedding rows",
+        "Reads the set of tokens of a batch from the gradient of the word embeddings.",
+    ),
+    "decepticons": Entry(
+        "discreet.attacks.crafted.decepticons:Decepticons",
+        "Decepticons",
+        "A malicious server sends crafted weights and reads whole sentences from the gradient they give.",
+    ),
+    "one-of-n": Entry(
+        "discreet.attacks.identification:OneOfN",
+        "1-of-n",
+        "Identifies which of n known candidates is behind a noisy gradient, by maximum likelihood.",
+    ),
+    "rss": Entry(
+        "discreet.attacks.representation.similarity:Similarity",
+        "similarity search",
+        "Finds which of the attacker's sentences is behind a released vector.",
+    ),
+    "reprecon": Entry(
+        "discreet.attacks.representation.reprecon:RepRecon",
+        "representation reconstruction",
+        "Trains a network to rebuild plain vectors from released ones, then searches among candidates.",
+    ),
+    "instance": Entry(
+        "discreet.attacks.representation.instance:InstanceReconstruction",
+        "instance reconstruction",
+        "Finds which candidates were mixed, from all instance encodings together.",
+    ),
+    "blind": Entry(
+        "discreet.attacks.representation.blind:BlindReconstruction",
+        "blind reconstruction",
+        "Rebuilds the private vectors from their mixtures, without candidates.",
+    ),
+    "inversion": Entry(
+        "discreet.attacks.representation.inversion:EmbeddingInversion",
+        "embedding inversion",
+        "Predicts the words of a sentence from its vector, by a network trained on public text.",
+    ),
+}
+
+# The settings of each protection; they build the protection once the corpus and the number of steps are known.
+PROTECTIONS: dict[str, Entry] = {
+    "dp-sgd": Entry(
+        "discreet.protections.settings:DPSGDSettings",
+        "DP-SGD",
+        "Clips every unit's gradient and adds Gaussian noise to the sum.",
+    ),
+    "dir-dp-sgd": Entry(
+        "discreet.protections.settings:DirDPSGDSettings",
+        "directional DP-SGD",
+        "Replaces every unit's gradient by a random direction near its own and averages the directions.",
+    ),
+    "texthide": Entry(
+        "discreet.protections.texthide:TextHideSettings",
+        "TextHide",
+        "Mixes sentence vectors with those of other sentences and flips their signs by a secret mask.",
+    ),
+    "dp-ie": Entry(
+        "discreet.protections.instance_encoding_settings:InstanceEncodingSettings",
+        "DP instance encoding",
+        "Clips sentence vectors, mixes them, and adds fresh noise before they leave.",
+    ),
+    "ldp": Entry(
+        "discreet.protections.ldp_settings:LDPSettings",
+        "local differential privacy",
+        "Clips and randomizes each sentence vector on the user's machine before it is sent.",
+    ),
+    "santext": Entry(
+        "discreet.protections.word_settings:SanTextSettings",
+        "SanText",
+        "Replaces every word by one sampled near it.",
+    ),
+    "santext+": Entry(
+        "discreet.protections.word_settings:SanTextPlusSettings",
+        "SanText+",
+        "Replaces the words of a list, and those outside the vocabulary, by words sampled from the list.",
+    ),
+    "word-noise": Entry(
+        "discreet.protections.word_settings:WordNoiseSettings",
+        "word noise",
+        "Adds noise to every word's vector and writes the nearest word instead.",
+    ),
+}
+
+
+def attack_class(name: str) -> type[Attack]:
+    """Return the class of an attack by its name.
+
+    >>> attack_class("dagger")
+    Traceback (most recent call last):
+    ...
+    discreet.core.errors.SettingError: Expected attack='dagger' in ... Did you mean 'dager'?
+    """
+    kind: type[Attack] = ATTACKS[one_of("attack", name, ATTACKS)].load()
+    return kind
+
+
+def attack_of(name: str, values: Mapping[str, Any] | None = None) -> Any:
+    """Return an attack by its name, with some of its settings changed; unknown settings are rejected by name."""
+    from discreet.core.settings import parse
+
+    return parse(attack_class(name), dict(values or {}), name)
+
+
+def protection_settings(name: str) -> type[Any]:
+    """Return the dataclass of a protection's settings by the protection's name.
+
+    >>> protection_settings("dp-sdg")
+    Traceback (most recent call last):
+    ...
+    discreet.core.errors.SettingError: Expected protect='dp-sdg' in dp-sgd, dir-dp-sgd, ... Did you mean 'dp-sgd'?
+    """
+    kind: type[Any] = PROTECTIONS[one_of("protect", name, PROTECTIONS)].load()
+    return kind
