@@ -129,8 +129,8 @@ class Toml(Target):
     def __init__(self, scratch: Path) -> None:
         """Read the seeds: the kept ones, whose names begin with what they are."""
         super().__init__(scratch)
-        import discreet.catalog
-        import discreet.study.tables  # noqa: F401  (what takes seconds to import is no input's fault)
+        import discreet.experiment.attack
+        import discreet.study  # noqa: F401  (what takes seconds to import is no input's fault)
 
         self.seeds = {kind: _seeds(f"{kind}*.toml") for kind in ("study", "run", "client", "server")}
 
@@ -149,11 +149,9 @@ class Toml(Target):
         path = self.scratch / f"{case.how}.toml"
         path.write_bytes(case.data)
         if case.how == "study":
-            from discreet.catalog import attack_of
-            from discreet.study.file import read_study
-            from discreet.study.tables import check
+            from discreet.study.file import check, read_study
 
-            check(read_study(path), attack_of)
+            check(read_study(path))
         elif case.how == "run":
             read_settings(path)
         else:
@@ -436,14 +434,14 @@ def _read_folder(kind: str, folder: Path) -> None:
 
         Head.of(ServerSide.load(folder))
     else:
-        from discreet.report.findings import findings
+        from discreet.study import read_result
         from discreet.study.store import read_trials
         from discreet.study.sweep import read_failures, read_kept_study
 
         read_kept_study(folder)
         read_failures(folder)
         read_trials(folder)
-        findings(folder)
+        read_result(folder)
 
 
 TARGETS: dict[str, Callable[[Path], Target]] = {target.name: target for target in (Readers, Toml, Http, Ledgers, Runs)}

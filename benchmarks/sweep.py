@@ -11,12 +11,10 @@ import resource
 import time
 from pathlib import Path
 
-from discreet.catalog import attack_of
-from discreet.cli.calibrate import run
-from discreet.study.file import Study
+from discreet.study.file import Study, check
 from discreet.study.store import read_trials
 from discreet.study.sweep import Standing, sweep
-from discreet.study.tables import check
+from discreet.study.trial import run_trial
 
 POINTS = 20
 
@@ -45,14 +43,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     study = study_of(asked.trials, asked.data, asked.rows)
-    check(study, attack_of)
+    check(study)
 
     def watch(standing: Standing) -> None:
         if standing.last is not None and not standing.last.started and standing.done % 20 == 0:
             print(f"{standing.done}/{standing.total} {standing.seconds_left or 0:.0f} s left", flush=True)
 
     began = time.monotonic()
-    done = sweep(study, run, asked.out / asked.on, workers=asked.workers, on=asked.on, watch=watch)
+    done = sweep(study, run_trial, asked.out / asked.on, workers=asked.workers, on=asked.on, watch=watch)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = spent.ru_utime + spent.ru_stime
     print(f"{done.done} trials on {asked.workers} workers ({asked.on}): {time.monotonic() - began:.0f} s")

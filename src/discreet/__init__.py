@@ -33,6 +33,7 @@ _PUBLIC = {
     "FixedSize": "discreet.data.samplers",
     "Flat": "discreet.clipping.clip",
     "Gaussian": "discreet.mechanisms.gaussian",
+    "Goal": "discreet.study.file",
     "GradientRelease": "discreet.core.types",
     "Guarantee": "discreet.core.guarantee",
     "Guess": "discreet.core.types",
@@ -65,6 +66,8 @@ _PUBLIC = {
     "ServerSide": "discreet.training.local",
     "Shuffled": "discreet.data.samplers",
     "Similarity": "discreet.attacks.representation.similarity",
+    "Study": "discreet.study.file",
+    "StudyResult": "discreet.study.result",
     "Subspace": "discreet.attacks.span.subspace",
     "Tag": "discreet.attacks.matching.lamp_tag_dlg",
     "Tape": "discreet.clipping.tape",
@@ -100,15 +103,20 @@ _PUBLIC = {
 
 _RENAMED = {"SubspaceOptimiser": "Subspace"}  # former names, which keep working
 
+# Packages with a front door of their own: `discreet.study.run("study.toml")`.
+_PACKAGES = ("study",)
+
 __all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
     name = _RENAMED.get(name, name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"discreet.{name}")
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'discreet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return [*__all__, *_PACKAGES]

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from discreet.catalog import attack_of
 from discreet.cli.main import main
-from discreet.study.file import Study, read_study
+from discreet.study.file import Study, check, read_study
 from discreet.study.grid import plan, points
-from discreet.study.tables import check
 from discreet.study.trial import run_trial
 
 STUDY = """
@@ -111,7 +109,7 @@ def tiny(study: Study, data: Path, encoder: Path) -> Study:
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_ready_study_is_one_that_would_run(path: Path) -> None:
     study = read_study(path)
-    check(study, attack_of)
+    check(study)
     assert plan(study)
 
 
@@ -120,8 +118,8 @@ def test_a_tiny_version_of_every_ready_study_runs(
     path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]
 ) -> None:
     study = tiny(read_study(path), toy_csv, tiny_encoder("bert"))
-    check(study, attack_of)
-    trials = [run_trial(planned, attack_of) for planned in plan(study)]
+    check(study)
+    trials = [run_trial(planned) for planned in plan(study)]
     assert study.goal is not None and len(trials) == len(study.protections)
     for trial in trials:
         assert study.goal.utility in trial.utility

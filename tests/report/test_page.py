@@ -16,13 +16,13 @@ from sample import NOISES, NOTE, write_sample
 
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency, Guarantee
-from discreet.report.findings import findings
 from discreet.report.page import blanks, cell, readings, write_report
 from discreet.report.plots import noise_curves
 from discreet.report.reading import pieces
-from discreet.report.words import at_most, badge_of, release_words, verdict
+from discreet.report.words import at_most, badge_of, release_words, verdict, verdict_of
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
+from discreet.study.result import read_result
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -49,25 +49,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_recommendation_keeps_the_ceiling_and_says_so(folder: Path) -> None:
-    found = findings(folder)
-    assert found.chosen is not None
+    found = read_result(folder)
+    assert found.recommended is not None
     bounds = {p.label: p.leakage["one-of-n/identified"].bound for p in found.points}
     better = [p for p in found.points if (bounds[p.label] or 1.0) <= 0.1]
-    assert found.chosen in better
-    assert found.chosen.utility["accuracy"].value == max(p.utility["accuracy"].value for p in better)
-    assert len(found.verdict) == 3
-    assert found.chosen.label in found.verdict[1]
-    assert "proven for every attack on all 300 updates of the training" in found.verdict[1]
-    assert "always answering the most frequent class: 0.400" in found.verdict[1]
+    assert found.recommended in better
+    assert found.recommended.utility["accuracy"].value == max(p.utility["accuracy"].value for p in better)
+    assert len(verdict_of(found)) == 3
+    assert found.recommended.label in verdict_of(found)[1]
+    assert "proven for every attack on all 300 updates of the training" in verdict_of(found)[1]
+    assert "always answering the most frequent class: 0.400" in verdict_of(found)[1]
 
 
 def test_noise_by_risk_is_shown_for_the_ceiling_it_was_weighed_for_alone(tmp_path: Path) -> None:
     write_sample(tmp_path, seeds=1)
     (tmp_path / "risk.json").write_text(json.dumps([{"ceiling": 0.1}, {"ceiling": 0.05}]))
-    assert findings(tmp_path).risk == [{"ceiling": 0.1}]
+    assert read_result(tmp_path).noise == [{"ceiling": 0.1}]
     study = json.loads((tmp_path / "study.json").read_text())
     (tmp_path / "study.json").write_text(json.dumps({**study, "goal": {"leakage": "dager/rouge_l", "ceiling": 0.1}}))
-    assert findings(tmp_path).risk == []
+    assert read_result(tmp_path).noise == []
 
 
 def test_what_is_proven_is_rounded_up_everywhere(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_page_allows_only_its_own_script_and_style(folder: Path) -> None:
 
 def test_markdown_says_the_same_and_cannot_be_broken_out_of(folder: Path) -> None:
     text = (folder / "report.md").read_text()
-    assert findings(folder).chosen.label in text  # type: ignore[union-attr]
+    assert read_result(folder).recommended.label in text  # type: ignore[union-attr]
     assert "<script>window" not in text.replace("```toml", "").partition("## Study")[0]
     table = [line for line in text.splitlines() if line.startswith("| dp-sgd")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table if "certified, " in line}) == 1
@@ -139,7 +139,7 @@ def write_without_dager(folder: Path, details: dict[str, object]) -> None:
 
 def test_a_cell_without_a_figure_says_why_on_the_spot(tmp_path: Path) -> None:
     write_without_dager(tmp_path, {"not_attacked": {"dager": "A batch of one <b> cannot be mixed."}})
-    found = findings(tmp_path)
+    found = read_result(tmp_path)
     cells, notes = blanks(found)
     assert notes == ["A batch of one <b> cannot be mixed."]
     assert set(cells.values()) == {1} and len(cells) == len(NOISES)
@@ -184,7 +184,7 @@ def test_two_kinds_of_one_protection_have_names_notes_and_curves_of_their_own(tm
         line["leakages"] = [one for one in line["leakages"] if not one["metric"].startswith("dager")]
         line["details"]["not_attacked"] = {"dager": "Not on layers."}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines + other))
-    found = findings(tmp_path)
+    found = read_result(tmp_path)
     assert len({point.label for point in found.points}) == len(found.points) == 1 + 2 * len(NOISES)
     cells, _ = blanks(found)
     assert {label for label, _ in cells} == {f"dp-sgd, noise multiplier {n:g}, clipping per-layer" for n in NOISES}
@@ -200,7 +200,7 @@ def test_of_several_guesses_at_a_text_under_one_setting_the_worst_is_shown(tmp_p
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["details"]["texts"].insert(0, {"attack": "dager", "truth": NOTE, "guess": "nothing of it", "batch": 0})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    group = next(group for group in readings(findings(tmp_path)) if group["truth"] == NOTE)
+    group = next(group for group in readings(read_result(tmp_path)) if group["truth"] == NOTE)
     labels = [row["label"] for row in group["rows"]]
     assert labels.count("none") == 1 and group["rows"][labels.index("none")]["share"] == 1.0
 
@@ -422,7 +422,7 @@ def test_a_setting_below_a_constant_answer_is_warned_about_and_its_baseline_is_s
     lines[-1]["utility"]["accuracy"] = 0.192
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     written = write_report(tmp_path)
-    label = findings(tmp_path).points[-1].label
+    label = read_result(tmp_path).points[-1].label
     for text in (written.page.read_text(), written.markdown.read_text()):
         plain = text.replace("\\", "")
         assert f"{label} is no better than a constant answer" in plain

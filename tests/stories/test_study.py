@@ -53,7 +53,7 @@ def test_a_study_recommends_what_keeps_its_ceiling(tmp_path: Path, capsys: pytes
     assert leaks["dp-sgd"].low <= private.details["bounds"]["one-of-n/identified"]
     assert private.guarantee is not None
     assert private.guarantee.certified
-    assert any("given seed" in text for text in private.guarantee.assumptions)
+    assert any("fixed seed" in text for text in private.guarantee.assumptions)
     spent = [epsilon for _, epsilon in private.details["epsilon_over_training"]]
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(private.guarantee.epsilon, rel=0.01)

@@ -12,11 +12,11 @@ import pytest
 
 from discreet.cli.main import main
 from discreet.core.randomness import Rng
-from discreet.report.findings import findings
 from discreet.report.plots import noise_of
 from discreet.study.file import read_study
 from discreet.study.frontier import Point, frontier, well_behaved
 from discreet.study.grid import Planned, key_of, plan
+from discreet.study.result import read_result
 from discreet.study.store import read_trials
 from discreet.study.sweep import sweep
 
@@ -63,9 +63,9 @@ def test_half_of_it_is_resumed_with_the_other_half(folder: Path) -> None:
 
 
 def test_the_figures_are_the_same(folder: Path) -> None:
-    result = findings(folder)
+    result = read_result(folder)
     assert (result.utility, result.leakages) == (FIGURES["utility"], FIGURES["leakages"])
-    assert result.chosen is not None and result.chosen.label == FIGURES["chosen"]
+    assert result.recommended is not None and result.recommended.label == FIGURES["chosen"]
     assert [figures_of(point) for point in result.points] == [approximately(one) for one in FIGURES["points"]]
     for name, labels in FIGURES["frontier"].items():
         assert [point.label for point in frontier(result.points, name, result.utility)] == labels
@@ -90,7 +90,7 @@ def test_the_command_resumes_it_and_reports_the_same(folder: Path, capsys: pytes
             "certified": row["certified"]["noise"],
             "measured": row["measured"]["noise"],
         }
-        for row in findings(folder).risk
+        for row in read_result(folder).noise
     ]
     assert rows == FIGURES["risk"]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from discreet.catalog import attack_of
 from discreet.core.errors import SettingError
 from discreet.study.grid import Planned
 from discreet.study.trial import run_trial
@@ -22,7 +21,7 @@ def test_an_estimate_is_not_drawn_as_a_bound(
         "training": {"epochs": 1, "batch_size": 16},
         "protection": {"name": "dp-ie", "epsilon": 2.0},
     }
-    trial = run_trial(Planned("a", settings, 0), lambda *asked: pytest.fail("none was asked for"))
+    trial = run_trial(Planned("a", settings, 0))
     assert trial.guarantee is not None and trial.guarantee.certified is proven
     assert (trial.details["roc"]["bound"] is not None) is proven
 
@@ -37,8 +36,8 @@ def test_what_could_not_be_run_is_said_in_the_study_s_own_words(
         "protection": {"name": "texthide", "mix": 4},
         "attacks": [{"name": "rss", "examples": 4}],
     }
-    why = run_trial(Planned("a", settings, 0), attack_of).details["not_attacked"]["rss"]
+    why = run_trial(Planned("a", settings, 0)).details["not_attacked"]["rss"]
     assert "take larger batches (batch_size), or mix fewer (mix)" in why
     settings["training"] = {"epochs": 1, "batch_size": 2}
     with pytest.raises(SettingError, match=r"take larger batches \(batch_size\)"):
-        run_trial(Planned("a", settings, 0), attack_of)
+        run_trial(Planned("a", settings, 0))

@@ -144,20 +144,26 @@ def _names(kind: str, *, identifies: bool | None = None, first: str = "") -> lis
     return sorted(fitting, key=lambda name: name != first)
 
 
+class _NamesOthersError(UnsupportedError):
+    """An attack does not fit, and the message names those that do."""
+
+
 @contextmanager
 def naming_others(scene: Scene, name: str, protections: Sequence[tuple[str, Any]]) -> Iterator[None]:
     """Let an attack that rejects a release name those that fit it."""
     try:
         yield
+    except _NamesOthersError:
+        raise
     except UnsupportedError as error:
         built = protections[0][1]
         others = [
             n for n in _fitting(scene.model.settings.train, getattr(built, "name", None)) if n not in (name, "masked")
         ]
-        if not others or "These fit" in str(error):
+        if not others:
             raise
         again = f"discreet attack {'RUN' if scene.run is not None else '…'} --attack {others[0]}"
-        raise UnsupportedError(f"{error} These fit: {', '.join(others)}; for example `{again}`.") from None
+        raise _NamesOthersError(f"{error} These fit: {', '.join(others)}; for example `{again}`.") from None
 
 
 def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
@@ -181,7 +187,7 @@ def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
     example = next(one for one in ("rss", *_names(GRADIENT, identifies=True), "dager") if one in named)
     again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {example}"
     error = misfit(request.label, NOISY if identifies else READS[kind], name, place)
-    raise UnsupportedError(f"{error} These fit: {', '.join(named)}; for example `{again}`.")
+    raise _NamesOthersError(f"{error} These fit: {', '.join(named)}; for example `{again}`.")
 
 
 def _protect_set(name: str) -> Say:

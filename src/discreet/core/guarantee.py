@@ -169,8 +169,8 @@ class Guarantee:
 
         return "\n".join(textwrap.wrap(self.sentence(), width=120))
 
-    def sentence(self) -> str:
-        """Return the guarantee as one line of text."""
+    def sentence(self, *, assumptions: bool = True) -> str:
+        """Return the guarantee as one line of text, with or without its assumptions."""
         neighbours = _MEANING[self.adjacency].format(unit=self.unit)
         if not self.exists:
             because = f": {self.reason}" if self.reason else ""
@@ -184,7 +184,7 @@ class Guarantee:
         text += words_for_size(self.epsilon)
         if not self.certified:
             text += f" Not certified because {self.reason}."
-        if self.assumptions:
+        if self.assumptions and assumptions:
             text += " It assumes: " + "; ".join(self.assumptions) + "."
         return text
 

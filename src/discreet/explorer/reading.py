@@ -258,7 +258,7 @@ def _guarantee(found: AttackResult, protect: Any) -> dict[str, Any]:
         return {"epsilon": None, "certified": False, "reason": OPEN, "sentence": sentence, "columns": columns}
     return {
         **promise.as_dict(),
-        "sentence": promise.sentence().partition(" It assumes: ")[0],
+        "sentence": promise.sentence(assumptions=False),
         "columns": columns,
     }
 

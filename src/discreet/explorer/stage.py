@@ -20,9 +20,9 @@ from discreet.explorer.typed import TypedScene
 from discreet.protections.ldp_settings import made_up_vectors
 from discreet.releases.protected import protection_of_run
 from discreet.study.frontier import points_of
-from discreet.study.shared import scene_of
 from discreet.study.store import read_trials
 from discreet.study.sweep import STUDY, read_kept_study
+from discreet.study.trial import scene_of
 from discreet.training.encode import encode
 
 MADE_UP = 400  # made-up sentences that a projection is learned from: enough for its few dimensions, and soon encoded

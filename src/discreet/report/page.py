@@ -18,7 +18,6 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Trial
 from discreet.report import plots
 from discreet.report.figures import SHAPES, Figure, shape
-from discreet.report.findings import Findings, findings
 from discreet.report.reading import pieces
 from discreet.report.words import (
     GLOSSARY,
@@ -34,8 +33,10 @@ from discreet.report.words import (
     released,
     size_words,
     useless,
+    verdict_of,
 )
 from discreet.study.frontier import Point, WellBehaved, frontier, well_behaved
+from discreet.study.result import StudyResult, read_result
 
 TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
 
@@ -55,9 +56,10 @@ def write_report(folder: Path) -> Written:
 
     Guarantee: none; the page shows private texts and what was read of them. Keep it as private as the corpus.
     """
-    found = findings(folder)
-    values = _values(found)
-    written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", found.verdict)
+    result = read_result(folder)
+    sentences = verdict_of(result)
+    values = _values(result, sentences)
+    written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", sentences)
     plain = _environment(html=False)
     _write(written.page, render_page(values))
     _write(written.markdown, plain.get_template("report.md.j2").render(values))
@@ -122,13 +124,13 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def blanks(found: Findings) -> tuple[dict[tuple[str, str], int], list[str]]:
+def blanks(result: StudyResult) -> tuple[dict[tuple[str, str], int], list[str]]:
     """Return for every cell without a figure, by setting and leakage, the number of its footnote, and the footnotes."""
     notes: list[str] = []
     cells: dict[tuple[str, str], int] = {}
-    for point in found.points:
+    for point in result.points:
         skipped = point.trials[0].details.get("not_attacked") or {}
-        for name in found.leakages:
+        for name in result.leakages:
             if name in point.leakage:
                 continue
             why = str(skipped.get(name.partition("/")[0], "Not measured in this study."))
@@ -138,70 +140,71 @@ def blanks(found: Findings) -> tuple[dict[tuple[str, str], int], list[str]]:
     return cells, notes
 
 
-def _values(found: Findings) -> dict[str, Any]:
+def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, Any]:
     """Return all that the templates need, as plain values and drawn figures."""
     from discreet import __version__
 
-    ceiling = None if found.goal is None else found.goal.ceiling
+    ceiling = None if result.goal is None else result.goal.ceiling
     panels = []
-    for number, name in enumerate(found.leakages):
-        goal = found.goal is not None and name == found.goal.leakage
-        drawn = plots.plane(found.points, name, found.utility, found.chosen, ceiling if goal else None)
-        curves = plots.noise_curves(found.points, name)
+    for number, name in enumerate(result.leakages):
+        goal = result.goal is not None and name == result.goal.leakage
+        drawn = plots.plane(result.points, name, result.utility, result.recommended, ceiling if goal else None)
+        curves = plots.noise_curves(result.points, name)
         panels.append(
             {
                 "id": f"p{number}",
                 "name": name,
                 "words": metric_words(name),
                 "plane": drawn.svg(f"plane{number}"),
-                "legend": legend(drawn, found.points),
-                "frontier": [p.label for p in frontier(found.points, name, found.utility)],
+                "legend": legend(drawn, result.points),
+                "frontier": [p.label for p in frontier(result.points, name, result.utility)],
                 "curves": [
                     {
                         "name": which,
                         "svg": curve.svg(f"curve{number}-{i}"),
-                        "legend": {**legend(curve, found.points), "series": dict.fromkeys([which], *curve.series)},
-                        "behaved": _behaved(found.points, name, which),
+                        "legend": {**legend(curve, result.points), "series": dict.fromkeys([which], *curve.series)},
+                        "behaved": _behaved(result.points, name, which),
                     }
                     for i, (which, curve) in enumerate(curves)
                 ],
             }
         )
-    roc, spent = plots.trade_offs(found.points), plots.spending(found.points)
-    numbers, notes = blanks(found)
+    roc, spent = plots.trade_offs(result.points), plots.spending(result.points)
+    numbers, notes = blanks(result)
+    shown = result.recommended or result.points[-1]
     return {
-        "study": found.study,
-        "title": found.title,
-        "verdict": found.verdict,
-        "utility": found.utility,
-        "goal": found.goal,
-        "chosen": found.chosen,
-        "points": found.points,
-        "leakages": found.leakages,
-        "series": plots.series_of(found.points),
+        "study": result.study,
+        "title": result.title,
+        "verdict": sentences,
+        "utility": result.utility,
+        "goal": result.goal,
+        "chosen": result.recommended,
+        "points": result.points,
+        "leakages": result.leakages,
+        "series": plots.series_of(result.points),
         "panels": panels,
-        "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, found.points)},
-        "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, found.points)},
-        "readings": readings(found),
-        "trials": list(found.trials.values()),
-        "failures": found.failures,
-        "risk": found.risk,
+        "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, result.points)},
+        "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, result.points)},
+        "readings": readings(result),
+        "trials": list(result.trials.values()),
+        "failures": result.failures,
+        "risk": result.noise,
         "glossary": GLOSSARY,
         "version": __version__,
         "written": time.strftime("%Y-%m-%d %H:%M"),
-        "settings": found.toml,
-        "warnings": useless(found.points, found.utility),
-        "release": None if found.goal is None else released(found.goal.scope, found.chosen or found.points[-1]),
-        "seconds": sum(trial.seconds for trial in found.trials.values()),
+        "settings": result.toml,
+        "warnings": useless(result.points, result.utility),
+        "release": None if result.goal is None else released(result.goal.scope, shown),
+        "seconds": sum(trial.seconds for trial in result.trials.values()),
         "not_attacked": [
             (point.label, attack, why)
-            for point in found.points
+            for point in result.points
             for attack, why in (point.trials[0].details.get("not_attacked") or {}).items()
         ],
         "blanks": numbers,
         "notes": notes,
-        "adjacency_columns": _adjacencies(found.points),
-        "guarantee_groups": _grouped(guarantees(found.points)),
+        "adjacency_columns": _adjacencies(result.points),
+        "guarantee_groups": _grouped(guarantees(result.points)),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
     }
 
@@ -222,17 +225,17 @@ def _behaved(points: Sequence[Point], leakage: str, name: str) -> WellBehaved | 
     return well_behaved([turn * at[1] for at, _ in rows], [p.leakage[leakage] for _, p in rows], rng=Rng(0))
 
 
-def readings(found: Findings) -> list[dict[str, Any]]:
+def readings(result: StudyResult) -> list[dict[str, Any]]:
     """Return originals with what was read of each under every protection, and of which release."""
     groups: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for point in found.points:
+    for point in result.points:
         trial = point.trials[0]
         for text in trial.details.get("texts", ()):
             key = (str(text["attack"]), str(text["truth"]), trial.seed)
             if key not in groups and len(groups) >= TEXTS:
                 continue
             group = groups.setdefault(key, {"attack": key[0], "truth": key[1], "rows": []})
-            row, rows = _reading(point, trial, text, found), group["rows"]
+            row, rows = _reading(point, trial, text, result), group["rows"]
             if (
                 rows and rows[-1]["label"] == row["label"]
             ):  # a text may weigh most in several mixtures: the worst counts
@@ -242,7 +245,7 @@ def readings(found: Findings) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _reading(point: Point, trial: Trial, text: Mapping[str, Any], found: Findings) -> dict[str, Any]:
+def _reading(point: Point, trial: Trial, text: Mapping[str, Any], result: StudyResult) -> dict[str, Any]:
     facts = trial.details.get("attacks", {}).get(text["attack"], {})
     truth, guess = str(text["truth"]), str(text["guess"])
     kept = pieces(truth, guess)
@@ -251,8 +254,8 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], found: Finding
     stopped = "; the search was stopped by the time limit" if facts.get("stopped_by_time_limit") else ""
     return {
         "label": point.label,
-        "series": plots.series_of(found.points)[point.name],
-        "chosen": point is found.chosen,
+        "series": plots.series_of(result.points)[point.name],
+        "chosen": point is result.recommended,
         "truth": kept,
         "guess": pieces(guess, truth),
         "share": count / max(1, sum(len(piece.text.split()) for piece in kept)),
@@ -286,7 +289,7 @@ def guarantees(points: Sequence[Point]) -> list[dict[str, Any]]:
         if promise is None:
             sentence = "No guarantee: the training was not protected."
         else:
-            sentence = promise.sentence().partition(" It assumes:")[0]
+            sentence = promise.sentence(assumptions=False)
         assumptions = () if promise is None else promise.assumptions
         found.append({"label": point.label, "sentence": sentence, "assumptions": assumptions})
     return found

@@ -10,6 +10,7 @@ from discreet.core.guarantee import Guarantee, Strength, in_digits, strength
 from discreet.core.types import MODEL, TRAINING, UPDATE
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, safe_limit
+from discreet.study.result import StudyResult
 
 METRICS = {
     "rouge_l": "words read in the right order (ROUGE-L)",
@@ -201,6 +202,11 @@ def verdict(
         _advice(points, chosen, goal, utility, risk),
         _price(open_point, chosen, goal, utility),
     )
+
+
+def verdict_of(result: StudyResult) -> tuple[str, str, str]:
+    """Return the verdict on the result of a study."""
+    return verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
 
 
 def _danger(point: Point | None) -> str:

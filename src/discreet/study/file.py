@@ -1,32 +1,54 @@
-"""A study: which data, model, protections, attacks and seeds, and how much leakage is too much."""
+"""Read a study file: data, model, protections, attacks, seeds and goal; reject what could not run before it does."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from discreet.core.checks import one_of, refuse
+from discreet.catalog import PROTECTIONS, attack_class, attack_of, protection_settings
+from discreet.core.checks import did_you_mean, one_of, open_probability, refuse, shown
 from discreet.core.errors import SettingError
+from discreet.core.remedies import reworded, saying
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.core.types import RELEASES, TRAINING, UPDATE
+from discreet.data.sources import Columns
+
+if TYPE_CHECKING:
+    from discreet.experiment.attack import AttackRequest
 
 Table = Mapping[str, Any]
 IDENTIFIED = "one-of-n/identified"  # from all updates of the training
 OF_UPDATE = "_update"  # ends the name of the same metric of one update
+NONE = "none"
+# The keys that a study may set for an attack besides the attack's own settings.
+REQUEST_KEYS = (
+    "examples",
+    "batch_size",
+    "max_words",
+    "first_words",
+    "seconds",
+    "metrics",
+    "candidates",
+    "draws",
+    "steps",
+)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked of the recommendation: the best utility under a ceiling of leakage, or the least leakage above a
-    floor of utility.
+    """The rule of a recommendation: the best utility under a ceiling of leakage, or the least leakage above a floor of
+    utility.
 
     `leakage` names an attack and its metric, such as `one-of-n/identified`; `utility` a metric of the task. `release`
-    says what leaves: one `update`, all updates of the whole `training`, or the final `model`, which follows from the
-    updates, so that what holds for all of them holds for it.
+    is what the rule is about: one `update`, all updates of the whole `training`, or the final `model`, which follows
+    from the updates, so that what holds for all of them holds for it.
     """
 
     leakage: str
@@ -36,13 +58,13 @@ class Goal:
     release: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a goal that asks for nothing."""
+        """Reject a goal without a rule, or with a release that its attack does not read."""
         if "/" not in self.leakage:
             raise refuse("goal.leakage", self.leakage, "ATTACK/METRIC", "For example one-of-n/identified.")
         if (self.ceiling is None) == (self.floor is None):
             raise SettingError(
-                "Expected either a ceiling or a floor in goal. A ceiling of leakage asks for the best utility under "
-                "it, a floor of utility for the least leakage above it."
+                "Expected either a ceiling or a floor in goal. A ceiling on leakage selects the best utility under "
+                "it, a floor on utility the least leakage above it."
             )
         if self.release is not None:
             one_of("goal.release", self.release, RELEASES)
@@ -59,7 +81,7 @@ class Goal:
 
     @property
     def scope(self) -> str:
-        """The release that is meant: the whole training where nothing was said and the attack can be run on it."""
+        """The release of the rule; by default the whole training where the attack can be run on it."""
         if self.release is not None:
             return self.release
         return TRAINING if self.leakage == IDENTIFIED else UPDATE
@@ -74,7 +96,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file says, with every list of a protection still a grid."""
+    """The values of a study file; a list among a protection's values is a grid."""
 
     name: str
     data: dict[str, Any]
@@ -88,15 +110,15 @@ class Study:
     release: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a study that has nothing to run."""
+        """Reject a study that has nothing to run."""
         if not self.name.strip():
             raise refuse("name", self.name, "a name", "It is the title of the report.")
-        for what in ("protections", "attacks"):
-            for number, table in enumerate(getattr(self, what)):
+        for what, tables in (("protections", self.protections), ("attacks", self.attacks)):
+            for number, table in enumerate(tables):
                 if not isinstance(table.get("name"), str):
-                    raise SettingError(f"Expected key 'name' in {what}[{number}]. It says which one is meant.")
+                    raise SettingError(f"Expected key 'name' in {what}[{number}]. Add it.")
         if not self.protections:
-            raise refuse("protections", [], "at least one", 'Add [[protections]] with name = "none" to begin with.')
+            raise refuse("protections", [], "at least one", 'Add [[protections]] with name = "none" to start with.')
         if not self.seeds:
             raise refuse("seeds", [], "at least one seed", "Several seeds give intervals.")
         if len(set(self.seeds)) != len(self.seeds):
@@ -112,9 +134,197 @@ class Study:
         return as_dict(self)
 
 
+@dataclass(frozen=True)
+class DataTable:
+    """The `[data]` table: as for `discreet train`. `seed` is that of the notes, `rows` and `share`, not of a trial."""
+
+    source: str
+    text: str = "text"
+    text_pair: str | None = None
+    label: str = "label"
+    unit: str | None = None
+    rows: int | None = None
+    share: float | None = None
+    validation: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    seed: int = 0
+    separator: str | None = None
+    quoting: str | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The columns to read."""
+        return Columns(self.text, self.text_pair, self.label, self.unit, self.separator, self.quoting)
+
+
+@dataclass(frozen=True)
+class ReleaseTable:
+    """The `[release]` table: what is attacked, the gradient of a client that shares these layers, on this split.
+
+    It may differ from what is trained for utility; the report gives both, and the epsilon of each.
+    """
+
+    train: str = "all"
+    embeddings: bool = True
+    split: str | None = None
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Reject a delta outside (0, 1)."""
+        open_probability("release.delta", self.delta)
+
+
+@dataclass(frozen=True)
+class TrainingTable:
+    """The `[training]` table: how long and how fast to train; defaults depend on the layers and the protection."""
+
+    epochs: float | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    warmup: float = 0.06
+    optimizer: str = "adamw"
+    precision: str = "auto"
+
+
 def read_study(path: Path) -> Study:
-    """Return the study in a TOML file, refusing unknown keys by name."""
+    """Return the study in a TOML file, rejecting unknown keys by name."""
     return parse(Study, read_values(path, "study"), path.name)
+
+
+def check(study: Study) -> None:
+    """Reject a study with an unknown key, value, protection or attack, or an attack that fits no release."""
+    from discreet.models.classifier import ModelSettings
+    from discreet.study.grid import points
+    from discreet.training.settings import TrainSettings
+
+    parse(DataTable, study.data, "data")
+    parse(ModelSettings, study.model, "model")
+    training = parse(TrainingTable, study.training, "training")
+    TrainSettings(
+        epochs=training.epochs or 1.0,
+        batch_size=training.batch_size or 1,
+        learning_rate=training.learning_rate,
+        warmup=training.warmup,
+        optimizer=training.optimizer,
+        precision=training.precision,
+    )
+    parse(ReleaseTable, study.release, "release")
+    places: dict[str, str] = {}
+    for number, table in enumerate(study.protections):
+        name = one_of(f"protections[{number}].name", table["name"], [NONE, *PROTECTIONS])
+        for point in points(table, f"protections[{number}]"):
+            settings_for(point)
+        places[name] = "any" if name == NONE else protection_settings(name).place
+    measured: dict[str, tuple[str, ...]] = {}
+    for table in study.attacks:
+        attack = attack_for(table)
+        name, kind = str(table["name"]), attack.sees.kind
+        measured[name] = measured.get(name, ()) + _metrics_of(table, attack)
+        if kind not in places.values() and "any" not in places.values():
+            released = ", ".join(f"{protection} ({place})" for protection, place in places.items())
+            raise SettingError(
+                f"Expected an attack that fits a release of the study, got {name} on the {kind}, and the protections "
+                f"{released}. Add a protection of the {kind}, or choose another attack."
+            )
+    if study.goal is not None and study.attacks:
+        check_goal(study.goal, measured)
+
+
+def _metrics_of(table: Table, attack: Any) -> tuple[str, ...]:
+    from discreet.experiment.identification import METRIC
+    from discreet.experiment.reading import metrics_for
+
+    metrics = metrics_for(attack, request_for(table, attack, None, delta=1e-5, seed=0).metrics)
+    return (METRIC, METRIC + OF_UPDATE) if attack.identifies else metrics
+
+
+def check_goal(goal: Goal, measured: Mapping[str, Sequence[str]]) -> None:
+    """Reject a goal by which no trial could be measured, before any runs; `measured` has the metrics by attack."""
+    from discreet.metrics.utility import UTILITIES
+
+    attack, _, metric = goal.leakage.partition("/")
+    one_of(f"goal.leakage of {attack}", metric, measured[attack])
+    if goal.utility is not None:
+        one_of("goal.utility", goal.utility, UTILITIES)
+    if goal.ceiling is not None and not 0 < goal.ceiling < 1:
+        raise refuse("goal.ceiling", goal.ceiling, "in (0, 1)", "It is a share: 0.05 is 5%.")
+
+
+def settings_for(protection: Table) -> Any:
+    """Return a protection's settings from a point of its grid, or None for no protection."""
+    from discreet.protections.settings import protect_settings
+
+    name = str(protection["name"])
+    values = {key: value for key, value in protection.items() if key != "name"}
+    if name == NONE:
+        if values:
+            raise SettingError(f"Expected only a name for no protection, got {next(iter(values))!r}. Leave it out.")
+        return None
+    _reject_misspelled(values, [one.name for one in dataclasses.fields(protection_settings(name))], "protections", name)
+    return protect_settings(name, values)
+
+
+def attack_for(table: Table) -> Any:
+    """Return an attack with its own settings from a study's table."""
+    name = str(table["name"])
+    values = {key: value for key, value in table.items() if key != "name" and key not in REQUEST_KEYS}
+    known = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
+    _reject_misspelled(values, known, "attacks", name, REQUEST_KEYS)
+    return attack_of(name, values)
+
+
+def _reject_misspelled(values: Table, known: Sequence[str], where: str, name: str, also: Sequence[str] = ()) -> None:
+    for key in values:
+        if key not in known and (guess := did_you_mean(key, [*known, *also])):
+            raise SettingError(f"Expected only known keys in {where} ({name}), got {shown(key)}. {guess}")
+
+
+def request_for(table: Table, attack: Any, protect: Any, delta: float, seed: int) -> AttackRequest:
+    """Return the request to run an attack of a study, with noise from a fixed seed."""
+    from discreet.experiment.attack import AttackRequest
+
+    values = {key: value for key, value in table.items() if key in REQUEST_KEYS}
+    if "metrics" in values:
+        if not isinstance(values["metrics"], list | tuple):
+            raise SettingError(f"Expected metrics in attacks to be a list of names, got {shown(values['metrics'])}.")
+        values["metrics"] = tuple(values["metrics"])
+    return AttackRequest(
+        attack=attack, protect=protect, name=str(table["name"]), delta=delta, seed=seed, noise_seed=seed, **values
+    )
+
+
+def in_keys(text: str) -> str:
+    """Return a text with a study's keys where it names options of the command line; other options stay.
+
+    >>> in_keys("Take larger batches (--batch-size), or mix fewer (--mix).")
+    'Take larger batches (batch_size), or mix fewer (mix).'
+    >>> in_keys("Use --no-pooler. Add --mechanism gaussian. Expected --sensitive FILE; choose another --out.")
+    'Use pooler = false. Add mechanism = "gaussian". Expected sensitive; choose another --out.'
+    """
+    return reworded(text, _key_in_words)
+
+
+def said_in_keys() -> AbstractContextManager[None]:
+    """Let errors raised inside name a study's keys instead of options of the command line."""
+    return saying(_key_in_words)
+
+
+def _key_in_words(name: str, value: str | None) -> str | None:
+    if name not in _known_keys():
+        return None
+    if value is None:
+        return name
+    return f"{name} = {value}" if value == "false" or value[0].isdigit() else f'{name} = "{value}"'
+
+
+@lru_cache(maxsize=1)
+def _known_keys() -> frozenset[str]:
+    """Return every key that a table of a study may have."""
+    from discreet.models.classifier import ModelSettings
+
+    tables = [DataTable, ModelSettings, TrainingTable, ReleaseTable, *(protection_settings(one) for one in PROTECTIONS)]
+    return frozenset({*REQUEST_KEYS, *(one.name for table in tables for one in dataclasses.fields(table))})
 
 
 def changes(before: Table, after: Table, where: str = "") -> list[str]:
@@ -123,18 +333,18 @@ def changes(before: Table, after: Table, where: str = "") -> list[str]:
     >>> changes({"seeds": [0], "data": {"rows": 5}}, {"seeds": [0], "data": {"rows": 6}})
     ['data.rows was 5 and is 6']
     """
-    found: list[str] = []
+    differences: list[str] = []
     for key in [*before, *(k for k in after if k not in before)]:
         name = f"{where}{key}"
         if key not in after:
-            found.append(f"{name} was {_short(before[key])} and is gone")
+            differences.append(f"{name} was {_short(before[key])} and is gone")
         elif key not in before:
-            found.append(f"{name} is new: {_short(after[key])}")
+            differences.append(f"{name} is new: {_short(after[key])}")
         elif isinstance(before[key], Mapping) and isinstance(after[key], Mapping):
-            found += changes(before[key], after[key], f"{name}.")
+            differences += changes(before[key], after[key], f"{name}.")
         elif json.dumps(before[key]) != json.dumps(after[key]):
-            found.append(f"{name} was {_short(before[key])} and is {_short(after[key])}")
-    return found
+            differences.append(f"{name} was {_short(before[key])} and is {_short(after[key])}")
+    return differences
 
 
 def _short(value: Any) -> str:

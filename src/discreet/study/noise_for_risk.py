@@ -313,7 +313,7 @@ def noise_for_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[N
 
     Guarantee: as `noise_for_risk`.
     """
-    from discreet.study.shared import scene_of
+    from discreet.study.trial import scene_of, with_trained_layers
 
     goal = study.get("goal") or {}
     attack = next((table for table in study.get("attacks", ()) if table["name"] == ONE_OF_N), None)
@@ -334,10 +334,6 @@ def noise_for_study(study: Mapping[str, Any], trials: Iterable[Trial]) -> list[N
         seed=private.seed,
         adjacency=str(private.details.get("adjacency", Adjacency.ZERO_OUT)),
     )
-    settings = {"model": {}, "release": {}, **private.settings}
-    trained = {**settings["release"], "train": settings["model"].get("train", "all")}
-    return noise_for_risk(
-        scene_of(settings, private.seed, "gradient"),
-        request,
-        scene_of({**settings, "release": trained}, private.seed, "gradient"),
-    )
+    released = scene_of(private.settings, private.seed, "gradient")
+    trained = scene_of(with_trained_layers(private.settings), private.seed, "gradient")
+    return noise_for_risk(released, request, trained)

@@ -1,12 +1,17 @@
-"""One trial of a study: train under a protection, release, attack, measure, and set the proven bound beside it."""
+"""Run one trial of a study: train under a protection, release, attack, measure, and state the proven bound."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
+import os
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,63 +26,65 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import parse
 from discreet.core.types import TRAINING, UPDATE, Leakage, Trial
+from discreet.data.corpus import Corpus
+from discreet.data.sources import load
 from discreet.experiment.attack import AttackResult, run_attack
 from discreet.experiment.attack_updates import Updates, rate_of
 from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.experiment.releases import LEAVES, READS, fits
+from discreet.experiment.scene import Scene
 from discreet.metrics.trade_off import true_positive_rates
 from discreet.metrics.utility import constant_utility, quality, utility_intervals
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.facts import public_facts
 from discreet.protections.representation import place_of
-from discreet.study.file import OF_UPDATE
-from discreet.study.grid import Planned
-from discreet.study.keys import in_keys, said_in_keys
-from discreet.study.shared import corpus_of, one_at_a_time, scene_of
-from discreet.study.tables import (
-    AttackOf,
+from discreet.study.file import (
+    OF_UPDATE,
     DataTable,
     ReleaseTable,
     TrainingTable,
     attack_for,
+    in_keys,
     request_for,
+    said_in_keys,
     settings_for,
 )
+from discreet.study.grid import Planned
 from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import matched, predict
 from discreet.training.loop import train
 from discreet.training.private import step_cost
 from discreet.training.settings import TrainSettings
+from discreet.training.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from discreet.data.batches import Tokens, Vectors
-    from discreet.data.corpus import Corpus
     from discreet.protections.gradient import GradientProtection
 
 FALSE_ALARMS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_POINTS = 24
+_POINTS = 24  # of the curve of epsilon over training
 _SETTING = (
     "this is the guarantee of the setting: a run for release draws its noise in secret; the trials of a study draw it "
-    "from a given seed, so that they can be repeated, and are not for release"
+    "from a fixed seed, so that they can be repeated, and are not for release"
 )
 
 
-def run_trial(planned: Planned, attack_of: AttackOf) -> Trial:
-    """Return one trial; it depends on its settings and seed alone.
+def run_trial(planned: Planned) -> Trial:
+    """Return one trial; it depends on its settings and seed alone. Worker processes import it by its name.
 
     Guarantee: that of the setting, in the trial; none for the trial itself, which holds texts that attacks read and
-        drew its noise from a given seed.
+        drew its noise from a fixed seed.
     """
     with said_in_keys():
-        return _run(planned, attack_of)
+        return _run(planned)
 
 
-def _run(planned: Planned, attack_of: AttackOf) -> Trial:
-    began = time.monotonic()
-    settings = planned.settings
-    utility, guarantee, details, protect, updates = _trained(settings, planned.seed)
+def _run(planned: Planned) -> Trial:
+    started = time.monotonic()
+    settings, seed = planned.settings, planned.seed
+    trained = _trained(settings, seed)
     leakages: list[Leakage] = []
     texts: list[dict[str, Any]] = []
     attacks: dict[str, Any] = {}
@@ -85,51 +92,41 @@ def _run(planned: Planned, attack_of: AttackOf) -> Trial:
     skipped: dict[str, str] = {}
     scopes: dict[str, str] = {}
     for table in settings.get("attacks", ()):
-        attack = attack_for(table, attack_of)
-        kind = attack.sees.kind
-        if not fits(kind, protect):
-            leaves = LEAVES[place_of(protect)]
-            skipped[str(table["name"])] = f"It reads {READS[kind]}; under this protection only {leaves} leave."
+        attack = attack_for(table)
+        name, kind = str(table["name"]), attack.sees.kind
+        if not fits(kind, trained.protect):
+            leaves = LEAVES[place_of(trained.protect)]
+            skipped[name] = f"It reads {READS[kind]}; under this protection only {leaves} leave."
             continue
-        scene = scene_of(_whole(settings), planned.seed, kind)
-        identifies = attack.identifies
-        asked = parse(ReleaseTable, settings.get("release", {}), "release")
-        mine = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect
-        request = request_for(table, attack, mine, asked.delta, planned.seed)
         try:
-            found = run_attack(request, scene)
-            of_all = None
-            if identifies and updates is not None:
-                # what the training releases is of the layers that it trains
-                trained = scene_of(of_the_trained(settings), planned.seed, kind)
-                of_all = run_attack(replace(request, protect=protect, steps=1, updates=updates), trained)
+            of_update, of_training = _attacked(table, attack, trained, settings, seed)
         except (UnsupportedError, SettingError) as error:
-            if protect is None:
+            if trained.protect is None:
                 raise  # it does not fit the study's release at all
-            skipped[str(table["name"])] = in_keys(str(error))
+            skipped[name] = in_keys(str(error))
             continue
-        measured = [(found, OF_UPDATE if identifies else "", UPDATE)]
-        if of_all is not None:
-            measured.insert(0, (of_all, "", TRAINING))
+        measured = [(of_update, OF_UPDATE if attack.identifies else "", UPDATE)]
+        if of_training is not None:
+            measured.insert(0, (of_training, "", TRAINING))
         for result, ending, scope in measured:
             for leakage in result.leakages:
-                name = f"{table['name']}/{leakage.metric}{ending}"
-                leakages.append(replace(leakage, metric=name))
-                scopes[name] = scope
+                metric = f"{name}/{leakage.metric}{ending}"
+                leakages.append(replace(leakage, metric=metric))
+                scopes[metric] = scope
                 if result.bound is not None:
-                    bounds[name] = result.bound
-        attacks[str(table["name"])] = _facts(found if of_all is None else of_all)
-        texts += [{"attack": str(table["name"]), **example.as_dict()} for example in found.examples]
+                    bounds[metric] = result.bound
+        attacks[name] = _attack_details(of_update if of_training is None else of_training)
+        texts += [{"attack": name, **example.as_dict()} for example in of_update.examples]
     return Trial(
         settings=settings,
-        seed=planned.seed,
-        utility=utility,
+        seed=seed,
+        utility=trained.utility,
         leakages=tuple(leakages),
-        guarantee=guarantee,
-        seconds=time.monotonic() - began,
+        guarantee=trained.guarantee,
+        seconds=time.monotonic() - started,
         bytes=_memory(),
         details={
-            **details,
+            **trained.details,
             "bounds": bounds,
             "scopes": scopes,
             "attacks": attacks,
@@ -139,20 +136,40 @@ def _run(planned: Planned, attack_of: AttackOf) -> Trial:
     )
 
 
-def _whole(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": {}, "release": {}, **settings}
+@dataclass(frozen=True)
+class _Trained:
+    """A training: its utility and guarantee, what a report shows besides, the protection, and all its updates."""
+
+    utility: dict[str, float]
+    guarantee: Guarantee | None
+    details: dict[str, Any]
+    protect: Any
+    updates: Updates | None
 
 
-def of_the_trained(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _attacked(
+    table: Mapping[str, Any], attack: Any, trained: _Trained, settings: Mapping[str, Any], seed: int
+) -> tuple[AttackResult, AttackResult | None]:
+    """Return an attack on one release and, where it identifies candidates, on all updates of the training."""
+    scene, protect = scene_of(settings, seed, attack.sees.kind), trained.protect
+    released = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect
+    delta = parse(ReleaseTable, settings.get("release", {}), "release").delta
+    request = request_for(table, attack, released, delta, seed)
+    result = run_attack(request, scene)
+    if not attack.identifies or trained.updates is None:
+        return result, None
+    # What the training releases are the gradients of the layers that it trains.
+    all_updates = replace(request, protect=protect, steps=1, updates=trained.updates)
+    return result, run_attack(all_updates, scene_of(with_trained_layers(settings), seed, attack.sees.kind))
+
+
+def with_trained_layers(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial's settings with the layers that are trained as those that are released."""
-    whole = _whole(settings)
-    return {**whole, "release": {**whole["release"], "train": whole["model"].get("train", "all")}}
+    train = settings.get("model", {}).get("train", "all")
+    return {**settings, "release": {**settings.get("release", {}), "train": train}}
 
 
-def _trained(
-    settings: Mapping[str, Any], seed: int
-) -> tuple[dict[str, float], Guarantee | None, dict[str, Any], Any, Updates | None]:
-    """Train once and return utility, guarantee, what a report shows besides, the protection, and all its updates."""
+def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     corpus = corpus_of(settings["data"])
     request = training_request(settings, corpus, seed)
     rng = Rng(seed)
@@ -164,12 +181,12 @@ def _trained(
                 ready(model, split, cache_folder(), request.train.precision)
     with tempfile.TemporaryDirectory(prefix="discreet-") as folder:
         if request.protect is None:
-            trained = train(model, corpus, request.train, rng=rng.fork("train"), cache=cache_folder())
+            done = train(model, corpus, request.train, rng=rng.fork("train"), cache=cache_folder())
             plan = None
         else:
             plan = plan_for(request, model, corpus, Path(folder), lambda text: None)
             with plan.ledger:
-                trained = train(
+                done = train(
                     model,
                     corpus,
                     request.train,
@@ -182,47 +199,25 @@ def _trained(
                     public=plan.public,
                     cache=cache_folder(),
                 )
-        asked = asked_as(plan, held_out)
-        utility, around = _quality(model, ready(model, asked, cache_folder(), request.train.precision), seed)
+        rows = ready(model, asked_as(plan, held_out), cache_folder(), request.train.precision)
+        utility, beside = _utility(model, rows, seed)
+        guarantee = None if done.guarantee is None else of_the_setting(done.guarantee)
         details: dict[str, Any] = {
             "evaluated_rows": len(held_out),
-            "steps": trained.steps,
+            "steps": done.steps,
             "trained": request.model.train,
-            **around,
+            **beside,
+            **_privacy(plan, done.steps),
+            "roc": _roc(model, corpus, plan, request.train.precision, guarantee),
         }
-        details |= _privacy(plan, trained.steps)
-        promise = None if trained.guarantee is None else of_the_setting(trained.guarantee)
-        details["roc"] = _roc(model, corpus, plan, request.train.precision, promise)
-        updates = _updates(plan, trained.steps, promise)
-    return utility, promise, details, None if plan is None else plan.protect, updates
-
-
-def _quality(model: Classifier, rows: Tokens | Vectors, seed: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return a model's metrics; beside them their intervals, and what a constant answer would reach."""
-    answers, truth = predict(model, rows).best, rows.targets.cpu().numpy()
-    found = quality(model.task, answers, truth)
-    return found.metrics, {
-        "baselines": constant_utility(model.task, truth),
-        "intervals": {k: list(v) for k, v in utility_intervals(model.task, answers, truth, Rng(seed)).items()},
-        "constant": found.constant,
-    }
-
-
-def _updates(plan: Plan | None, steps: int, promise: Guarantee | None) -> Updates | None:
-    """Return what all updates of a training are to an attacker, where they are gradients."""
-    if plan is None:
-        return Updates(steps, 1.0, NoGuaranteeDpEvent("the release was not protected"))
-    rate = rate_of(plan.sampler, plan.units)
-    if rate is None or place_of(plan.protect) != "gradient":
-        return None
-    proven = promise is not None and promise.certified
-    return Updates(steps, rate, plan.ledger.event, rate * plan.units, proven)
+        updates = _updates(plan, done.steps, guarantee)
+    return _Trained(utility, guarantee, details, None if plan is None else plan.protect, updates)
 
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
-    """Return the training that a trial asks for, with what is usual where nothing was said."""
+    """Return the training of a trial, with defaults for what its settings leave out."""
     data = parse(DataTable, settings["data"], "data")
-    asked = parse(TrainingTable, settings.get("training", {}), "training")
+    training = parse(TrainingTable, settings.get("training", {}), "training")
     model = parse(ModelSettings, settings.get("model", {}), "model")
     protect = settings_for(settings["protection"])
     name = None if protect is None else protect.name
@@ -230,40 +225,61 @@ def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> 
         source=data.source,
         columns=data.columns,
         model=model,
-        train=TrainSettings(warmup=asked.warmup, optimizer=asked.optimizer, precision=asked.precision),
+        train=TrainSettings(warmup=training.warmup, optimizer=training.optimizer, precision=training.precision),
         protect=protect,
         seed=seed,
         noise_seed=seed,
     )
-    usual = defaults_for(model.train, name, corpus.split("train").unit_count)
     return request.tuned(
-        usual,
-        epochs=asked.epochs,
-        batch_size=asked.batch_size,
-        learning_rate=asked.learning_rate,
-        weight_decay=asked.weight_decay,
+        defaults_for(model.train, name, corpus.split("train").unit_count),
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
     )
 
 
-def of_the_setting(found: Guarantee) -> Guarantee:
-    """Return what a setting guarantees where only the seed of a trial's noise stands in the way of a proof."""
-    proven = found.without_caveat(Caveat.FIXED_SEED)
-    return found if proven is found else replace(proven, assumptions=(*found.assumptions, _SETTING))
+def of_the_setting(guarantee: Guarantee) -> Guarantee:
+    """Return what a setting guarantees where only the fixed seed of a trial's noise stands in the way of a proof."""
+    proven = guarantee.without_caveat(Caveat.FIXED_SEED)
+    return guarantee if proven is guarantee else replace(proven, assumptions=(*guarantee.assumptions, _SETTING))
+
+
+def _utility(model: Classifier, rows: Tokens | Vectors, seed: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return a model's metrics; beside them their intervals, and the metrics of a constant answer."""
+    answers, truth = predict(model, rows).best, rows.targets.cpu().numpy()
+    measured = quality(model.task, answers, truth)
+    return measured.metrics, {
+        "baselines": constant_utility(model.task, truth),
+        "intervals": {k: list(v) for k, v in utility_intervals(model.task, answers, truth, Rng(seed)).items()},
+        "constant": measured.constant,
+    }
+
+
+def _updates(plan: Plan | None, steps: int, guarantee: Guarantee | None) -> Updates | None:
+    """Return what an attacker sees of all updates of a training, where they are gradients."""
+    if plan is None:
+        return Updates(steps, 1.0, NoGuaranteeDpEvent("the release was not protected"))
+    rate = rate_of(plan.sampler, plan.units)
+    if rate is None or place_of(plan.protect) != "gradient":
+        return None
+    proven = guarantee is not None and guarantee.certified
+    return Updates(steps, rate, plan.ledger.event, rate * plan.units, proven)
 
 
 def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
-    """Return the noise that was solved for, and epsilon over the steps of training where every step costs the same."""
+    """Return the solved noise, and epsilon over the steps of training where every step costs the same."""
     if plan is None:
         return {}
-    found: dict[str, Any] = {"protection": public_facts(plan.protect), "units": plan.units}
+    facts: dict[str, Any] = {"protection": public_facts(plan.protect), "units": plan.units}
     if plan.sampler is None or place_of(plan.protect) != "gradient":
-        return found
+        return facts
     protect = cast("GradientProtection", plan.protect)
     step, _ = step_cost(protect, plan.sampler, 0, plan.units)
     meter = Meter(step, plan.delta, protect.adjacency)
     at = sorted({max(1, round(steps * (i + 1) / _POINTS)) for i in range(_POINTS)})
     return {
-        **found,
+        **facts,
         "sampling_rate": rate_of(plan.sampler, plan.units),
         "adjacency": str(protect.adjacency),
         "epsilon_over_training": [[count, meter.epsilon(count)] for count in at],
@@ -271,18 +287,18 @@ def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
 
 
 def _roc(
-    model: Classifier, corpus: Corpus, plan: Plan | None, precision: str, promise: Guarantee | None
+    model: Classifier, corpus: Corpus, plan: Plan | None, precision: str, guarantee: Guarantee | None
 ) -> dict[str, Any]:
-    """Return how well a threshold on the loss tells training rows from held-out ones, beside what is proven, if it is.
+    """Return how well a threshold on the loss separates training rows from held-out ones, and what is proven of that.
 
-    An estimate bounds no attack: an encoder that was trained on private text is not paid for by noise behind it.
+    An estimate bounds no attack: noise behind an encoder that was trained on private text does not pay for it.
     """
     if model.task != "classification":
         return {}
     members, others = (_log_likelihoods(model, corpus.split(name), plan, precision) for name in ("train", "validation"))
     measured = true_positive_rates(members, others, FALSE_ALARMS)
     bound: list[float] | None = None
-    if plan is not None and promise is not None and (promise.certified or not promise.exists):
+    if plan is not None and guarantee is not None and (guarantee.certified or not guarantee.exists):
         with suppress(UnsupportedError):
             bound = most_true_positives_at(plan.ledger.event, FALSE_ALARMS, plan.protect.adjacency).tolist()
     return {
@@ -296,20 +312,20 @@ def _roc(
 
 def _log_likelihoods(model: Classifier, split: Corpus, plan: Plan | None, precision: str) -> npt.NDArray[np.float64]:
     rows = asked_as(plan, matched(split, model))
-    seen = predict(model, ready(model, rows, cache_folder(), precision)).values
+    probabilities = predict(model, ready(model, rows, cache_folder(), precision)).values
     labels = np.asarray(rows.labels)
-    chosen = seen[np.arange(len(labels)), labels].astype(np.float64)
-    return np.asarray(np.log(np.maximum(chosen, 1e-30)))
+    of_label = probabilities[np.arange(len(labels)), labels].astype(np.float64)
+    return np.asarray(np.log(np.maximum(of_label, 1e-30)))
 
 
-def _facts(found: AttackResult) -> dict[str, Any]:
-    promise = None if found.guarantee is None else of_the_setting(found.guarantee)
+def _attack_details(result: AttackResult) -> dict[str, Any]:
+    guarantee = None if result.guarantee is None else of_the_setting(result.guarantee)
     return {
-        "release": dict(found.release),
-        "guarantee": None if promise is None else {**promise.as_dict(), "sentence": promise.sentence()},
-        "epsilon_by_adjacency": dict(found.epsilon_by_adjacency),
-        "seconds": found.seconds,
-        "stopped_by_time_limit": found.stopped,
+        "release": dict(result.release),
+        "guarantee": None if guarantee is None else {**guarantee.as_dict(), "sentence": guarantee.sentence()},
+        "epsilon_by_adjacency": dict(result.epsilon_by_adjacency),
+        "seconds": result.seconds,
+        "stopped_by_time_limit": result.stopped,
     }
 
 
@@ -317,3 +333,94 @@ def _memory() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """Let one process at a time do a named piece of work, so that the next one reads it from the cache.
+
+    Where the cache cannot be written it cannot be read either, and every process does the work itself.
+    """
+    folder = cache_folder()
+    handle = None
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if handle is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def corpus_of(data: Mapping[str, Any]) -> Corpus:
+    """Return the corpus of a study's data table, read once per process."""
+    return _corpus(json.dumps(data, sort_keys=True))
+
+
+@lru_cache(maxsize=2)
+def _corpus(data: str) -> Corpus:
+    table = parse(DataTable, json.loads(data), "data")
+    return load(
+        table.source,
+        table.columns,
+        seed=table.seed,
+        rows=table.rows,
+        share=table.share,
+        validation=table.validation,
+        task=table.task,
+    )
+
+
+class SharedScene(Scene):
+    """A scene whose inner products are cached on disk, where other processes read them."""
+
+    def gram(self, candidates: Corpus) -> npt.NDArray[np.float64]:
+        """Return the inner products of candidates' gradients, computed once for all processes of this machine.
+
+        Guarantee: none; inner products of private rows are kept in the cache, readable by its owner only.
+        """
+        key = ("gram", candidates.texts, candidates.second, candidates.labels, candidates.scores)
+        if key not in self.kept:
+            path = cache_folder() / f"gram-{_digest(self.model, repr(key))}.safetensors"
+            with one_at_a_time("gram"):
+                if path.exists():
+                    self.kept[key] = load_tensors(path)[0]["gram"].numpy()
+                else:
+                    import torch
+
+                    computed = super().gram(candidates)
+                    with suppress(OSError):  # a cache that cannot be written costs time, not correctness
+                        save_tensors({"gram": torch.from_numpy(computed)}, path)
+        gram: npt.NDArray[np.float64] = self.kept[key]
+        return gram
+
+
+def _digest(model: Classifier, text: str) -> str:
+    digest = hashlib.sha256(f"{model.fingerprint} {model.settings!r} {text}".encode())
+    for parameter in model.head.parameters():  # a fresh head differs by its seed, and gradients with it
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()[:40]
+
+
+def scene_of(settings: Mapping[str, Any], seed: int, kind: str) -> SharedScene:
+    """Return what is attacked in a trial: for gradients the model that a client shares, for vectors the trained one."""
+    tables = [settings["data"], settings.get("model", {}), settings.get("release", {})]
+    return _scene(json.dumps(tables, sort_keys=True), seed, kind)
+
+
+@lru_cache(maxsize=2)
+def _scene(tables: str, seed: int, kind: str) -> SharedScene:
+    data, model, release = json.loads(tables)
+    corpus, shared = corpus_of(data), parse(ReleaseTable, release, "release")
+    values = {**model, "embeddings": shared.embeddings, "dropout": 0.0}
+    if kind == "gradient":
+        values["train"] = shared.train
+        values["pooler"] = None if shared.train == "pooler+head" else False
+    settings = parse(ModelSettings, values, "model")
+    built = Classifier.build(corpus, settings, rng=Rng(seed).fork("model")).eval()
+    scene = SharedScene.of(corpus, built, split=shared.split, origin=f"a fresh {settings.encoder}")
+    assert isinstance(scene, SharedScene)
+    return scene

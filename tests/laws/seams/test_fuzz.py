@@ -126,13 +126,11 @@ def test_toml_that_breaks_its_reader_is_rejected(tmp_path: Path, text: str) -> N
     ],
 )
 def test_a_study_with_values_of_another_kind_is_rejected(table: dict[str, Any]) -> None:
-    from discreet.catalog import attack_of
-    from discreet.study.file import Study
-    from discreet.study.tables import check
+    from discreet.study.file import Study, check
 
     study = Study("x", {"source": "notes"}, ({"name": "none"},), ({"name": "one-of-n", **table},))
     with pytest.raises(SettingError):
-        check(study, attack_of)
+        check(study)
 
 
 def test_numbers_that_no_float_holds_are_rejected() -> None:
@@ -327,19 +325,19 @@ def test_the_explorer_rejects_a_key_twice(tmp_path: Path, body: bytes, status: s
 def test_a_trial_of_another_shape_is_rejected(tmp_path: Path, change: Any, what: str) -> None:
     from benchmarks.fuzz_folders import save_sweep
 
-    from discreet.report.findings import findings
+    from discreet.study import read_result
 
     save_sweep(tmp_path)
-    findings(tmp_path)
+    read_result(tmp_path)
     lines = (tmp_path / "trials.jsonl").read_text(encoding="utf-8").splitlines()
     lines[0] = json.dumps(change(json.loads(lines[0])))
     (tmp_path / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=what):
-        findings(tmp_path)
+        read_result(tmp_path)
     for name in ("trials.jsonl", "study.json"):
         (tmp_path / name).unlink()
         (tmp_path / name).mkdir()
         with pytest.raises(DataError, match="Expected to read"):
-            findings(tmp_path)
+            read_result(tmp_path)
         (tmp_path / name).rmdir()
         (tmp_path / name).write_text("{}\n", encoding="utf-8")

@@ -18,17 +18,17 @@ from scipy.stats import norm
 
 from discreet.accounting.events import PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
-from discreet.attacks.identification import OneOfN
 from discreet.cli.main import main
 from discreet.core.types import Trial
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack_updates import Updates
 from discreet.protections.dp_sgd import DPSGD
-from discreet.report.findings import findings
+from discreet.report.words import verdict_of
 from discreet.study import trial as trials
 from discreet.study.file import Goal, Study, read_study
 from discreet.study.frontier import best, points_of
 from discreet.study.grid import Planned, key_of
+from discreet.study.result import read_result
 from discreet.study.store import NAME, read_trials, trial_as_dict
 
 IDENTIFIED = "one-of-n/identified"
@@ -63,7 +63,8 @@ def attacked(
     promise = guarantee(event, delta=1e-5, adjacency=protect.adjacency)
     details = {"evaluated_rows": 500, "steps": steps, "baselines": {"accuracy": base}, "sampling_rate": rate}
     updates = Updates(steps, rate, event, 100 * rate)
-    monkeypatch.setattr(trials, "_trained", lambda *a: ({"accuracy": accuracy}, promise, details, protect, updates))
+    trained = trials._Trained({"accuracy": accuracy}, promise, details, protect, updates)
+    monkeypatch.setattr(trials, "_trained", lambda *a: trained)
     monkeypatch.setattr(trials, "scene_of", lambda *a: Scene())
     table = {"name": "one-of-n", "candidates": candidates, "draws": draws}
     asked = {
@@ -71,7 +72,7 @@ def attacked(
         "protection": {"name": "dp-sgd", "noise_multiplier": noise},
         "attacks": [table],
     }
-    return trials._run(Planned("key", asked, 0), lambda name, own: OneOfN())
+    return trials._run(Planned("key", asked, 0))
 
 
 def slow_bound(noise: float, rate: float, steps: int, candidates: int, release: str) -> float:
@@ -154,13 +155,13 @@ def test_a_verdict_names_its_release_and_what_would_keep_the_ceiling(
     kept = {"noise": 9.197, "limit": 0.05, "event": "a whole training (80 steps, rate 0.52)", "sentence": ""}
     row = {"ceiling": 0.05, "candidates": 64, "certified": kept, "measured": kept, "ratio": 1.0, "scope": "training"}
     (tmp_path / "risk.json").write_text(json.dumps([row]))
-    told = findings(tmp_path)
-    assert told.chosen is None
-    assert "all 80 updates of the training" in told.verdict[1]
-    assert "44%" in told.verdict[1] and "9.197" in told.verdict[1]
+    told = read_result(tmp_path)
+    assert told.recommended is None
+    assert "all 80 updates of the training" in verdict_of(told)[1]
+    assert "44%" in verdict_of(told)[1] and "9.197" in verdict_of(told)[1]
     write(tmp_path, found, {"leakage": IDENTIFIED, "ceiling": 0.05, "release": "update"})
-    told = findings(tmp_path)
-    assert told.chosen is not None and "proven for every attack on one update" in told.verdict[1]
+    told = read_result(tmp_path)
+    assert told.recommended is not None and "proven for every attack on one update" in verdict_of(told)[1]
 
 
 def test_trials_that_attacked_one_update_decide_nothing_about_a_training(
@@ -172,17 +173,17 @@ def test_trials_that_attacked_one_update_decide_nothing_about_a_training(
     made["details"] = {"bounds": {IDENTIFIED: 0.042}, "steps": 80, "evaluated_rows": 500}
     write(tmp_path, [], {"leakage": IDENTIFIED, "ceiling": 0.05})
     (tmp_path / NAME).write_text(json.dumps({"key": key_of(made["settings"], 0), **made}) + "\n")
-    told = findings(tmp_path)
-    assert told.chosen is None
-    assert "earlier version" in told.verdict[1] and "new folder" in told.verdict[1]
+    told = read_result(tmp_path)
+    assert told.recommended is None
+    assert "earlier version" in verdict_of(told)[1] and "new folder" in verdict_of(told)[1]
 
 
 def test_a_model_that_learned_nothing_is_never_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [attacked(monkeypatch, 15.0, 0.5, 80, 64, 0.192, 0.4)]
     write(tmp_path, found, {"leakage": IDENTIFIED, "ceiling": 0.05})
-    told = findings(tmp_path)
-    assert told.chosen is None
-    assert "no better than a constant answer" in told.verdict[1]
+    told = read_result(tmp_path)
+    assert told.recommended is None
+    assert "no better than a constant answer" in verdict_of(told)[1]
 
 
 TINY = """
@@ -216,7 +217,7 @@ floor = 0.05
 def test_the_study_that_a_report_prints_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study.toml").write_text(TINY)
     assert main(["calibrate", str(tmp_path / "study.toml"), "--out", str(tmp_path / "a"), "--workers", "1"]) == 0
-    assert "training is meant" in " ".join(capsys.readouterr().err.split())
+    assert 'the default is "training"' in " ".join(capsys.readouterr().err.split())
     markdown = (tmp_path / "a" / "report.md").read_text()
     printed = markdown.partition("```toml\n")[2].partition("\n```")[0]
     assert tomllib.loads(printed)["goal"]["release"] == "training"
