@@ -38,9 +38,8 @@ from discreet.data.overlap import without_overlap
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.instance_encoding_settings import learned
-from discreet.protections.ldp_projection import Projection
+from discreet.protections.instance_encoding import InstanceEncoding, learned
+from discreet.protections.local.projection import Projection
 from discreet.training.encode import cache_folder, encode
 from discreet.training.local_head import fit_classes
 from discreet.training.precision import find_device

@@ -13,7 +13,7 @@ from discreet.data.batches import Tokens, tokenise
 from discreet.data.samplers import FixedSize
 from discreet.data.sources import load
 from discreet.models.encoder import load_encoder
-from discreet.protections.ldp_query import clip_states
+from discreet.protections.local.query import clip_states
 from discreet.training.precision import find_device
 
 CLIP = 0.5  # the paper's

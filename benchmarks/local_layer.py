@@ -33,9 +33,8 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.ldp_axes import SPREAD, query_axes
-from discreet.protections.ldp_layer import LDPLayer
-from discreet.protections.ldp_projection import Projection, labelled, principal, whole_space
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.projection import SPREAD, Projection, labelled, principal, query_axes, whole_space
 from discreet.training.encode import cache_folder, encode
 from discreet.training.local_head import fit_classes
 from discreet.training.tensors import load_tensors, save_tensors

@@ -23,8 +23,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Leakage, RepresentationRelease
 from discreet.metrics.retrieval import matched_cosines, recovered, retrieval
 from discreet.metrics.text import text_leakage
+from discreet.protections._vectors import clip
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.representation import clip
 from discreet.protections.texthide import TextHide
 
 THRESHOLDS = (0.8, 0.9, 0.95, 0.99)
@@ -90,7 +90,7 @@ def instance(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) 
         truth = held[inside]
         for name, protect in (
             ("TextHide (16, 4)", TextHide(masks=16, mix=4)),
-            ("TextHide, fresh masks, k = 4", TextHide(masks=0, mix=4, fresh=True)),
+            ("TextHide, fresh masks, k = 4", TextHide(masks=0, mix=4, fresh_masks=True)),
         ):
             made = hide(truth, protect, asked.encodings, rng.fork(name), batch=asked.private)
             attack = InstanceReconstruction(count=asked.private)

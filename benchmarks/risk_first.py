@@ -19,8 +19,8 @@ from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
+from discreet.protections.dp_sgd import DPSGD
 from discreet.study.noise_for_risk import RiskRequest, groups_of, noise_for_risk, upper_limit
-from discreet.training.defaults import defaults_for
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     model = Classifier.build(corpus, rng=Rng(0).fork("model"), encoder=asked.model, train=asked.train, dropout=0.0)
     scene = Scene.of(corpus, model.to(asked.device).eval(), split="validation")
     units = corpus.split("train").unit_count
-    usual = defaults_for(asked.train, "dp-sgd", units)
+    usual = DPSGD(epsilon=1).defaults(asked.train, units, 384)
     size, epochs = asked.batch_size or usual.batch_size, asked.epochs or usual.epochs
     rate, steps = size / units, round(epochs * -(-units // size))
     request = RiskRequest(asked.ceiling, asked.candidates, sampling_rate=rate, steps=steps, groups=asked.groups)

@@ -26,8 +26,8 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     from discreet.cli.threads import use_threads
     from discreet.core.randomness import Rng
     from discreet.data.sources import load
-    from discreet.protections.word_swap import WordSwap
-    from discreet.protections.word_table import WordTable, rare_words
+    from discreet.protections.words.swap import WordSwap
+    from discreet.protections.words.table import WordTable, rare_words
 
     texts = load(options.data).split("train").texts[: options.rows]
     found: dict[str, Any] = {}
@@ -106,9 +106,9 @@ def utility(options: argparse.Namespace) -> dict[str, Any]:
     from discreet.core.randomness import Rng
     from discreet.data.sources import load
     from discreet.models.classifier import Classifier, ModelSettings
-    from discreet.protections.token_noise import TokenNoise
-    from discreet.protections.word_swap import WordSwap
-    from discreet.protections.word_table import WordTable
+    from discreet.protections.words.swap import WordSwap
+    from discreet.protections.words.table import WordTable
+    from discreet.protections.words.token_noise import TokenNoise
     from discreet.training.encode import encode
     from discreet.training.precision import find_device
 

@@ -26,8 +26,7 @@ from discreet.data.overlap import without_overlap
 from discreet.data.partition import hold_out
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.masked_query import OneMask
-from discreet.protections.texthide import PUBLIC_LABELS, TextHide
+from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
 from discreet.training.precision import find_device
@@ -158,7 +157,7 @@ def inter(bench: Bench, sst2: Corpus) -> None:
     lines = bench.asked.public.read_text(encoding="utf-8").splitlines()
     bench.public = without_overlap(Corpus("public", tuple(line for line in lines if line.strip())), sst2)
     bench.keep({"part": "public text", "remark": bench.public.remarks[-1]})
-    asked = TextHide(256, 4, public=True, public_label=bench.asked.public_label)
+    asked = TextHide(256, 4, public="given", public_label=bench.asked.public_label)
     bench.pair("inter", sst2, SST2[bench.asked.recipe], asked, plain=False)
 
 

@@ -16,13 +16,14 @@ import json
 import time
 from pathlib import Path
 
+from discreet.training.defaults import defaults_for
+
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.base import GradientProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.gradient import GradientProtection
-from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train

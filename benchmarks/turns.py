@@ -10,7 +10,7 @@ import torch
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.representation import RepresentationProtection
+from discreet.protections.base import RepresentationProtection
 from discreet.training.encode import ready
 from discreet.training.hidden import step_for
 from discreet.training.optimizer import optimizer_for, set_rate

@@ -6,15 +6,19 @@ folders and studies can list names at no cost. Metrics are values in one table o
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.checks import one_of
+from discreet.core.checks import one_of, refuse
+from discreet.core.errors import SettingError
+from discreet.core.settings import parse
 
 if TYPE_CHECKING:
     from discreet.attacks.base import Attack
+    from discreet.protections.base import Protection
 
 
 @dataclass(frozen=True)
@@ -118,45 +122,44 @@ ATTACKS: dict[str, Entry] = {
     ),
 }
 
-# The settings of each protection; they build the protection once the corpus and the number of steps are known.
 PROTECTIONS: dict[str, Entry] = {
     "dp-sgd": Entry(
-        "discreet.protections.settings:DPSGDSettings",
+        "discreet.protections.dp_sgd:DPSGD",
         "DP-SGD",
         "Clips every unit's gradient and adds Gaussian noise to the sum.",
     ),
     "dir-dp-sgd": Entry(
-        "discreet.protections.settings:DirDPSGDSettings",
+        "discreet.protections.dir_dp_sgd:DirDPSGD",
         "directional DP-SGD",
         "Replaces every unit's gradient by a random direction near its own and averages the directions.",
     ),
     "texthide": Entry(
-        "discreet.protections.texthide:TextHideSettings",
+        "discreet.protections.texthide:TextHide",
         "TextHide",
         "Mixes sentence vectors with those of other sentences and flips their signs by a secret mask.",
     ),
     "dp-ie": Entry(
-        "discreet.protections.instance_encoding_settings:InstanceEncodingSettings",
+        "discreet.protections.instance_encoding:InstanceEncoding",
         "DP instance encoding",
         "Clips sentence vectors, mixes them, and adds fresh noise before they leave.",
     ),
     "ldp": Entry(
-        "discreet.protections.ldp_settings:LDPSettings",
+        "discreet.protections.local.protection:LocalPrivacy",
         "local differential privacy",
         "Clips and randomizes each sentence vector on the user's machine before it is sent.",
     ),
     "santext": Entry(
-        "discreet.protections.word_settings:SanTextSettings",
+        "discreet.protections.words.swap:SanText",
         "SanText",
         "Replaces every word by one sampled near it.",
     ),
     "santext+": Entry(
-        "discreet.protections.word_settings:SanTextPlusSettings",
+        "discreet.protections.words.swap:SanTextPlus",
         "SanText+",
         "Replaces the words of a list, and those outside the vocabulary, by words sampled from the list.",
     ),
     "word-noise": Entry(
-        "discreet.protections.word_settings:WordNoiseSettings",
+        "discreet.protections.words.swap:NoisyWords",
         "word noise",
         "Adds noise to every word's vector and writes the nearest word instead.",
     ),
@@ -177,18 +180,47 @@ def attack_class(name: str) -> type[Attack]:
 
 def attack_of(name: str, values: Mapping[str, Any] | None = None) -> Any:
     """Return an attack by its name, with some of its settings changed; unknown settings are rejected by name."""
-    from discreet.core.settings import parse
-
     return parse(attack_class(name), dict(values or {}), name)
 
 
-def protection_settings(name: str) -> type[Any]:
-    """Return the dataclass of a protection's settings by the protection's name.
+def protection_class(name: str) -> type[Protection]:
+    """Return the class of a protection by its name.
 
-    >>> protection_settings("dp-sdg")
+    >>> protection_class("dp-sdg")
     Traceback (most recent call last):
     ...
     discreet.core.errors.SettingError: Expected protect='dp-sdg' in dp-sgd, dir-dp-sgd, ... Did you mean 'dp-sgd'?
     """
-    kind: type[Any] = PROTECTIONS[one_of("protect", name, PROTECTIONS)].load()
+    kind: type[Protection] = PROTECTIONS[one_of("protect", name, PROTECTIONS)].load()
     return kind
+
+
+def settings_of_protection(name: str) -> dict[str, dataclasses.Field[Any]]:
+    """Return the settings with which a protection is asked for, by name."""
+    from discreet.protections.base import asked_fields
+
+    return {field.name: field for field in asked_fields(protection_class(name))}
+
+
+def protection(name: str, values: Mapping[str, Any]) -> Protection:
+    """Return a protection by its name and settings; a setting of another protection is rejected by that one's name.
+
+    >>> protection("dp-sgd", {"epsilon": 3.0, "kappa": 20.0})
+    Traceback (most recent call last):
+    ...
+    discreet.core.errors.SettingError: Expected kappa=20.0 left out for dp-sgd. It belongs to dir-dp-sgd.
+    """
+    kind, own = protection_class(name), settings_of_protection(name)
+    for key, value in values.items():
+        if key not in own:
+            others = [other for other in PROTECTIONS if key in settings_of_protection(other)]
+            remedy = f"It belongs to {', '.join(others)}." if others else "No protection has it."
+            raise refuse(key, value, f"left out for {name}", remedy)
+    return parse(kind, dict(values), "protect")
+
+
+def protection_from_table(values: Mapping[str, Any]) -> Protection:
+    """Return a protection from plain values with its name among them, as `Protection.as_table` writes them."""
+    if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
+        raise SettingError(f"Expected [protect] with a name in {', '.join(PROTECTIONS)}. Add it.")
+    return protection(values["name"], {key: value for key, value in values.items() if key != "name"})

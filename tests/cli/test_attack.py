@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from discreet.accounting.interpret import epsilon
 from discreet.catalog import ATTACKS
 from discreet.cli.attack_table import cut, guarantee_words, marked, sweep
 from discreet.cli.main import main
@@ -21,7 +22,9 @@ from discreet.core.types import Leakage
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackResult
 from discreet.models.classifier import Classifier
-from discreet.releases.protected import kappa_for, protection_of
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.dp_sgd import DPSGD
+from discreet.releases.protected import protection_of
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -232,10 +235,12 @@ def test_an_epsilon_of_one_release_is_solved_for(tiny_encoder: Callable[[str], P
     corpus = Corpus("toy", ("a", "b"), labels=(0, 1))
     model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")))
     protect = protection_of("dp-sgd", model, {"epsilon": 4.377}, delta=1e-5)
-    assert protect.noise_multiplier == pytest.approx(1, abs=2e-3)  # nothing is gained by sampling
-    kappa = kappa_for(model, 4.0, 1e-5)
+    assert isinstance(protect, DPSGD) and protect.noise_multiplier == pytest.approx(
+        1, abs=2e-3
+    )  # nothing is gained by sampling
     turned = protection_of("dir-dp-sgd", model, {"epsilon": 4.0}, delta=1e-5)
-    assert turned.kappa == kappa > 1
+    assert isinstance(turned, DirDPSGD) and turned.concentration > 1
+    assert 3.9 < epsilon(turned.event, 1e-5, turned.adjacency) <= 4
     with pytest.raises(SettingError, match="kappa"):
         protection_of("dir-dp-sgd", model, {}, delta=1e-5)
 

@@ -9,9 +9,8 @@ import torch
 
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.sources import Columns, load
-from discreet.experiment.plan import RunRequest
-from discreet.experiment.training import averaged_utility, warn_of_size
+from discreet.data.sources import TextSource, load
+from discreet.experiment.training import RunRequest, averaged_utility, warn_of_size
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
@@ -29,16 +28,17 @@ def test_any_protection_may_have_several_views_of_a_query(tiny_encoder: Callable
     vectors = encode(model, rows, None, "float32")
 
     def found(protect: Any) -> dict[str, float]:
-        return averaged_utility(SimpleNamespace(protect=protect, secret=Rng(0)), model, vectors)  # type: ignore[arg-type]
+        return averaged_utility(SimpleNamespace(protect=protect), Rng(0), model, vectors)  # type: ignore[arg-type]
 
     assert "accuracy" in found(Doubled(8.0, 1e-5))
-    assert found(InstanceEncoding(8.0, 1e-5)) == found(DPSGD(1.0)) == averaged_utility(None, model, vectors) == {}
+    assert found(InstanceEncoding(8.0, 1e-5)) == found(DPSGD(1.0)) == found(None) == {}
 
 
 def test_rows_of_what_is_built_in_count_held_out_ones_too() -> None:
     said: list[str] = []
     corpus = load("notes", rows=40)
     for rows in (40, 41):
-        request = RunRequest("notes", Columns(), ModelSettings(), TrainSettings(), rows=rows)
-        warn_of_size(request, corpus, said.append)
+        request = RunRequest(TextSource("notes", rows=rows), ModelSettings(), TrainSettings())
+        plan = SimpleNamespace(rows=len(corpus.split("train")), steps=1)
+        warn_of_size(request, plan, corpus, said.append)  # type: ignore[arg-type]
     assert len(said) == 1 and "--rows 41 keeps them all" in said[0]

@@ -11,24 +11,25 @@ SOURCE = Path(__file__).parents[2] / "src" / "discreet"
 
 _TRAINING = {"core", "accounting", "mechanisms", "clipping", "models", "protections", "data", "metrics", "catalog"}
 _EXPERIMENT = _TRAINING | {"training", "releases", "federated", "serving", "attacks"}
-_EVERYTHING = _EXPERIMENT | {"experiment", "study", "report"}
+_EVERYTHING = _EXPERIMENT | {"experiment", "estimator", "study", "report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
-    "catalog": {"core", "attacks"},  # of attacks a type alone: it imports what it names when that is loaded
+    "catalog": {"core", "attacks", "protections"},  # a lazy table: it imports what it names when that is loaded
     "accounting": {"core"},
     "mechanisms": {"core", "accounting"},
     "data": {"core", "accounting"},
     "models": {"core"},
     "clipping": {"core"},
     "metrics": {"core"},
-    "protections": {"core", "accounting", "mechanisms", "clipping", "models", "catalog"},
+    "protections": {"core", "accounting", "mechanisms", "data", "clipping", "models", "metrics"},
     "training": _TRAINING,
     "releases": _TRAINING | {"training"},
     "federated": _TRAINING | {"training"},
     "serving": _TRAINING | {"training"},
     "attacks": {"core", "data", "models", "clipping", "mechanisms", "catalog"},
     "experiment": _EXPERIMENT,
-    "study": _EXPERIMENT | {"experiment"},
+    "estimator": _EXPERIMENT | {"experiment"},
+    "study": _EXPERIMENT | {"experiment", "catalog"},
     "report": {"core", "metrics", "study"},
     "explorer": _EVERYTHING,  # never cli
     "cli": _EVERYTHING | {"explorer"},

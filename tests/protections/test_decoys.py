@@ -2,7 +2,7 @@ import pytest
 
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
-from discreet.protections.decoys import Decoys
+from discreet.protections.local.decoys import Decoys
 
 
 def test_decoys_are_made_of_public_words_alone() -> None:

@@ -12,7 +12,7 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.protections.facts import in_words, public_facts
+from discreet.protections.base import in_words
 from discreet.releases.protected import protection_of
 from discreet.training.card import protection
 
@@ -40,7 +40,7 @@ def test_every_protection_names_its_mechanism_and_its_price(
         values = {**values, "sensitive": str(tmp_path / "words.txt")}
     corpus = Corpus("toy", ("a", "b"), labels=(0, 1), label_names=("a", "b"))
     model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
-    facts = public_facts(protection_of(name, model, values, delta=1e-5, batch_size=2))
+    facts = protection_of(name, model, values, delta=1e-5, batch_size=2).facts()
     assert facts["name"] and wanted.items() <= facts.items()
     assert ("list_fingerprint" in facts) == (name == "santext+")
     assert all(value not in (None, "") for value in facts.values())
@@ -64,7 +64,7 @@ def test_a_budget_that_is_met_by_the_paper_alone_says_so(calibration: str, tiny_
     for name in ("ldp", "dp-ie"):
         if name == "dp-ie":
             asked = {"epsilon": 3.0, "calibration": "sound" if calibration == "sound" else "paper"}
-        facts = public_facts(protection_of(name, model, asked, delta=1e-5, batch_size=2))
+        facts = protection_of(name, model, asked, delta=1e-5, batch_size=2).facts()
         assert f"calibration {asked['calibration']}" in in_words(facts)
 
 

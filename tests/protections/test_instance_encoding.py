@@ -6,15 +6,13 @@ import torch
 
 from discreet.accounting.instance_encoding import Load
 from discreet.accounting.interpret import guarantee
+from discreet.catalog import protection
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency, in_digits
 from discreet.core.randomness import Rng
-from discreet.protections import representation
-from discreet.protections.encodings import load_of
-from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.instance_encoding_settings import learned
-from discreet.protections.ldp_projection import principal
-from discreet.protections.settings import protect_settings
+from discreet.protections import _vectors
+from discreet.protections.instance_encoding import InstanceEncoding, learned, load_of
+from discreet.protections.local.projection import principal
 
 ROWS, WIDTH = 200, 24
 
@@ -124,7 +122,7 @@ def test_noise_is_drawn_for_many_steps_at_once_and_no_two_steps_share_any() -> N
 def test_large_batches_draw_noise_for_fewer_steps_at_once_and_never_the_same_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(representation, "_NUMBERS", 5000)
+    monkeypatch.setattr(_vectors, "_NUMBERS", 5000)
     live = InstanceEncoding(4.0, 1e-5, stored=False, epochs=3, mix=2).live(ROWS, WIDTH, 2, Rng(0), torch.device("cpu"))
     noises = []
     for step in range(12):
@@ -183,7 +181,7 @@ def test_secrets_are_in_no_repr() -> None:
 )
 def test_bad_settings_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        protect_settings("dp-ie", values)
+        protection("dp-ie", values)
 
 
 def test_mixtures_larger_than_the_corpus_are_refused() -> None:
@@ -196,7 +194,7 @@ def test_mixtures_larger_than_the_corpus_are_refused() -> None:
 @pytest.mark.parametrize(("mix", "cap"), [(2, 0.5), (3, 0.4), (4, 0.25), (4, None)])
 def test_at_every_step_no_row_weighs_more_than_is_counted(mix: int, cap: float | None) -> None:
     """A row that meets itself in an output weighs there what both weigh: with two at the cap of 1/2 it stands alone."""
-    live = InstanceEncoding(8.0, 1e-5, mix=mix, cap=cap, stored=False).live(6, 8, 2, Rng(0), torch.device("cpu"))
+    live = InstanceEncoding(8.0, 1e-5, mix=mix, mix_cap=cap, stored=False).live(6, 8, 2, Rng(0), torch.device("cpu"))
     counted = live.load(1)
     rows = np.arange(6)
     for step in range(300):

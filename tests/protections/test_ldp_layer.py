@@ -1,4 +1,3 @@
-import importlib
 import math
 
 import pytest
@@ -8,8 +7,9 @@ from discreet.accounting.interpret import epsilon
 from discreet.accounting.local_layer import Sending
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
-from discreet.protections.ldp_layer import MECHANISMS, LDPLayer
-from discreet.protections.ldp_settings import LDPSettings
+from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.local.layer import MECHANISMS, LDPLayer
+from discreet.protections.local.protection import LocalPrivacy
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -56,6 +56,5 @@ def test_bad_input_is_refused() -> None:
         LDPLayer.for_budget("vmf", dimension=8, epsilon=1, calibration="paper")
 
 
-def test_the_settings_name_who_writes_the_two_sides() -> None:
-    module, name = LDPSettings.hands_out
-    assert callable(getattr(importlib.import_module(module), name))
+def test_it_says_that_a_finished_model_has_two_sides() -> None:
+    assert LocalPrivacy.has_sides and not DPSGD.has_sides

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from discreet.core.errors import DataError, SettingError
-from discreet.protections.ldp_axes import query_axes
-from discreet.protections.ldp_projection import Projection, labelled, principal, whole_space
+from discreet.protections.local.projection import Projection, labelled, principal, query_axes, whole_space
 
 
 def cloud(rows: int = 400, width: int = 12) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,7 @@
 import torch
 
 from discreet.core.randomness import Rng
-from discreet.protections.masked_query import AllMasks, OneMask
-from discreet.protections.texthide import signs
+from discreet.protections.texthide import AllMasks, OneMask, signs
 
 
 def test_masks_are_in_no_state_and_no_repr() -> None:

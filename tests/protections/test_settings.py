@@ -3,18 +3,18 @@ from typing import Any
 import pytest
 from torch import nn
 
-from discreet.catalog import PROTECTIONS, protection_settings
+from discreet.catalog import PROTECTIONS, protection, protection_class, protection_from_table, settings_of_protection
 from discreet.core.errors import SettingError
+from discreet.protections.base import Conditions
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.settings import Conditions, as_table, from_table, protect_settings
 
 MODEL = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
 
 def build(name: str = "dp-sgd", **values: Any) -> object:
     given = Conditions(MODEL, units=100, rows=100, batch_size=10, steps=50, epochs=5.0, delta=1e-5)  # type: ignore[arg-type]
-    return protect_settings(name, values).build(given)
+    return protection(name, values).resolve(given)
 
 
 def test_the_stricter_of_two_targets_wins() -> None:
@@ -40,27 +40,25 @@ def test_a_partition_by_layers() -> None:
     ],
 )
 def test_settings_come_back_from_a_file_as_they_were(name: str, values: dict[str, Any]) -> None:
-    asked = protect_settings(name, values)
-    assert from_table(as_table(asked)) == asked
-    assert as_table(asked)["name"] == name
+    asked = protection(name, values)
+    assert protection_from_table(asked.as_table()) == asked
+    assert asked.as_table()["name"] == name
 
 
 def test_every_registered_protection_has_settings_that_say_what_they_are_for() -> None:
     for name in PROTECTIONS:
-        kind = protection_settings(name)
+        kind = protection_class(name)
         assert kind.name == name
         assert kind.place in {"text", "representation", "gradient"}
-        assert kind.usual_train in {"head", "all"} and kind.usual_head in {"linear", "mlp"}
+        assert kind.default_part in {"head", "all"} and kind.default_head in {"linear", "mlp"}
 
 
 def test_the_command_line_has_an_option_for_each_setting_of_every_protection() -> None:
-    import dataclasses
-
     from discreet.cli.train_options import PRIVACY
 
     options = {option.name for option in PRIVACY} | {"delta"}
     for name in PROTECTIONS:
-        assert {field.name for field in dataclasses.fields(protection_settings(name))} <= options, name
+        assert set(settings_of_protection(name)) <= options, name
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_the_command_line_has_an_option_for_each_setting_of_every_protection() -
         ("dir-dp-sgd", {"kappa": 1.0, "noise_multiplier": 1.0}, "left out for dir-dp-sgd. It belongs to dp-sgd"),
         ("dp-sgd", {"true_positive_rate": 2.0}, "true_positive_rate=2.0"),
         ("texthide", {"epsilon": 2.0}, "epsilon=2.0 left out for texthide"),
-        ("texthide", {"masks": 0, "fresh_masks": True}, "masks=0 left out with fresh masks"),
+        ("texthide", {"masks": 8, "fresh_masks": True}, "masks=8 left out with fresh masks"),
         ("texthide", {"mix": 0}, "mix=0 a whole number >= 1"),
         ("texthide", {"mix": 4, "mix_cap": 0.2}, r"cap=0.2 in \[0.25, 1\]"),
         ("texthide", {"mix": 1, "public": "web.csv"}, "mix=1 >= 2 with a public corpus"),
@@ -87,9 +85,9 @@ def test_the_command_line_has_an_option_for_each_setting_of_every_protection() -
 )
 def test_bad_settings_are_refused(name: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        protect_settings(name, values)
+        protection(name, values)
 
 
 def test_a_file_without_a_name_is_refused() -> None:
     with pytest.raises(SettingError, match="Expected .protect. with a name"):
-        from_table({"epsilon": 3.0})
+        protection_from_table({"epsilon": 3.0})

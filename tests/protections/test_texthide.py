@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.protections import representation
+from discreet.protections import _vectors
 from discreet.protections.texthide import TextHide, capped, mixtures, signs
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_every_row_enters_k_mixtures_and_leads_its_own() -> None:
 
 
 def test_public_partners_take_half_and_their_labels_count_for_nothing() -> None:
-    asked = TextHide(masks=0, mix=4, public=True)
+    asked = TextHide(masks=0, mix=4, public="given")
     _, vectors, targets, public, drawn, hidden, soft = batch(asked)
     assert public is not None and drawn["mix"].shape == (12, 24)
     own, other = drawn["mix"][:, :12], drawn["mix"][:, 12:]
@@ -59,7 +59,7 @@ def test_public_partners_take_half_and_their_labels_count_for_nothing() -> None:
 
 
 def test_public_partners_may_count_as_evenly_of_every_class() -> None:
-    _, _, targets, _, drawn, _, soft = batch(TextHide(masks=0, mix=4, public=True, public_label="even"))
+    _, _, targets, _, drawn, _, soft = batch(TextHide(masks=0, mix=4, public="given", public_label="even"))
     own = drawn["mix"][:, :12]
     for i in range(len(soft)):
         private = sum(own[i, j] * torch.eye(2)[targets[j]] for j in range(12))
@@ -69,7 +69,7 @@ def test_public_partners_may_count_as_evenly_of_every_class() -> None:
 
 def test_scores_are_not_shared_evenly_and_other_labels_are_refused() -> None:
     with pytest.raises(SettingError, match="public_label='even' dropped for scores"):
-        TextHide(mix=4, public=True, public_label="even").live(6, 8, 0, Rng(0), CPU)
+        TextHide(mix=4, public="given", public_label="even").live(6, 8, 0, Rng(0), CPU)
     with pytest.raises(SettingError, match="public_label='evn'"):
         TextHide(public_label="evn")
 
@@ -100,7 +100,7 @@ def test_a_sentence_gets_another_mask_in_every_epoch_and_the_pool_is_used_evenly
 
 
 def test_fresh_masks_differ_from_vector_to_vector_and_step_to_step() -> None:
-    asked = TextHide(masks=0, mix=1, fresh=True)
+    asked = TextHide(masks=0, mix=1, fresh_masks=True)
     first = batch(asked, width=64, step=0)[4]["mask"]
     second = batch(asked, width=64, step=1)[4]["mask"]
     assert len({tuple(row.tolist()) for row in torch.cat([first, second])}) == 24
@@ -116,7 +116,10 @@ def test_weights_add_up_to_one_below_their_cap(k: int, seed: int, share: float) 
 
 def test_secrets_are_in_no_repr() -> None:
     live, _, _, _, _drawn, _, _ = batch(TextHide(masks=4, mix=2), width=4)
-    assert repr(live) == "Hidden(TextHide(masks=4, mix=2, fresh=False, cap=None, public=False, public_label='dropped'))"
+    assert (
+        repr(live)
+        == "Hidden(TextHide(masks=4, mix=2, fresh_masks=False, mix_cap=None, public=None, public_label='dropped'))"
+    )
     query = TextHide(masks=4, mix=2).averaged(4, Rng(0))
     assert "tensor" not in repr(query) and not query.state_dict()
 
@@ -144,7 +147,7 @@ def test_what_does_not_go_is_refused() -> None:
         TextHide(mix=4).check(32, 3)
     with pytest.raises(SettingError, match="masks=0 at least 1 and not fresh"):
         TextHide(masks=0).averaged(8, Rng(0))
-    assert TextHide(masks=0).views(8, Rng(0)) is None and TextHide(masks=4, fresh=True).views(8, Rng(0)) is None
+    assert TextHide(masks=0).views(8, Rng(0)) is None and TextHide(fresh_masks=True).views(8, Rng(0)) is None
     assert len(TextHide(masks=4).views(8, Rng(0))(torch.ones(2, 8))) == 4  # type: ignore[misc]
     with pytest.raises(SettingError, match="masks=100000 <= 65536"):
         TextHide(masks=100_000)
@@ -153,7 +156,7 @@ def test_what_does_not_go_is_refused() -> None:
 
 
 def test_large_batches_mix_fewer_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(representation, "_NUMBERS", 5000)
+    monkeypatch.setattr(_vectors, "_NUMBERS", 5000)
     live = TextHide(masks=4, mix=3).live(60, 8, 2, Rng(0), CPU)
     mixed = [live.draw(np.arange(count), (count, 8), step, 0)["mix"] for step, count in enumerate([30, 30, 30, 5] * 3)]
     assert sum(table.numel() for table in live.ahead.values()) <= 2 * 5000

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.protections import word_nearest
-from discreet.protections.word_nearest import KINDS, NearestWord
+from discreet.protections.words import neighbours as word_nearest
+from discreet.protections.words.neighbours import KINDS, NearestWord
 
 
 def table_of(words: int, width: int, seed: int = 0) -> torch.Tensor:

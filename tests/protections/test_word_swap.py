@@ -9,12 +9,11 @@ from scipy import stats
 from discreet import Rng
 from discreet.core.errors import DataError, ModelError, SettingError
 from discreet.data.corpus import Corpus
-from discreet.protections import word_neighbours
-from discreet.protections.token_noise import TokenNoise
-from discreet.protections.word_neighbours import choose, nearest_to_noisy
-from discreet.protections.word_settings import SanTextPlusSettings, SanTextSettings, WordNoiseSettings
-from discreet.protections.word_swap import WordSwap
-from discreet.protections.word_table import WordTable, farthest, listed_words, rare_words
+from discreet.protections.words import neighbours as word_neighbours
+from discreet.protections.words.neighbours import choose, nearest_to_noisy
+from discreet.protections.words.swap import NoisyWords, SanText, SanTextPlus, WordSwap
+from discreet.protections.words.table import WordTable, farthest, listed_words, rare_words
+from discreet.protections.words.token_noise import TokenNoise
 
 TEXTS = ("The patient was calm.", "sharp pain, week 3", "dull KNEE")
 
@@ -190,13 +189,13 @@ def test_token_noise_releases_a_vector_for_each_word(table: WordTable) -> None:
 def test_settings_refuse_what_they_cannot_mean(table: WordTable, tmp_path: Path) -> None:
     for bad in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(SettingError, match="epsilon_per_word"):
-            SanTextSettings(bad)
+            SanText(bad)
         with pytest.raises(SettingError, match="epsilon_per_word"):
             WordSwap(table, bad)
     with pytest.raises(SettingError, match="Expected --epsilon-per-word"):
-        WordNoiseSettings()
+        NoisyWords()
     with pytest.raises(SettingError, match="--sensitive"):
-        SanTextPlusSettings(8.0)
+        SanTextPlus(8.0)
     with pytest.raises(SettingError, match="santext\\+"):
         WordSwap(table, 8.0, "santext+")
     with pytest.raises(DataError, match="at least 2 words"):

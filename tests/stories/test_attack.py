@@ -155,8 +155,8 @@ def test_the_gradient_of_an_encoder_is_not_covered_by_noise_on_its_output(minilm
 
 def test_a_rewritten_text_costs_all_its_words_and_the_longest_text_counts(minilm: Scene) -> None:
     from discreet.attacks.rows import EmbeddingRows
-    from discreet.protections.word_swap import WordSwap
-    from discreet.protections.word_table import WordTable
+    from discreet.protections.words.swap import WordSwap
+    from discreet.protections.words.table import WordTable
 
     swap = WordSwap(WordTable.of_encoder("minilm"), 10.0)
     found = run_attack(AttackRequest(EmbeddingRows(), protect=swap, examples=4), minilm)

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from discreet.catalog import PROTECTIONS
+from discreet.catalog import PROTECTIONS, protection
 from discreet.core.errors import DataError, SettingError
-from discreet.protections.settings import protect_settings
 from discreet.protections.texthide import TextHide
 from discreet.study.file import Goal, Study, changes, in_keys, read_study, said_in_keys
 from discreet.study.grid import key_of, names_of, plan, points
@@ -146,7 +145,7 @@ def test_options_that_are_keys_are_said_as_keys(said: str, told: str) -> None:
 def test_no_protection_asks_a_study_for_an_option(name: str) -> None:
     try:
         with said_in_keys():
-            protect_settings(name, {})
+            protection(name, {})
     except SettingError as error:
         assert "--" not in str(error)
     else:

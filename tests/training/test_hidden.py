@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.planned import train
 
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.core.errors import DataError, SettingError, UnsupportedError
@@ -13,13 +14,12 @@ from discreet.data.batches import Batch
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.models.classifier import Classifier
+from discreet.protections.base import Rows
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.representation import Rows
 from discreet.protections.texthide import TextHide
 from discreet.training.evaluate import evaluate, predict
 from discreet.training.hidden import HiddenStep, draw_hidden
-from discreet.training.loop import train
 from discreet.training.settings import TrainSettings
 
 StopAfter = Callable[[int], Callable[[], bool]]
@@ -35,7 +35,7 @@ def test_it_learns_through_masks_and_predicts_through_one_of_them(
 ) -> None:
     model = build(corpus, tiny_encoder("bert"), hidden=(64,), head="mlp")
     protect, secret = TextHide(masks=4, mix=2), Rng(9)
-    done = train(model, corpus, FAST, rng=Rng(0), protect=protect, secret=secret)
+    done = train(model, corpus, FAST, seed=0, protect=protect, secret=secret)
     held_out = corpus.split("validation")
     assert done.guarantee is not None and not done.guarantee.exists
     assert all("loss" not in entry for entry in done.history)
@@ -53,7 +53,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(
     corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, public: bool, stop_after: StopAfter
 ) -> None:
     settings = replace(FAST, epochs=3)
-    protect = TextHide(masks=4, mix=2, public=public)
+    protect = TextHide(masks=4, mix=2, public="given" if public else None)
     other = Corpus("web", tuple(f"a slow film {i}" for i in range(20))) if public else None
     found = []
     for name, stops in (("whole", [10**6]), ("parts", [3, 4, 10**6])):
@@ -62,7 +62,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(
         for count in stops:
             model = build(corpus, tiny_encoder("bert"))
             train(
-                model, corpus, settings, rng=Rng(0), protect=protect, public=other, secret=Rng(5), workspace=folder,
+                model, corpus, settings, seed=0, protect=protect, public=other, secret=Rng(5), workspace=folder,
                 should_stop=stop_after(count),
             )  # fmt: skip
         found.append({k: p.detach().clone() for k, p in model.named_parameters()})
@@ -76,9 +76,7 @@ def test_a_checkpoint_holds_no_mask(
 
     model = build(corpus, tiny_encoder("bert"))
     protect, secret = TextHide(masks=4, mix=2), Rng(5)
-    train(
-        model, corpus, FAST, rng=Rng(0), protect=protect, secret=secret, workspace=tmp_path, should_stop=stop_after(2)
-    )
+    train(model, corpus, FAST, seed=0, protect=protect, secret=secret, workspace=tmp_path, should_stop=stop_after(2))
     kept = load_file(tmp_path / "checkpoint.safetensors")
     known = set(dict(model.named_parameters()))
     assert {name.split(".", 1 if name.startswith("weight.") else 2)[-1] for name in kept} <= known
@@ -93,25 +91,25 @@ def test_pairs_and_scores_are_hidden_too(tiny_encoder: Callable[[str], Path], pa
     scored = Corpus("toy", texts, scores=tuple(float(i % 2) for i in range(64)), second=texts)
     model = build(scored, tiny_encoder("bert"), train=part, head="mlp", hidden=(32,))
     asked = TrainSettings(epochs=30, learning_rate=5e-3)
-    train(model, scored, asked, rng=Rng(0), protect=TextHide(masks=2, mix=2), secret=Rng(1))
+    train(model, scored, asked, seed=0, protect=TextHide(masks=2, mix=2), secret=Rng(1))
     assert evaluate(model, scored)["pearson"] > 0.9
 
 
 def test_what_does_not_go_is_refused(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"))
     with pytest.raises(SettingError, match="mix=40 <= 32"):
-        train(model, corpus, FAST, rng=Rng(0), protect=TextHide(mix=40))
+        train(model, corpus, FAST, seed=0, protect=TextHide(mix=40))
     with pytest.raises(SettingError, match="accumulate=2 1 with texthide"):
-        train(model, corpus, replace(FAST, accumulate=2), rng=Rng(0), protect=TextHide())
+        train(model, corpus, replace(FAST, accumulate=2), seed=0, protect=TextHide())
     with pytest.raises(SettingError, match="accumulate=2 1 with dp-sgd"):
-        train(model, corpus, replace(FAST, accumulate=2), rng=Rng(0), protect=DPSGD(1.0))
+        train(model, corpus, replace(FAST, accumulate=2), seed=0, protect=DPSGD(1.0))
     with pytest.raises(DataError, match="Expected a public corpus"):
-        train(model, corpus, FAST, rng=Rng(0), protect=TextHide(public=True))
+        train(model, corpus, FAST, seed=0, protect=TextHide(public="given"))
     pairs = Corpus("web", ("a", "b"), second=("c", "d"))
     with pytest.raises(DataError, match="Expected single texts in the public corpus 'web', found pairs"):
-        train(model, corpus, FAST, rng=Rng(0), protect=TextHide(public=True), public=pairs)
-    with pytest.raises(UnsupportedError, match="Expected one protection, found 2"):
-        train(model, corpus, FAST, rng=Rng(0), protect=(TextHide(), DPSGD(1.0)))  # type: ignore[arg-type]
+        train(model, corpus, FAST, seed=0, protect=TextHide(public="given"), public=pairs)
+    with pytest.raises(UnsupportedError, match="Expected one protection, got 2"):
+        train(model, corpus, FAST, seed=0, protect=(TextHide(), DPSGD(1.0)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("protect", [TextHide(masks=4, mix=2), InstanceEncoding(8.0, 1e-5, stored=False)])
@@ -136,7 +134,7 @@ def test_a_price_for_one_draw_is_not_charged_for_another(
     model = build(corpus, tiny_encoder("bert"), train="head")
     protect = InstanceEncoding(8.0, 1e-5, stored=False)
     with pytest.raises(SettingError, match="as counted"):
-        train(model, corpus, FAST, rng=Rng(0), protect=protect, sampler=sampler)
+        train(model, corpus, FAST, seed=0, protect=protect, sampler=sampler)
 
 
 def test_a_price_for_one_row_is_not_charged_for_a_person_of_several(
@@ -145,8 +143,8 @@ def test_a_price_for_one_row_is_not_charged_for_a_person_of_several(
     owned = replace(corpus, units=tuple(str(i // 2) for i in range(len(corpus))))
     model = build(owned, tiny_encoder("bert"), train="head")
     with pytest.raises(SettingError, match="of one row each for a live dp-ie"):
-        train(model, owned, FAST, rng=Rng(0), protect=InstanceEncoding(8.0, 1e-5, stored=False))
-    train(model, owned, replace(FAST, epochs=1), rng=Rng(0), protect=TextHide(masks=2, mix=2))  # guarantees nothing
+        train(model, owned, FAST, seed=0, protect=InstanceEncoding(8.0, 1e-5, stored=False))
+    train(model, owned, replace(FAST, epochs=1), seed=0, protect=TextHide(masks=2, mix=2))  # guarantees nothing
 
 
 @pytest.mark.parametrize("protect", [InstanceEncoding(8.0, 1e-5, stored=False), DPSGD(1.0)])
@@ -172,7 +170,7 @@ def test_two_trainings_with_one_secret_draw_noise_of_their_own(
     for rate in (5e-3, 5e-3, 4e-3):
         model = build(corpus, tiny_encoder("bert"), train="head")
         settings = replace(FAST, epochs=0.1, learning_rate=rate)
-        train(model, corpus, settings, rng=Rng(0), protect=protect, secret=secret)  # type: ignore[arg-type]
+        train(model, corpus, settings, seed=0, protect=protect, secret=secret)  # type: ignore[arg-type]
     assert len(seen) == 3
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
 
@@ -191,7 +189,7 @@ def test_a_stopped_run_with_a_secret_of_its_own_goes_on_with_the_same_noise(
         for count in stops:
             model = build(corpus, tiny_encoder("bert"), train="head")
             done = train(
-                model, corpus, settings, rng=Rng(0), protect=protect, secret=Rng.secret(key), workspace=folder,
+                model, corpus, settings, seed=0, protect=protect, secret=Rng.secret(key), workspace=folder,
                 should_stop=stop_after(count),
             )  # fmt: skip
         assert done.guarantee is not None and done.guarantee.certified
@@ -206,6 +204,6 @@ def test_an_encoder_trained_along_makes_a_guarantee_of_vectors_an_estimate(
     protect = InstanceEncoding(8.0, 1e-5, stored=False)
     for part, proven in (("head", True), ("all", False)):
         model = build(corpus, tiny_encoder("bert"), train=part)
-        done = train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=protect, secret=Rng.secret())
+        done = train(model, corpus, TrainSettings(epochs=1), seed=0, protect=protect, secret=Rng.secret())
         assert done.guarantee is not None and done.guarantee.certified is proven
         assert (Caveat.TRAINED_ENCODER in done.guarantee.caveats) is not proven

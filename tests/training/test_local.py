@@ -18,15 +18,13 @@ from discreet.core.errors import BudgetError, DataError, ModelError, OutputError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
-from discreet.data.sources import Columns
-from discreet.experiment import RunRequest, run_training
+from discreet.data.sources import TextSource
+from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.models.classifier import ModelSettings
-from discreet.protections.decoys import Decoys
-from discreet.protections.ldp_layer import LDPLayer
-from discreet.protections.ldp_projection import whole_space
-from discreet.protections.ldp_protection import LocalLayer
-from discreet.protections.ldp_sent import SentOnce
-from discreet.protections.ldp_settings import LDPSettings
+from discreet.protections.local.decoys import Decoys
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.projection import whole_space
+from discreet.protections.local.protection import LocalLayer, LocalPrivacy, SentOnce
 from discreet.training import run_folder
 from discreet.training.evaluate import represent
 from discreet.training.local import ServerSide, UserSide
@@ -39,15 +37,14 @@ from discreet.training.settings import TrainSettings
 def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str, object]:
     epochs, resume = int(str(changes.pop("epochs", 6))), bool(changes.pop("resume", False))
     model = {"encoder": str(encoder), "train": changes.pop("train", "head")}
-    asked = LDPSettings(**{"epsilon": 12.0, "dimension": 12, **changes})  # type: ignore[arg-type]
+    asked = LocalPrivacy(**{"epsilon": 12.0, "dimension": 12, **changes})  # type: ignore[arg-type]
     request = RunRequest(
-        source=str(toy_csv),
-        columns=Columns(),
+        data=TextSource(str(toy_csv)),
         model=ModelSettings(**model),  # type: ignore[arg-type]
         train=TrainSettings(epochs=epochs, batch_size=16, learning_rate=0.05),
         protect=asked,
     )
-    return run_training(request, out, resume=resume)
+    return run_training(request, out, options=RunOptions(resume=resume))
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +290,7 @@ def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
         ({"queries": 0}, "queries"),
     ):
         with pytest.raises(SettingError, match=said):
-            LDPSettings(**{"epsilon": 8.0, **changes})  # type: ignore[arg-type]
+            LocalPrivacy(**{"epsilon": 8.0, **changes})  # type: ignore[arg-type]
     for kind in (UserSide, ServerSide):
         with pytest.raises(ModelError, match="protect ldp"):
             kind.load(tmp_path / "nothing")

@@ -4,7 +4,7 @@ import torch
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.mechanisms.randomized_response import RandomizedResponse
-from discreet.protections.ldp_layer import LDPLayer
+from discreet.protections.local.layer import LDPLayer
 from discreet.training.local_head import fit_classes, fit_score
 
 

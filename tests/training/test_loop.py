@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.planned import train
 
 from discreet.core.errors import DataError, ModelError
 from discreet.core.randomness import Rng
@@ -10,7 +11,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import Trained, train
+from discreet.training.loop import Trained
 from discreet.training.meter import Report
 from discreet.training.settings import TrainSettings
 
@@ -32,7 +33,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def test_it_learns(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"))
     reports: list[Report] = []
-    done = train(model, corpus, TrainSettings(epochs=12, learning_rate=5e-3), rng=Rng(0), watch=reports.append)
+    done = train(model, corpus, TrainSettings(epochs=12, learning_rate=5e-3), seed=0, watch=reports.append)
     assert done.finished
     assert evaluate(model, corpus.split("validation"))["accuracy"] == 1.0
     assert done.history[-1]["loss"] < done.history[0]["loss"] / 2
@@ -45,7 +46,7 @@ def test_a_bilstm_learns_a_pair_task_and_a_score() -> None:
         "toy", texts, scores=tuple(float(i % 2) for i in range(64)), second=tuple(f"note {i}" for i in range(64))
     )
     model = Classifier.build(scored, rng=Rng(1), encoder="bilstm", train="all", embeddings=False)
-    train(model, scored, TrainSettings(epochs=12, learning_rate=1e-2, batch_size=16), rng=Rng(0))
+    train(model, scored, TrainSettings(epochs=12, learning_rate=1e-2, batch_size=16), seed=0)
     assert evaluate(model, scored)["pearson"] > 0.95
 
 
@@ -55,7 +56,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(
     found = []
     for seed in (3, 3, 4):
         model = build(corpus, tiny_encoder("bert"))
-        train(model, corpus, TrainSettings(epochs=1), rng=Rng(seed))
+        train(model, corpus, TrainSettings(epochs=1), seed=seed)
         found.append(weights(model))
     assert same(found[0], found[1])
     assert not same(found[0], found[2])
@@ -66,7 +67,7 @@ def test_the_callers_random_state_is_left_alone(corpus: Corpus, tiny_encoder: Ca
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    train(model, corpus, TrainSettings(epochs=1), rng=Rng(0))
+    train(model, corpus, TrainSettings(epochs=1), seed=0)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -82,14 +83,14 @@ def test_stopped_and_resumed_ends_with_the_same_weights(
 ) -> None:
     settings = TrainSettings(epochs=2, batch_size=16, patience=5)
     undisturbed = build(corpus, tiny_encoder("bert"), train=parts)
-    whole = train(undisturbed, corpus, settings, rng=Rng(0))
+    whole = train(undisturbed, corpus, settings, seed=0)
     for count in stops:
         model = build(corpus, tiny_encoder("bert"), train=parts)
-        part = train(model, corpus, settings, rng=Rng(0), workspace=tmp_path, should_stop=stop_after(count))
+        part = train(model, corpus, settings, seed=0, workspace=tmp_path, should_stop=stop_after(count))
         assert not part.finished
     assert part.steps == sum(stops)
     resumed = build(corpus, tiny_encoder("bert"), train=parts)
-    done = train(resumed, corpus, settings, rng=Rng(0), workspace=tmp_path)
+    done = train(resumed, corpus, settings, seed=0, workspace=tmp_path)
     assert done.finished
     assert same(weights(resumed), weights(undisturbed))
     assert [e["step"] for e in done.history] == [e["step"] for e in whole.history]
@@ -101,7 +102,7 @@ def test_a_checkpoint_is_not_resumed_with_other_settings(
     def go(rate: float, rows: Corpus = corpus) -> Trained:
         model = build(rows, tiny_encoder("bert"))
         settings = TrainSettings(epochs=1, learning_rate=rate)
-        return train(model, rows, settings, rng=Rng(0), workspace=tmp_path, should_stop=stop_after(2))
+        return train(model, rows, settings, seed=0, workspace=tmp_path, should_stop=stop_after(2))
 
     go(1e-3)
     with pytest.raises(ModelError, match="resume with the same command"):
@@ -113,7 +114,7 @@ def test_a_checkpoint_is_not_resumed_with_other_settings(
 def test_early_stop_keeps_the_best_weights(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"))
     settings = TrainSettings(epochs=60, learning_rate=5e-3, patience=2)
-    done = train(model, corpus, settings, rng=Rng(0))
+    done = train(model, corpus, settings, seed=0)
     scores = [entry["accuracy"] for entry in done.history]
     assert len(scores) < 60
     assert scores[-3] == max(scores) >= max(scores[-2:])
@@ -124,7 +125,7 @@ def test_parts_of_a_batch_add_up_to_the_batch(corpus: Corpus, tiny_encoder: Call
     found = []
     for parts in (1, 3):
         model = build(corpus, tiny_encoder("bert"), dropout=0.0)
-        train(model, corpus, TrainSettings(epochs=1, batch_size=32, accumulate=parts), rng=Rng(0))
+        train(model, corpus, TrainSettings(epochs=1, batch_size=32, accumulate=parts), seed=0)
         found.append(weights(model))
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name], atol=1e-5, rtol=1e-3)
@@ -132,7 +133,7 @@ def test_parts_of_a_batch_add_up_to_the_batch(corpus: Corpus, tiny_encoder: Call
 
 def test_empty_batches_are_handled(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"), train="head")
-    done = train(model, corpus, TrainSettings(epochs=0.5), rng=Rng(0), sampler=Poisson(0.004))
+    done = train(model, corpus, TrainSettings(epochs=0.5), seed=0, sampler=Poisson(0.004))
     assert done.steps == 125
 
 
@@ -141,7 +142,7 @@ def test_outputs_of_a_frozen_encoder_are_computed_once(
 ) -> None:
     def go() -> dict[str, torch.Tensor]:
         model = build(corpus, tiny_encoder("bert"), train="head")
-        train(model, corpus, TrainSettings(epochs=2), rng=Rng(0), cache=tmp_path)
+        train(model, corpus, TrainSettings(epochs=2), seed=0, cache=tmp_path)
         return weights(model)
 
     first = go()
@@ -154,6 +155,6 @@ def test_outputs_of_a_frozen_encoder_are_computed_once(
 def test_a_corpus_without_the_split_is_refused(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"))
     with pytest.raises(DataError, match="'validation' split"):
-        train(model, corpus.split("train"), TrainSettings(patience=1), rng=Rng(0))
+        train(model, corpus.split("train"), TrainSettings(patience=1), seed=0)
     with pytest.raises(DataError, match="'train' split"):
-        train(model, corpus.split("validation"), rng=Rng(0))
+        train(model, corpus.split("validation"), seed=0)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.planned import train
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import ModelError
@@ -16,7 +17,6 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import train
 from discreet.training.run_folder import load_run, workspace_of
 from discreet.training.settings import TrainSettings
 
@@ -46,7 +46,7 @@ def test_an_unfinished_run_is_not_resumed(old: Path) -> None:
         pytest.raises(ModelError, match="What its ledger counts stays spent"),
     ):
         train(
-            model, corpus, TrainSettings(epochs=2, batch_size=16), rng=Rng(0), protect=DPSGD(1.0), ledger=ledger,
+            model, corpus, TrainSettings(epochs=2, batch_size=16), seed=0, protect=DPSGD(1.0), ledger=ledger,
             workspace=old / "begun.unfinished",
         )  # fmt: skip
     assert {path.name: path.read_bytes() for path in (old / "begun.unfinished").iterdir()} == before

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.planned import parts_of, train
 
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import LedgerError, ModelError, SettingError, UnsupportedError
@@ -19,10 +20,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import train
-from discreet.training.optimizer import optimizer_for
 from discreet.training.parts import PrivateParts
-from discreet.training.private import PrivateStep, ledger_for, numbered
+from discreet.training.private import PrivateStep, numbered
 from discreet.training.settings import TrainSettings
 from discreet.training.shapes import Part
 from discreet.training.tensors import load_tensors
@@ -45,7 +44,7 @@ def weights(model: Classifier) -> torch.Tensor:
 def test_it_learns_and_says_what_it_cost(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     model = build(corpus, tiny_encoder("bert"))
     settings = TrainSettings(epochs=40, batch_size=20, learning_rate=1e-2)
-    done = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(0.1, clip_norm=1.0))
+    done = train(model, corpus, settings, seed=0, protect=DPSGD(0.1, clip_norm=1.0))
     assert evaluate(model, corpus.split("train"))["accuracy"] > 0.9
     promise = done.guarantee
     assert promise is not None and promise.certified and promise.unit == "person"
@@ -62,9 +61,9 @@ def test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size(
     rows = ready(model, split)
     protect, sampler = DPSGD(0.0, clip_norm=0.05), Poisson(0.3)
     settings = TrainSettings(optimizer="sgd", momentum=0.0, weight_decay=0.0)
-    optimizer = optimizer_for(model, settings)
-    with ledger_for(protect, split) as ledger:
-        step = PrivateStep.of(model, optimizer, protect, rows, split, sampler, settings, ledger, Rng(3), None)
+    parts = parts_of(model, split, rows, settings, protect=protect, sampler=sampler)
+    with parts.plan.open_ledger() as ledger:
+        step = PrivateStep.of(parts, ledger, Rng(3))
         drawn = sampler.draw(0, split.unit_count, Rng(3).fork("sampler"))
         assert len(step.parts_of(drawn)) > 1
         expected = {n: torch.zeros_like(p) for n, p in step.parameters.items()}
@@ -88,7 +87,7 @@ def test_an_empty_batch_still_adds_noise_and_is_counted(corpus: Corpus, tiny_enc
     before = weights(model)
     settings = TrainSettings(epochs=3e-6)
     with Ledger.open(None, unit="person", adjacency="zero-out") as ledger:
-        done = train(model, corpus, settings, rng=Rng(0), sampler=Poisson(1e-6), protect=DPSGD(1.0), ledger=ledger)
+        done = train(model, corpus, settings, seed=0, sampler=Poisson(1e-6), protect=DPSGD(1.0), ledger=ledger)
         assert done.steps == ledger.statement.spends == 3
     assert not torch.equal(before, weights(model))
 
@@ -103,7 +102,7 @@ def test_the_ledger_is_spent_before_the_noise_is_drawn(
         monkeypatch.setattr(
             DPSGD, "release", lambda self, *a: counts.append(ledger.statement.spends) or release(self, *a)
         )
-        train(model, corpus, TrainSettings(epochs=2, batch_size=20), rng=Rng(0), protect=DPSGD(1.0), ledger=ledger)
+        train(model, corpus, TrainSettings(epochs=2, batch_size=20), seed=0, protect=DPSGD(1.0), ledger=ledger)
     assert counts == list(range(1, len(counts) + 1))
 
 
@@ -112,7 +111,7 @@ def test_a_budget_stops_training_before_it_is_exceeded(corpus: Corpus, tiny_enco
     budget = Budget(2.0, 1e-3)
     with Ledger.open(None, unit="person", adjacency="zero-out", budget=budget) as ledger:
         done = train(
-            model, corpus, TrainSettings(epochs=500, batch_size=10), rng=Rng(0), protect=DPSGD(1.0), ledger=ledger,
+            model, corpus, TrainSettings(epochs=500, batch_size=10), seed=0, protect=DPSGD(1.0), ledger=ledger,
             delta=1e-3,
         )  # fmt: skip
     assert done.finished and done.out_of_budget
@@ -135,7 +134,7 @@ def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
         folder.mkdir(exist_ok=True)
         with Ledger.open(folder / "ledger", unit="person", adjacency=protect.adjacency) as ledger:
             train(
-                model, corpus, settings, rng=Rng(0), protect=protect, ledger=ledger, workspace=folder, secret=Rng(9),
+                model, corpus, settings, seed=0, protect=protect, ledger=ledger, workspace=folder, secret=Rng(9),
                 should_stop=lambda: stop is not None and next(seen) + 1 >= stop,
             )  # fmt: skip
             return weights(model), ledger.statement.spends
@@ -162,7 +161,7 @@ def test_another_secret_or_corpus_is_another_spend(
         counts = []
         for rows, secret in ((corpus, 1), (corpus, 1), (corpus, 2), (corpus.take(range(1, len(corpus))), 2)):
             model = build(rows, tiny_encoder("bert"), train="head")
-            train(model, rows, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger, secret=Rng(secret))
+            train(model, rows, settings, seed=0, protect=DPSGD(1.0), ledger=ledger, secret=Rng(secret))
             counts.append(ledger.statement.spends)
     assert counts[0] == counts[1] < counts[2] < counts[3]
 
@@ -174,11 +173,11 @@ def test_a_private_run_is_not_resumed_on_other_rows_even_before_its_first_checkp
     monkeypatch.setattr(PrivateStep, "gather", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         model = build(corpus, tiny_encoder("bert"), train="head")
-        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
+        train(model, corpus, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path)
     fewer = corpus.take(range(1, len(corpus)))
     with pytest.raises(ModelError, match="resume with the same command"):
         model = build(fewer, tiny_encoder("bert"), train="head")
-        train(model, fewer, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
+        train(model, fewer, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path)
 
 
 def test_a_given_seed_makes_the_figure_an_estimate(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
@@ -186,7 +185,7 @@ def test_a_given_seed_makes_the_figure_an_estimate(corpus: Corpus, tiny_encoder:
     found = {}
     for name, secret in (("given", Rng(0)), ("drawn", None)):
         model = build(corpus, tiny_encoder("bert"), train="head")
-        found[name] = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), secret=secret).guarantee
+        found[name] = train(model, corpus, settings, seed=0, protect=DPSGD(1.0), secret=secret).guarantee
     assert found["drawn"] is not None and found["drawn"].certified
     assert found["given"] is not None and not found["given"].certified
     assert "whoever knows it" in str(found["given"].reason)
@@ -201,7 +200,7 @@ def test_a_resume_from_python_keeps_its_bill_and_needs_its_ledger(
         folder.mkdir(exist_ok=True)
         model, seen = build(corpus, tiny_encoder("bert"), train="head"), iter(range(10**6))
         done = train(
-            model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=folder,
+            model, corpus, settings, seed=0, protect=DPSGD(1.0), workspace=folder,
             should_stop=lambda: stop is not None and next(seen) + 1 >= stop,
         )  # fmt: skip
         assert done.guarantee is not None and done.guarantee.certified
@@ -225,16 +224,16 @@ def test_other_owners_or_another_unit_are_refused(
 ) -> None:
     settings = TrainSettings(epochs=1, batch_size=20)
     model = build(corpus, tiny_encoder("bert"), train="head")
-    train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path, should_stop=lambda: True)
+    train(model, corpus, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path, should_stop=lambda: True)
     other = replace(corpus, units=tuple(f"p{i // 3}" for i in range(len(corpus))))
     with pytest.raises(ModelError, match="resume with the same command"):
         model = build(other, tiny_encoder("bert"), train="head")
-        train(model, other, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path)
+        train(model, other, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path)
     with (
         Ledger.open(None, unit="patient", adjacency="zero-out") as ledger,
         pytest.raises(SettingError, match="unit='patient' 'person' in the ledger"),
     ):
-        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger)
+        train(model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger)
 
 
 def test_samplers_are_paired_with_what_they_are_proven_for(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
@@ -243,13 +242,13 @@ def test_samplers_are_paired_with_what_they_are_proven_for(corpus: Corpus, tiny_
     direction = DirDPSGD.for_model(model, 50.0)
     for sampler in (Shuffled(10), FixedSize(10)):
         with pytest.raises(SettingError, match="Poisson under add/remove"):
-            train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), sampler=sampler, population=100)
-    summed = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(4.0), sampler=Shuffled(10)).guarantee
+            train(model, corpus, settings, seed=0, protect=DPSGD(1.0), sampler=sampler, population=100)
+    summed = train(model, corpus, settings, seed=0, protect=DPSGD(4.0), sampler=Shuffled(10)).guarantee
     assert summed is not None and summed.adjacency is Adjacency.ZERO_OUT
     with pytest.raises(UnsupportedError, match="FixedSize"):
-        train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=Poisson(0.1))
-    by_epoch = train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=Shuffled(10)).guarantee
-    drawn = train(model, corpus, settings, rng=Rng(0), protect=direction, sampler=FixedSize(10)).guarantee
+        train(model, corpus, settings, seed=0, protect=direction, sampler=Poisson(0.1))
+    by_epoch = train(model, corpus, settings, seed=0, protect=direction, sampler=Shuffled(10)).guarantee
+    drawn = train(model, corpus, settings, seed=0, protect=direction, sampler=FixedSize(10)).guarantee
     assert by_epoch is not None and drawn is not None
     assert by_epoch.adjacency is drawn.adjacency is Adjacency.REPLACE_ONE
     # two epochs of disjoint batches are two uses, whatever the number of steps
@@ -264,7 +263,7 @@ def test_what_cannot_be_clipped_is_refused_by_name(corpus: Corpus, tiny_encoder:
     model = build(corpus, tiny_encoder("bert"), train="head")
     model.head = torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
     with pytest.raises(UnsupportedError, match="BatchNorm1d"):
-        train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=DPSGD(1.0))
+        train(model, corpus, TrainSettings(epochs=1), seed=0, protect=DPSGD(1.0))
 
 
 def test_a_refused_training_lets_its_ledger_go(
@@ -272,7 +271,7 @@ def test_a_refused_training_lets_its_ledger_go(
 ) -> None:
     model = build(corpus, tiny_encoder("bert"), train="head")
     with pytest.raises(SettingError, match="Poisson under add/remove") as kept:  # the error holds its frames alive
-        train(model, corpus, rng=Rng(0), protect=DPSGD(1.0), sampler=Shuffled(10), population=9, workspace=tmp_path)
+        train(model, corpus, seed=0, protect=DPSGD(1.0), sampler=Shuffled(10), population=9, workspace=tmp_path)
     Ledger.open(tmp_path / "ledger.jsonl", unit="person", adjacency="add/remove").close()
     assert kept.value
 
@@ -296,7 +295,7 @@ def test_memory_that_runs_out_halves_the_parts_and_spends_nothing_twice(
         monkeypatch.setattr(PrivateParts, "record", short_of_memory if fails else record)
         with Ledger.open(folder / "ledger", unit="person", adjacency="zero-out") as ledger:
             train(
-                model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger, secret=Rng(9), workspace=folder,
+                model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger, secret=Rng(9), workspace=folder,
                 should_stop=lambda: stop is not None and next(seen) + 1 >= stop,
             )  # fmt: skip
             about = json.loads(load_tensors(folder / "checkpoint.safetensors")[1]["progress"])
@@ -320,7 +319,7 @@ def test_no_memory_for_one_row_is_said(corpus: Corpus, tiny_encoder: Callable[[s
     monkeypatch.setattr(PrivateParts, "record", never)
     model = build(corpus, tiny_encoder("bert"), train="head")
     with pytest.raises(ModelError, match="memory for the rows of one unit"):
-        train(model, corpus, TrainSettings(epochs=1), rng=Rng(0), protect=DPSGD(1.0))
+        train(model, corpus, TrainSettings(epochs=1), seed=0, protect=DPSGD(1.0))
 
 
 def noises_of_empty_batches(corpus: Corpus, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -335,7 +334,7 @@ def noises_of_empty_batches(corpus: Corpus, folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(DPSGD, "release", watched)
     model = build(corpus, folder, train="head")
-    train(model, corpus, TrainSettings(epochs=3e-6), rng=Rng(0), sampler=Poisson(1e-6), protect=DPSGD(1.0))
+    train(model, corpus, TrainSettings(epochs=3e-6), seed=0, sampler=Poisson(1e-6), protect=DPSGD(1.0))
     monkeypatch.setattr(DPSGD, "release", release)
     return released
 

@@ -71,15 +71,15 @@ def test_a_hidden_release_is_the_gradient_of_the_hidden_batch(
     assert all(torch.equal(hidden.gradients[n], again.gradients[n]) for n in hidden.gradients)
     assert not torch.allclose(hidden.gradients["head.weight"], plain.gradients["head.weight"], atol=1e-3)
     public = Corpus("web", ("a film", "the plot was slow", "good"))
-    other = hidden_release(model, batch, TextHide(masks=16, mix=2, public=True), Rng(0), public=public)
+    other = hidden_release(model, batch, TextHide(masks=16, mix=2, public="given"), Rng(0), public=public)
     assert set(other.gradients) == set(plain.gradients)
 
 
 def test_what_is_counted_as_hidden_by_sampling_is_drawn_so(tiny_encoder: Callable[[str], Path]) -> None:
     from discreet.accounting.local_layer import Sending
-    from discreet.protections.ldp_layer import LDPLayer
-    from discreet.protections.ldp_projection import whole_space
-    from discreet.protections.ldp_protection import LocalLayer
+    from discreet.protections.local.layer import LDPLayer
+    from discreet.protections.local.projection import whole_space
+    from discreet.protections.local.protection import LocalLayer
 
     texts = tuple(f"the heart {'was dull' if i % 2 else 'a knee'} {i}" for i in range(12))
     corpus = Corpus("toy", texts, labels=tuple(i % 2 for i in range(12)))

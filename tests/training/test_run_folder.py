@@ -12,10 +12,10 @@ from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import DataError, LedgerError, ModelError, OutputError, SettingError
 from discreet.core.randomness import Rng
-from discreet.data.sources import Columns, load
+from discreet.data.sources import TextSource, load
 from discreet.experiment import RunRequest, SceneRequest, load_scene, run_training
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.texthide import TextHideSettings
+from discreet.protections.texthide import TextHide
 from discreet.training import tensors
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
@@ -26,7 +26,7 @@ from discreet.training.settings import TrainSettings
 
 def request(toy_csv: Path, encoder: str, **changes: object) -> RunRequest:
     return RunRequest(
-        str(toy_csv), Columns(), ModelSettings(encoder=encoder, **changes), TrainSettings(epochs=2, learning_rate=1e-2)
+        TextSource(str(toy_csv)), ModelSettings(encoder=encoder, **changes), TrainSettings(epochs=2, learning_rate=1e-2)
     )
 
 
@@ -134,7 +134,7 @@ def test_a_refused_run_leaves_alone_the_folder_of_a_run_that_has_not_spent_yet(t
 def test_settings_that_do_not_fit_leave_no_folder(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    asked = replace(request(toy_csv, str(tiny_encoder("bert")), head="mlp"), protect=TextHideSettings(mix=1000))
+    asked = replace(request(toy_csv, str(tiny_encoder("bert")), head="mlp"), protect=TextHide(mix=1000))
     with pytest.raises(SettingError, match="mix=1000"):
         run_training(asked, tmp_path / "a")
     assert list(tmp_path.glob("a*")) == []

@@ -24,7 +24,7 @@ def test_the_rate_rises_to_its_peak_and_falls_to_almost_nothing(total: int, warm
         ({"batch_size": 0}, "batch_size=0"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),
         ({"warmup": 2.0}, "warmup=2.0"),
-        ({"accumulate": 64}, "accumulate=64 <= batch_size=32"),
+        ({"accumulate": 64, "batch_size": 32}, "accumulate=64 <= batch_size=32"),
         ({"patience": 0}, "patience=0"),
         ({"precision": "fp8"}, "precision='fp8'"),
     ],

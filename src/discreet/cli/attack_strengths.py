@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.catalog import ATTACKS, attack_of, protection_settings
+from discreet.catalog import ATTACKS, attack_of, protection_class, settings_of_protection
 from discreet.cli.output import note
 from discreet.core.checks import refuse
 from discreet.core.errors import SettingError, UnsupportedError
@@ -126,7 +126,7 @@ def _fitting(train: str, protect: str | None) -> list[str]:
     """Return the attacks that fit what leaves, the best first: by what is trained, and by the place of a protection."""
     from discreet.experiment.releases import GRADIENT, REPRESENTATION
 
-    place = GRADIENT if protect in (None, NONE) else protection_settings(str(protect)).place
+    place = GRADIENT if protect in (None, NONE) else protection_class(str(protect)).place
     if place == REPRESENTATION:
         return _names(REPRESENTATION, first="rss")
     if train == "all":
@@ -171,7 +171,7 @@ def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
     from discreet.experiment.identification import NOISY
     from discreet.experiment.releases import GRADIENT, READS, REPRESENTATION, fits, misfit
 
-    place, identifies = protection_settings(name).place, request.attack.identifies
+    place, identifies = protection_class(name).place, request.attack.identifies
     kind = request.attack.sees.kind
     if identifies:
         suits = place == GRADIENT
@@ -192,7 +192,7 @@ def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
 
 def _protect_set(name: str) -> Say:
     """Return how a setting of a protection is given to an attack, where that is not by an option of its own."""
-    known = {field.name for field in dataclasses.fields(protection_settings(name))} - _OPTIONS
+    known = set(settings_of_protection(name)) - _OPTIONS
 
     def say(setting: str, value: str | None) -> str | None:
         return f"--protect-set {setting}={value or '…'}" if setting in known else None
@@ -205,7 +205,7 @@ def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tens
     if source is None:
         return None
     from discreet.data.sources import Columns
-    from discreet.experiment.plan import public_text, public_vectors
+    from discreet.training.plan import public_text, public_vectors
 
     data = None if scene.run is None else scene.run.settings.data
     columns = Columns() if data is None else dataclasses.replace(data.columns, text_pair=None, unit=None)

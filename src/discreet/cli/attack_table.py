@@ -220,7 +220,7 @@ def guarantee_words(result: AttackResult) -> str:
 
 def release_words(facts: Any) -> str:
     """Return what the attacker saw, in a sentence's worth of words."""
-    from discreet.protections.facts import in_words
+    from discreet.protections.base import in_words
 
     times = "once" if facts["steps"] == 1 else f"{facts['steps']} times"
     if facts.get("scope") == "training":

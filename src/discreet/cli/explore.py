@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.catalog import ATTACKS, PROTECTIONS, attack_of, protection_settings
+from discreet.catalog import ATTACKS, PROTECTIONS, attack_of, protection_class
 from discreet.cli.attack_strengths import CLIP_NORM
 from discreet.cli.output import line, note
 from discreet.cli.threads import Threads, use_threads
@@ -68,6 +68,6 @@ def menu_of_catalog(seconds: float) -> Any:
     first = sorted(names, key=lambda name: name != "dager")  # the one that reads most in a second or two
     return Menu(
         attacks={name: attack_of(name, _ATTACK_SETTINGS.get(name)) for name in first},
-        protections={name: protection_settings(name) for name in PROTECTIONS},
+        protections={name: protection_class(name) for name in PROTECTIONS},
         defaults=_DEFAULTS,
     )

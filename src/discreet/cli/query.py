@@ -93,7 +93,7 @@ def query(
 
 
 def _among(user: UserSide, first: list[str], second: list[str] | None, count: int) -> Sealed[Mixed]:
-    from discreet.protections.decoys import Decoys
+    from discreet.protections.local.decoys import Decoys
 
     return user.prepare_among(first, Decoys.of_vocabulary(user.model.tokenizer.get_vocab()), second, count=count)
 

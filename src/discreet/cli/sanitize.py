@@ -20,7 +20,7 @@ from discreet.core.guarantee import in_digits, words_for_size
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
     from discreet.data.columns import FileColumns
-    from discreet.protections.word_swap import Changes, WordSwap
+    from discreet.protections.words.swap import Changes, WordSwap
 
 FORMATS = ("txt", "csv", "tsv", "jsonl")
 
@@ -150,9 +150,8 @@ def _built(
     keep_marks: bool,
     unknown: str,
 ) -> WordSwap:
-    from discreet.protections.word_settings import read_words
-    from discreet.protections.word_swap import SANTEXT_PLUS, UNKNOWN_WORDS, WORD_MECHANISMS, WordSwap
-    from discreet.protections.word_table import WordTable, listed_words, rare_words
+    from discreet.protections.words.swap import SANTEXT_PLUS, UNKNOWN_WORDS, WORD_MECHANISMS, WordSwap, read_words
+    from discreet.protections.words.table import WordTable, listed_words, rare_words
 
     one_of("mechanism", mechanism, WORD_MECHANISMS)
     one_of("unknown", unknown, UNKNOWN_WORDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,10 +17,8 @@ from discreet.core.checks import positive, refuse
 from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
-    from discreet.protections.settings import ProtectSettings
+    from discreet.protections.base import Protection
 
-# What has a default that depends on the corpus and the protection.
-_TUNED = {"epochs", "batch_size", "learning_rate", "weight_decay", "dropout", "embeddings", "accumulate"}
 _MOST_ROWS = 100_000_000
 
 
@@ -99,10 +96,10 @@ def train(
     """
     with working("starting"):
         from discreet.data.doubts import NOT_FOR_RELEASE, doubts
-        from discreet.data.sources import Columns
-        from discreet.experiment import RunRequest, load_corpus, run_training
-        from discreet.models.classifier import ModelSettings
-        from discreet.training.defaults import FEW_UNITS, defaults_for, part_to_train
+        from discreet.data.sources import TextSource
+        from discreet.experiment import RunOptions, RunRequest, load_corpus, run_training
+        from discreet.protections.base import FEW_UNITS
+        from discreet.training.plan import model_settings
         from discreet.training.settings import TrainSettings
 
     protection = protection_of(protect, delta, private)
@@ -114,56 +111,29 @@ def train(
         positive("budget", budget, "It is the most epsilon that these people may lose in all trainings together.")
     if rows is not None and rows > _MOST_ROWS:
         raise refuse("rows", rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
-    chooses_part = "train" not in model
-    model.setdefault("train", protection.usual_train if protection else "all")
-    model.setdefault("head", protection.usual_head if protection else "linear")
-    chosen = {key: value for key, value in model.items() if key not in _TUNED}
-    asked = {key: value for key, value in training.items() if key not in _TUNED}
-    request = RunRequest(
-        source=data,
-        columns=Columns(text, text_pair, label, unit, separator, quoting),
-        model=ModelSettings(**chosen),
-        train=TrainSettings(**asked),
-        protect=protection,
-        seed=seed,
-        rows=rows,
-        share=share,
-        population=population,
-        label_names=_classes(classes),
-        noise_seed=noise_seed,
-        validation=validation,
-        task=_task(task),
-    )
+    model_settings(model, protection, 1)  # what is outside its range is said before the text is read
+    settings = TrainSettings(**training)
+    source = TextSource(
+        data, text, text_pair, label, unit, rows, share, validation, _task(task), seed, separator, quoting,
+        _classes(classes),
+    )  # fmt: skip
     with working("reading the text"):
-        corpus = load_corpus(request)
+        corpus = load_corpus(source, population)
     for doubt in doubts(corpus, label, unit):
         note(f"{NOT_FOR_RELEASE}: {doubt}")
-    if chooses_part:
-        part = part_to_train(request.model.train, protect, request.size_of(corpus), request.model.encoder)
-        if part != request.model.train:
-            request = replace(request, model=replace(request.model, train=part))
-            note(
-                f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {protect}: the encoder is frozen and the head is "
-                "trained, which learns more from few. Use --train all to train every layer."
-            )
-    usual = defaults_for(request.model.train, protect, request.size_of(corpus))
-    request = request.tuned(usual, **{key: value for key, value in {**model, **training}.items() if key in _TUNED})
-    with stop_on_interrupt() as stopping, training_bar() as watch:
-        done = run_training(
-            request,
-            out,
-            corpus=corpus,
-            device=device,
-            resume=resume,
-            checkpoint_seconds=checkpoint_seconds,
-            download=download,
-            cache=cache,
-            ledger=ledger,
-            budget=budget,
-            watch=watch,
-            say=note,
-            should_stop=lambda: bool(stopping),
+    units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
+    chosen = model_settings(model, protection, units)
+    if protection is not None and "train" not in model and chosen.train != protection.default_part:
+        note(
+            f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {protect}: the encoder is frozen and the head is "
+            "trained, which learns more from few. Use --train all to train every layer."
         )
+    request = RunRequest(source, chosen, settings, protection, seed, population, noise_seed)
+    with stop_on_interrupt() as stopping, training_bar() as watch:
+        options = RunOptions(
+            device, resume, checkpoint_seconds, download, cache, ledger, budget, watch, note, lambda: bool(stopping)
+        )
+        done = run_training(request, out, corpus=corpus, options=options)
     if not done["finished"]:
         note(f"Stopped at step {done['steps']} and saved. Go on with the same command and --resume.")
         raise typer.Exit(130)
@@ -173,17 +143,17 @@ def train(
         _say(done, out)
 
 
-def protection_of(name: str | None, delta: str, given: dict[str, Any]) -> ProtectSettings | None:
+def protection_of(name: str | None, delta: str, given: dict[str, Any]) -> Protection | None:
     """Return the settings of the protection that was asked for; options without one are refused by name."""
     if name is None:
         if given:
             option, value = next(iter(given.items()))
             raise refuse(option.replace("_", "-"), value, "together with --protect", "Add it, or leave this out.")
         return None
-    from discreet.protections.settings import protect_settings
+    from discreet.catalog import protection as of_catalog
 
     at = _delta(delta)
-    return protect_settings(name, given if at is None else {**given, "delta": at})
+    return of_catalog(name, given if at is None else {**given, "delta": at})
 
 
 def _say(done: dict[str, Any], out: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -187,6 +187,21 @@ class Guarantee:
         if self.assumptions and assumptions:
             text += " It assumes: " + "; ".join(self.assumptions) + "."
         return text
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
+        """Return a guarantee from the plain values of `as_dict`; what older versions did not write is left out."""
+        return cls(
+            epsilon=math.inf if values["epsilon"] is None else float(values["epsilon"]),
+            delta=float(values["delta"]),
+            unit=str(values["unit"]),
+            adjacency=Adjacency(values["adjacency"]),
+            accountant=str(values["accountant"]),
+            certified=bool(values["certified"]),
+            assumptions=tuple(values.get("assumptions", ())),
+            reason=values.get("reason"),
+            caveats=frozenset(Caveat(value) for value in values.get("caveats", ())),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the guarantee as plain values for JSON; no guarantee has epsilon None."""

@@ -47,6 +47,56 @@ class Columns:
         return Layout(self.separator, self.quoting)
 
 
+@dataclass(frozen=True)
+class TextSource:
+    """Which text: a built-in name, a file, a folder of splits or the hub; its columns, and how much of it.
+
+    The one answer to that question on the command line, in studies and in run folders; see `load` for each field. The
+    seed is that of built-in notes, `rows` and `share`.
+    """
+
+    source: str
+    text: str = "text"
+    text_pair: str | None = None
+    label: str | None = "label"
+    unit: str | None = None
+    rows: int | None = None
+    share: float | None = None
+    validation: str | None = None
+    task: Task | None = None
+    seed: int = 0
+    separator: str | None = None
+    quoting: str | None = None
+    label_names: tuple[str, ...] | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The columns to read."""
+        return Columns(self.text, self.text_pair, self.label, self.unit, self.separator, self.quoting)
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the text comes with the package."""
+        return self.source in BUILT_IN
+
+    def load(self, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:
+        """Read the corpus, whose held-out rows are selected for an adjacency.
+
+        Guarantee: none, this reads private data; errors name rows, never texts.
+        """
+        return load(
+            self.source,
+            self.columns,
+            seed=self.seed,
+            rows=self.rows,
+            share=self.share,
+            validation=self.validation,
+            task=self.task,
+            label_names=self.label_names,
+            adjacency=adjacency,
+        )
+
+
 def load(
     source: str | Path,
     columns: Columns | None = None,

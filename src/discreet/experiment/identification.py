@@ -23,8 +23,6 @@ from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.protections.facts import public_facts
-from discreet.protections.representation import place_of
 
 if TYPE_CHECKING:
     from discreet.experiment.attack import AttackRequest, AttackResult
@@ -95,7 +93,7 @@ def null_of(protect: Any) -> Adjacency:
 
     The null record is absent from a sum, or empty in it; in place of a direction it is a uniform draw.
     """
-    stated = getattr(protect, "adjacency", Adjacency.ZERO_OUT)
+    stated = Adjacency.ZERO_OUT if protect is None else protect.adjacency
     return Adjacency.ZERO_OUT if stated is Adjacency.REPLACE_ONE else stated
 
 
@@ -103,7 +101,7 @@ def _simulated(request: AttackRequest, scene: Scene, rows: Corpus, rng: Rng) -> 
     gram, protect = scene.gram(rows), request.protect
     often: dict[str, int] = {"draws": request.draws, "steps": request.steps}
     if isinstance(protect, DirDPSGD):
-        return direction_sweep(gram, [protect.kappa], protect.dimension, rng, **often)[0]
+        return direction_sweep(gram, [protect.concentration], protect.dimension, rng, **often)[0]
     if protect is None:  # neither noise nor a clip: no gradient is longer than the longest
         return gaussian_sweep(gram, [0.0], rng, clip_norm=float(np.sqrt(gram.diagonal().max())), **often)[0]
     return gaussian_sweep(gram, [protect.noise_multiplier], rng, clip_norm=protect.clip_norm, **often)[0]
@@ -124,10 +122,10 @@ def _simulated_training(request: AttackRequest, scene: Scene, rows: Corpus, rng:
         return gaussian_sweep(gram, [0.0], rng, clip_norm=longest, steps=updates.steps, draws=draws)[0]
     if isinstance(protect, DirDPSGD):
         norms = np.sqrt(np.maximum(np.diag(gram), 1e-300))
-        along = VonMisesFisher(protect.kappa, protect.dimension).mean_cosine
+        along = VonMisesFisher(protect.concentration, protect.dimension).mean_cosine
         spread = np.sqrt(updates.per_step * (1 - along**2) / protect.dimension)
         if along == 0:
-            return Identified(protect.kappa, round(draws / len(rows)), draws, len(rows))
+            return Identified(protect.concentration, round(draws / len(rows)), draws, len(rows))
         return training_sweep(gram / norms[:, None] / norms[None, :], [float(spread / along)], rng, **often)[0]
     return training_sweep(gram, [protect.noise_multiplier], rng, clip_norm=protect.clip_norm, **often)[0]
 
@@ -135,7 +133,7 @@ def _simulated_training(request: AttackRequest, scene: Scene, rows: Corpus, rng:
 def updates_of_run(run: Run, protect: Any) -> Updates | None:
     """Return the updates of a finished run under a protection, or nothing if it recorded no sampler."""
     from discreet.data.samplers import FixedSize, Poisson
-    from discreet.training.private import step_cost
+    from discreet.training.plan import step_cost
 
     kept, metrics = run.metrics.get("sampler"), run.metrics
     counted = metrics.get("units") or metrics.get("population")
@@ -170,7 +168,7 @@ def _event(request: AttackRequest) -> DpEvent:
 def _refuse(request: AttackRequest) -> None:
     protect = request.protect
     if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
-        raise misfit(request.label, NOISY, name_of(protect), place_of(protect))
+        raise misfit(request.label, NOISY, name_of(protect), protect.place)
     if request.batch_size != 1:
         remedy = "The other members of the batch are known to this attacker and subtracted; they change nothing."
         raise refuse("batch_size", request.batch_size, "1 for 1-of-n", remedy)
@@ -201,5 +199,5 @@ def _facts(request: AttackRequest, scene: Scene, count: int) -> dict[str, Any]:
         ],
         "candidates": count,
         "simulated": True,
-        "protection": None if request.protect is None else public_facts(request.protect),
+        "protection": None if request.protect is None else request.protect.facts(),
     }

@@ -12,9 +12,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease, TextRelease
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.protections.contract import check_protection
-from discreet.protections.facts import public_facts
-from discreet.protections.representation import place_of
+from discreet.protections.base import check_protection
 from discreet.training.private import as_drawn
 from discreet.training.release import hidden_release, open_release, protected_release
 from discreet.training.released_vectors import representation_release
@@ -52,7 +50,7 @@ def released(
     """
     refuse_misfit(request)
     protect, delta = request.protect, request.delta
-    place = None if protect is None else place_of(protect)
+    place = None if protect is None else protect.place
     if request.attack.sees is RepresentationRelease:
         return _vectors(request, model, batch, noise, public)
     if place == GRADIENT:
@@ -70,16 +68,16 @@ def fits(kind: str, protect: Any) -> bool:
     Gradients are released under every protection that is passed through at every step; vectors that are released once
     are all that leaves.
     """
-    if protect is None or place_of(protect) == kind:
+    if protect is None or protect.place == kind:
         return True
-    return kind == GRADIENT and (place_of(protect) == TEXT or not getattr(protect, "stored", True))
+    return kind == GRADIENT and (protect.place == TEXT or not getattr(protect, "stored", True))
 
 
 def refuse_misfit(request: AttackRequest) -> None:
     """Refuse an attack on what its protection does not let go, before any work is done for it."""
     kind, protect = request.attack.sees.kind, request.protect
     if not fits(kind, protect):
-        raise misfit(request.label, READS[kind], name_of(protect), place_of(protect))
+        raise misfit(request.label, READS[kind], name_of(protect), protect.place)
 
 
 def _vectors(request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None) -> Released:
@@ -159,7 +157,7 @@ def release_facts(seen: Release, model: Classifier, request: AttackRequest, orig
         count, width = seen.vectors.shape
         known = ["labels"] if seen.labels is not None else []
         facts = {"kind": REPRESENTATION, "vectors": int(count), "width": int(width), **facts, "known": known}
-    return {**facts, "protection": None if request.protect is None else public_facts(request.protect)}
+    return {**facts, "protection": None if request.protect is None else request.protect.facts()}
 
 
 # What an attacker may hold besides, by its name in `Knowledge.extra`.
@@ -242,7 +240,7 @@ def by_adjacency(
     protection of text is that of one word. The batch is known, so who is absent is seen to be: under add/remove nothing
     is stated.
     """
-    if protect is None or place_of(protect) != GRADIENT or not hasattr(protect, "event"):
+    if protect is None or protect.place != GRADIENT or not hasattr(protect, "event"):
         return {} if promise is None else {promise.adjacency.value: promise.epsilon if promise.exists else None}
     from discreet.accounting.events import SelfComposedDpEvent
     from discreet.accounting.interpret import guarantee

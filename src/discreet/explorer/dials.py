@@ -9,6 +9,7 @@ from typing import Any
 
 from discreet.core.checks import one_of, refuse
 from discreet.core.errors import SettingError
+from discreet.protections.base import asked_fields
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ DIALS: tuple[Dial, ...] = (
 def dials_of(settings: type[Any]) -> tuple[Dial, ...]:
     """Return the dials of a protection by the class of its settings; one with a usual value starts there.
 
-    >>> from discreet.catalog import protection_settings
-    >>> [dial.name for dial in dials_of(protection_settings("dp-sgd"))]
+    >>> from discreet.catalog import protection_class
+    >>> [dial.name for dial in dials_of(protection_class("dp-sgd"))]
     ['epsilon', 'noise_multiplier']
-    >>> [(dial.name, dial.start) for dial in dials_of(protection_settings("texthide"))]
+    >>> [(dial.name, dial.start) for dial in dials_of(protection_class("texthide"))]
     [('masks', 16), ('mix', 4)]
     """
-    own = {field.name: field.default for field in dataclasses.fields(settings)}
+    own = {field.name: field.default for field in asked_fields(settings)}
     return tuple(
         dataclasses.replace(dial, start=usual) if isinstance(usual := own[dial.name], int | float) else dial
         for dial in DIALS

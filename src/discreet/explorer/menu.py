@@ -14,7 +14,6 @@ from discreet.core.errors import DiscreetError
 from discreet.experiment.releases import GRADIENT, REPRESENTATION, fits
 from discreet.explorer.dials import Dial, dials_of, started
 from discreet.explorer.stage import EXAMPLES, Stage
-from discreet.protections.representation import place_of
 from discreet.releases.protected import protection_of
 
 NONE = "none"
@@ -60,7 +59,7 @@ def misfit(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
         return f"{attack} reads the gradient of the encoder, and here only the head is trained."
     if protect is None:
         return None
-    name, place = getattr(protect, "name", "this protection"), place_of(protect)
+    name, place = getattr(protect, "name", "this protection"), protect.place
     if not fits(kind, protect):
         return f"{attack} reads a {kind}; under {name} that is not what leaves."
     if identifies and place != GRADIENT:
@@ -149,7 +148,7 @@ def _first_attack(
     """
     fitting = [attack for attack in attacks if not misfits[attack]]
     identifying = next((attack for attack in fitting if menu.attacks[attack].identifies), None)
-    if identifying is not None and place_of(built[GRADIENT]) == GRADIENT:
+    if identifying is not None and built[GRADIENT].place == GRADIENT:
         return identifying
     return next(iter(fitting), None)
 

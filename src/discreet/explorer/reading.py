@@ -27,7 +27,6 @@ from discreet.explorer.stage import Stage
 from discreet.explorer.typed import TypedScene
 from discreet.metrics.text import PAIRS
 from discreet.models.spelling import unknown_share
-from discreet.protections.representation import place_of
 from discreet.releases.protected import protection_of
 from discreet.report.reading import Piece, bare, pieces
 from discreet.report.words import METRICS
@@ -93,7 +92,7 @@ def read(
     said = misfit(menu, question.attack, protect, head=stage.scene(kind).model.settings.train == "head")
     if said is not None:
         raise UnsupportedError(f"Expected an attack that fits the release. {said} Choose another attack or protection.")
-    if protect is None or place_of(protect) != REPRESENTATION:
+    if protect is None or protect.place != REPRESENTATION:
         size = 1  # nothing is mixed
     scene = stage.typed(question.sentence.strip(), question.label, kind)
     identifies = attack.identifies
@@ -207,7 +206,7 @@ def unknown_words(share: float) -> str:
 def _remarks(found: AttackResult, protect: Any, seconds: float, share: float) -> list[str]:
     """Return what one must know of a reading: that much is unknown, the text was another, or the time was up."""
     said = [unknown_words(share)] if share else []
-    if protect is not None and place_of(protect) == TEXT:
+    if protect is not None and protect.place == TEXT:
         said.append("The sentence was rewritten before it left; what is read is the rewritten one.")
     if found.stopped:
         said.append(f"Stopped by the time limit of {seconds:g} s, perhaps too early: --seconds gives it more.")
@@ -290,9 +289,9 @@ def alike(found: AttackResult) -> str:
 
 def _event(protect: Any, scene: TypedScene) -> Any:
     """Return what one release costs, where that does not depend on its text."""
-    if place_of(protect) == GRADIENT:
+    if protect.place == GRADIENT:
         return getattr(protect, "event", None)
-    if place_of(protect) == REPRESENTATION and protect.stored and getattr(protect, "mix", 1) == 1:
+    if protect.place == REPRESENTATION and protect.stored and getattr(protect, "mix", 1) == 1:
         return protect.once(np.zeros(1, dtype=np.int64), scene.model.width, scene.model.classes, Rng.secret()).event
     return None
 

@@ -13,17 +13,17 @@ from discreet.core.checks import one_of
 from discreet.core.errors import DataError
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
-from discreet.experiment.plan import public_text
 from discreet.experiment.releases import GRADIENT
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.explorer.typed import TypedScene
-from discreet.protections.ldp_settings import made_up_vectors
+from discreet.protections.local.protection import made_up_vectors
 from discreet.releases.protected import protection_of_run
 from discreet.study.frontier import points_of
 from discreet.study.store import read_trials
 from discreet.study.sweep import STUDY, read_kept_study
 from discreet.study.trial import scene_of
 from discreet.training.encode import encode
+from discreet.training.plan import public_text
 
 MADE_UP = 400  # made-up sentences that a projection is learned from: enough for its few dimensions, and soon encoded
 _PUBLIC = 1000

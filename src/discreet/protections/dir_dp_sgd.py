@@ -10,25 +10,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from discreet.clipping.record import Record
-from discreet.core.checks import non_negative, refuse, whole
+from discreet.core.checks import non_negative, one_of, refuse, whole
+from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.mechanisms.normals import NormalSource, release
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-from discreet.protections.gradient import Visible
+from discreet.protections.base import (
+    FROZEN,
+    RESOLVED,
+    Conditions,
+    GradientProtection,
+    TrainDefaults,
+    Visible,
+    check_budget,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
 # Up to this many numbers, the units' gradients are formed and turned at once; beyond it, noise is streamed.
 _AT_ONCE = 1 << 25
+PARTITIONS = ("whole", "layers")
 
 
 @dataclass(frozen=True)
@@ -40,12 +50,16 @@ class Block:
 
 
 @dataclass(frozen=True)
-class DirDPSGD:
+class DirDPSGD(GradientProtection):
     """Replace each unit's gradient by a von Mises–Fisher draw around its direction, in one block or in several.
 
     The draw is exact. For few parameters the gradients are formed; for many, one noise vector at a time is streamed:
     with xi normal and s = <xi, u>, y = w u + sqrt(1 - w^2) (xi - s u) / sqrt(|xi|^2 - s^2), and s comes from the layer
     inputs and output gradients. Either way a step costs units x parameters normal numbers.
+
+    Ask for it with its concentration `kappa`, or with a budget: then `kappa` is the largest that keeps the whole
+    training within `epsilon`. An epsilon beside a kappa is a limit at which training stops. `partition` is `whole` (one
+    direction for all trainable parameters) or `layers`; `blocks` are the parameters, known once the model is.
 
     Guarantee: for each unit and use, kappa times the distance of two directions (metric privacy), pure epsilon = 2 *
         kappa, and the smaller certified epsilon at a delta of its event, under replace-one and zero-out. A block has a
@@ -55,14 +69,57 @@ class DirDPSGD:
     VonMisesFisherDpEvent(kappa=500.0, dimension=770)
     """
 
-    kappa: float
-    blocks: tuple[Block, ...]
+    kappa: float | None = None
+    blocks: tuple[Block, ...] = field(default=(), metadata=RESOLVED)
+    partition: str = "whole"
+    epsilon: float | None = None
+    delta: float | None = None
     name: ClassVar[str] = "dir-dp-sgd"
+    learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse an infinite concentration and a partition of nothing."""
-        non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
-        whole("blocks", len(self.blocks), 1, "There must be something to train.")
+        """Reject settings outside their range, and none that says how much noise."""
+        check_budget(self.epsilon, self.delta)
+        one_of("partition", self.partition, PARTITIONS)
+        if self.kappa is not None:
+            non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
+        elif self.epsilon is None:
+            raise SettingError("Expected --kappa or --epsilon for dir-dp-sgd. Kappa 0 is all noise.")
+
+    def resolve(self, conditions: Conditions) -> DirDPSGD:
+        """Return the protection of the model's trainable parameters, its concentration solved for the budget."""
+        if self.kappa is not None and self.blocks:
+            return DirDPSGD(self.kappa, self.blocks)
+        partition = None
+        if self.partition == "layers":
+            layers: dict[str, list[str]] = {}
+            for name, parameter in conditions.model.named_parameters():
+                if parameter.requires_grad:
+                    layers.setdefault(name.rpartition(".")[0], []).append(name)
+            partition = list(layers.values())
+        if self.kappa is not None:
+            return DirDPSGD.for_model(conditions.model, self.kappa, partition)
+        assert self.epsilon is not None
+        blocks = DirDPSGD.for_model(conditions.model, 1.0, partition).blocks
+        return DirDPSGD(_largest_kappa(blocks, self.epsilon, conditions), blocks)
+
+    def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
+        """Return settings for noisy directions, each of the same length whatever the batch."""
+        return TrainDefaults(5.0, min(128, units), 1e-2 if part in FROZEN else 1e-3, 0.0, 0.0, False)
+
+    def identity(self) -> object:
+        """Return what decides its draws."""
+        return "DirDPSGD", {"kappa": self.kappa, "blocks": self.blocks}
+
+    @property
+    def concentration(self) -> float:
+        """The kappa of a resolved protection."""
+        if self.kappa is None or not self.blocks:
+            raise UnsupportedError(
+                "Expected a resolved dir-dp-sgd. Its blocks and its kappa depend on the model and the number of steps; "
+                "make a training plan, or call resolve(conditions)."
+            )
+        return self.kappa
 
     @classmethod
     def for_model(cls, model: nn.Module, kappa: float, partition: Sequence[Sequence[str]] | None = None) -> DirDPSGD:
@@ -85,7 +142,7 @@ class DirDPSGD:
         """What one use costs a unit: a draw for every block."""
         from discreet.accounting.events import ComposedDpEvent
 
-        events = [VonMisesFisher(self.kappa, block.dimension).event for block in self.blocks]
+        events = [VonMisesFisher(self.concentration, block.dimension).event for block in self.blocks]
         return events[0] if len(events) == 1 else ComposedDpEvent(events)
 
     @property
@@ -100,7 +157,7 @@ class DirDPSGD:
 
     def pure_epsilon(self, uses: int) -> float:
         """Return the bound that needs no delta, over all uses: 2 * kappa for each use of each block."""
-        return 2 * self.kappa * len(self.blocks) * whole("uses", uses, 0)
+        return 2 * self.concentration * len(self.blocks) * whole("uses", uses, 0)
 
     def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
         """Add the noisy directions of some units to the sums, and free their record."""
@@ -122,7 +179,7 @@ class DirDPSGD:
             # Units that only fill up a shape get no direction: it would be noise that nobody accounts for.
             flat = torch.cat([gradients[name].flatten(1) for name in block.names], dim=1)[: _real(record)]
             finite = torch.isfinite(flat).all(dim=1, keepdim=True)
-            noisy = VonMisesFisher(self.kappa, block.dimension)(
+            noisy = VonMisesFisher(self.concentration, block.dimension)(
                 torch.where(finite, flat, 0.0), rng.fork("block", number)
             ).sum(dim=0)
             shapes = {name: gradients[name].shape[1:] for name in block.names}
@@ -136,7 +193,7 @@ class DirDPSGD:
         noisy: dict[str, tuple[Tensor, float]] = {}  # in float64, until the gradients are added and the sum is rounded
         for number, block in enumerate(self.blocks):
             source = rng.fork("block", number)
-            mechanism = VonMisesFisher(self.kappa, block.dimension)
+            mechanism = VonMisesFisher(self.concentration, block.dimension)
             norms = record.norms(block.names).double()
             usable = (norms > 0) & torch.isfinite(norms)
             cosines = mechanism.cosines(len(record), source, norms.device)
@@ -163,6 +220,30 @@ class DirDPSGD:
             record.blank(broken)
         found = _weighted(record, weights)
         _add(sums, {name: release(found[name], total, deviation) for name, (total, deviation) in noisy.items()})
+
+
+def _largest_kappa(blocks: tuple[Block, ...], epsilon: float, conditions: Conditions) -> float:
+    """Return the largest concentration with which all steps of a training together cost at most epsilon."""
+    from discreet.accounting.calibrate import largest_rate
+    from discreet.accounting.events import SelfComposedDpEvent
+    from discreet.data.samplers import FixedSize
+
+    size = min(conditions.batch_size, conditions.units)
+
+    def whole_training(kappa: float) -> DpEvent:
+        one = DirDPSGD(kappa, blocks).event
+        sampled = one if size == conditions.units else FixedSize(size).amplify(one, conditions.units, "each")
+        return sampled if conditions.steps == 1 else SelfComposedDpEvent(sampled, conditions.steps)
+
+    return largest_rate(
+        whole_training,
+        epsilon=epsilon,
+        delta=conditions.delta,
+        adjacency=Adjacency.REPLACE_ONE,
+        low=1e-6,
+        high=1e12,
+        guess=math.sqrt(sum(block.dimension for block in blocks)),
+    )
 
 
 def _real(record: Record) -> int:

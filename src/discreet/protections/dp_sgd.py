@@ -1,4 +1,4 @@
-"""DP-SGD: every unit's gradient is cut to a norm, and Gaussian noise hides the sum.
+"""DP-SGD: every unit's gradient is clipped to a norm, and Gaussian noise hides the sum.
 
 Paper: Abadi et al. 2016, Deep learning with differential privacy.
 Differs: clipping in one backward pass; automatic and per-layer clipping; the divisor is the expected batch size.
@@ -7,18 +7,26 @@ Differs: clipping in one backward pass; automatic and per-layer clipping; the di
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from discreet.clipping.clip import Automatic, Clip, Flat, PerLayer, clipped_sum
 from discreet.clipping.record import Record
-from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
+from discreet.core.checks import non_negative, one_of, open_probability, positive, probability, refuse, whole
+from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.mechanisms.normals import add_normals
-from discreet.protections.gradient import Visible
+from discreet.protections.base import (
+    FROZEN,
+    Conditions,
+    GradientProtection,
+    TrainDefaults,
+    Visible,
+    check_budget,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -27,14 +35,18 @@ CLIPPINGS = ("flat", "per-layer", "automatic")
 
 
 @dataclass(frozen=True)
-class DPSGD:
-    """Cut each unit's gradient to `clip_norm` and add Gaussian noise of noise_multiplier * clip_norm to the sum.
+class DPSGD(GradientProtection):
+    """Clip each unit's gradient to `clip_norm` and add Gaussian noise of noise_multiplier * clip_norm to the sum.
 
-    Guarantee: for one unit (the rows of one person, summed and cut once), what its event says after the sampler and the
-        number of steps: certified under zero-out with Poisson batches, if batches and noise stay secret. The rate, the
-        divisor, delta and the number of steps are functions of the number of units, which is therefore public. Where
-        they come from a number that was given beforehand (`population`), the same figure holds under add/remove. The
-        divisor must be the expected batch size, never the realised one.
+    Ask for it with a budget (`epsilon`, at `delta` or the default one), with the most any membership attack may reach
+    (`true_positive_rate` at `false_positive_rate`), or with its noise; with several, the largest noise is taken. An
+    epsilon beside a noise is a limit at which training stops.
+
+    Guarantee: for one unit (the rows of one person, summed and clipped once), what its event says after the sampler and
+        the number of steps: certified under zero-out with Poisson batches, if batches and noise stay secret. The rate,
+        the divisor, delta and the number of steps are functions of the number of units, which is therefore public.
+        Where they come from a number that was given beforehand (`population`), the same figure holds under add/remove.
+        The divisor must be the expected batch size, never the realised one.
 
     >>> DPSGD(noise_multiplier=1.0).event
     ClippedSumDpEvent(noise_multiplier=1.0, occurrences=1)
@@ -42,16 +54,82 @@ class DPSGD:
     1.57
     """
 
-    noise_multiplier: float
+    noise_multiplier: float | None = None
     clip_norm: float = 0.1
     clipping: str = "flat"
+    epsilon: float | None = None
+    delta: float | None = None
+    true_positive_rate: float | None = None
+    false_positive_rate: float = field(default=0.01, repr=False)
     name: ClassVar[str] = "dp-sgd"
+    learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse noise and norms that are none."""
-        non_negative("noise_multiplier", self.noise_multiplier, "It is the noise's standard deviation over clip_norm.")
+        """Reject settings outside their range, and none that says how much noise."""
+        check_budget(self.epsilon, self.delta)
+        if self.noise_multiplier is not None:
+            remedy = "It is the noise's standard deviation over clip_norm."
+            non_negative("noise_multiplier", self.noise_multiplier, remedy)
+        if self.true_positive_rate is not None:
+            open_probability("true_positive_rate", self.true_positive_rate)
+            open_probability("false_positive_rate", self.false_positive_rate)
         positive("clip_norm", self.clip_norm, "It bounds what one unit adds to the sum.")
         one_of("clipping", self.clipping, CLIPPINGS)
+        if self.noise_multiplier is None and self.epsilon is None and self.true_positive_rate is None:
+            raise SettingError(
+                "Expected --epsilon, --noise-multiplier or --true-positive-rate for dp-sgd. "
+                "One of them says how much noise; --epsilon 3 is a common start."
+            )
+
+    def resolve(self, conditions: Conditions) -> DPSGD:
+        """Return the protection with the noise that was asked for, or the largest that a target needs."""
+        if self.noise_multiplier is not None:
+            return self.without_budget()
+        candidates: list[DPSGD] = []
+        shared: dict[str, Any] = {
+            "sampling_rate": conditions.sampling_rate,
+            "steps": conditions.steps,
+            "clip_norm": self.clip_norm,
+            "clipping": self.clipping,
+        }
+        if self.epsilon is not None:
+            candidates.append(DPSGD.for_budget(self.epsilon, conditions.delta, **shared).without_budget())
+        if self.true_positive_rate is not None:
+            candidates.append(DPSGD.for_risk(self.true_positive_rate, self.false_positive_rate, **shared))
+        return max(candidates, key=lambda one: one.noise)
+
+    def without_budget(self) -> DPSGD:
+        """Return the noise alone, as it runs; the budget is the plan's."""
+        return DPSGD(self.noise_multiplier, self.clip_norm, self.clipping)
+
+    def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
+        """Return large batches, so that many gradients share one noise, but not so large that few steps are left.
+
+        >>> DPSGD(epsilon=3).defaults("all", 67349, 384).batch_size
+        4096
+        """
+        frozen, batch = part in FROZEN, max(64, min(4096, units // 8))
+        return TrainDefaults(40.0 if frozen else 15.0, batch, 2e-2 if frozen else 1e-3, 0.0, 0.0, False)
+
+    def identity(self) -> object:
+        """Return what decides its draws."""
+        kept = ("noise_multiplier", "clip_norm", "clipping")
+        return "DPSGD", {name: getattr(self, name) for name in kept}
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier of a resolved protection."""
+        if self.noise_multiplier is None:
+            raise UnsupportedError(
+                "Expected a resolved dp-sgd, found one asked for with a budget. Its noise depends on the number of "
+                "units and steps; make a training plan, or call resolve(conditions)."
+            )
+        return self.noise_multiplier
+
+    @property
+    def noise_scale(self) -> float:
+        """The standard deviation of the noise on each coordinate of a sum."""
+        return self.noise * self.clip_norm
 
     @classmethod
     def for_budget(
@@ -65,12 +143,15 @@ class DPSGD:
         clipping: str = "flat",
         adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     ) -> DPSGD:
-        """Return the protection with the least noise that keeps a whole training within epsilon at delta."""
+        """Return the protection with the least noise that keeps a whole training within epsilon at delta.
+
+        It carries the budget, at which a training of other steps or batches stops.
+        """
         from discreet.accounting.calibrate import least_noise
 
         positive("epsilon", epsilon, "It is the budget of the whole training.")
         noise = least_noise(_training(sampling_rate, steps), epsilon=epsilon, delta=delta, adjacency=adjacency)
-        return cls(noise, clip_norm, clipping)
+        return cls(noise, clip_norm, clipping, epsilon, delta)
 
     @classmethod
     def for_risk(
@@ -100,9 +181,9 @@ class DPSGD:
         """What one noisy sum costs a unit that is certainly in it."""
         from discreet.accounting.events import ClippedSumDpEvent, NoGuaranteeDpEvent
 
-        if self.noise_multiplier == 0:
+        if self.noise == 0:
             return NoGuaranteeDpEvent("no noise was added")
-        return ClippedSumDpEvent(self.noise_multiplier)
+        return ClippedSumDpEvent(self.noise)
 
     @property
     def visible(self) -> Visible:
@@ -116,7 +197,7 @@ class DPSGD:
 
     @property
     def clip(self) -> Clip:
-        """The rule by which a unit's gradient is cut."""
+        """The rule by which a unit's gradient is clipped."""
         if self.clipping == "per-layer":
             return PerLayer(self.clip_norm)
         return Automatic(self.clip_norm) if self.clipping == "automatic" else Flat(self.clip_norm)
@@ -127,7 +208,7 @@ class DPSGD:
 
     def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
         """Return the sums with noise added, each parameter's from a stream of its own."""
-        return add_normals(sums, self.noise_multiplier * self.clip.sensitivity, rng)
+        return add_normals(sums, self.noise * self.clip.sensitivity, rng)
 
 
 def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:

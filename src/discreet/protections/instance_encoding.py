@@ -8,28 +8,42 @@ what was stored; the noise is that of a proof under replace-one, and the paper's
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
-from discreet.core.checks import one_of, open_probability, positive, refuse, whole
-from discreet.core.guarantee import Adjacency
+from discreet.core.checks import one_of, positive, refuse, whole
+from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.laplace import L2Laplace, Laplace
+from discreet.mechanisms.normals import release
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.models.classifier import Classifier
-from discreet.protections.clipped_query import Clipped, attach
-from discreet.protections.ldp_projection import Projection
-from discreet.protections.representation import Place, Rows, clip
+from discreet.protections._vectors import clip, most_rows, soft_targets, steps_at_once
+from discreet.protections.base import (
+    RESOLVED,
+    Conditions,
+    RepresentationProtection,
+    Rows,
+    check_budget,
+    fields_of,
+)
+from discreet.protections.local.projection import Projection, labelled, principal
+from discreet.protections.texthide import capped, mixtures
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
-    from discreet.protections.encodings import Encodings, LiveEncodings
 
 # The mechanism by its name here -> the name of its noise in accounting.
 MECHANISMS = {"gaussian": "gaussian", "laplace": "laplace", "laplace-l2": "l2-laplace"}
@@ -38,11 +52,12 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class InstanceEncoding:
+class InstanceEncoding(RepresentationProtection):
     """Clip to `clip_norm`, mix `mix` vectors, add noise for `epsilon` at `delta`; `rounds` outputs for each row.
 
     With `labels="noisy"`, `label_epsilon` of the epsilon goes to randomized response on the labels and the rest to the
-    vectors. `stored=False` encodes anew at every step of at most `epochs` epochs, as the paper does.
+    vectors. With a `public` corpus and a `dimension`, a projection is learned from it first. Where the encoder is
+    trained, vectors are encoded anew at every step of at most `epochs` epochs, as in the paper, instead of once.
 
     Guarantee: for each unit under replace-one, epsilon at delta, over all outputs together, if the encoder is frozen or
         public; labels only if they are noisy. With calibration="paper" it is an estimate: the true figure is in the
@@ -52,31 +67,38 @@ class InstanceEncoding:
     'gaussian'
     """
 
-    epsilon: float
-    delta: float
+    epsilon: float | None = None
+    delta: float | None = None
     clip_norm: float = 1.0
     mix: int = 1
-    cap: float | None = None
+    mix_cap: float | None = None
     mechanism: str = "gaussian"
     labels: str = "public"
     label_epsilon: float | None = None
     calibration: str = "sound"
-    rounds: int = 1
-    stored: bool = True
-    epochs: int = 1
-    projection: Projection | None = field(default=None, repr=False)
+    rounds: int = field(default=1, metadata=RESOLVED)
+    stored: bool = field(default=True, metadata=RESOLVED)
+    epochs: int = field(default=1, metadata=RESOLVED)
+    projection: Projection | None = field(default=None, repr=False, metadata=RESOLVED)
+    dimension: int | None = field(default=None, repr=False)
+    public: str | None = field(default=None, repr=False)
     name: ClassVar[str] = "dp-ie"
-    place: ClassVar[Place] = "representation"
-    position: ClassVar[Literal["sentence"]] = "sentence"
-    sampling: ClassVar[Literal["shuffled"]] = "shuffled"
-    needs_public: ClassVar[bool] = False
-    priced: ClassVar[bool] = True
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
+    default_part: ClassVar[str] = "head"
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
-        positive("epsilon", self.epsilon, "It is the budget of the whole release; smaller is more private.")
-        open_probability("delta", self.delta, "It should be far below one over the number of units.")
+        """Reject settings outside their range, and no budget."""
+        if self.epsilon is None:
+            raise SettingError("Expected --epsilon for dp-ie. It is the budget of the release; 8 is a common start.")
+        check_budget(self.epsilon, self.delta)
+        if (self.dimension is None) != (self.public is None):
+            missing = "--public DATA" if self.public is None else "--dimension N"
+            raise SettingError(
+                f"Expected {missing} beside {'--dimension' if self.public is None else '--public'} for dp-ie. A "
+                "projection is learned from public text, to so many dimensions."
+            )
+        if self.dimension is not None:
+            whole("dimension", self.dimension)
         positive("clip_norm", self.clip_norm, "Longer vectors are shortened to it.")
         whole("mix", self.mix, 1, "It counts the vectors in a mixture; 1 mixes nothing.")
         whole("rounds", self.rounds, 1, "It counts the outputs for each row.")
@@ -84,12 +106,13 @@ class InstanceEncoding:
         one_of("mechanism", self.mechanism, MECHANISMS)
         one_of("labels", self.labels, LABELS)
         one_of("calibration", self.calibration, CALIBRATIONS)
-        if self.cap is not None and not 1 / self.mix <= self.cap <= 1:
-            raise refuse("cap", self.cap, f"in [{1 / self.mix:.3g}, 1]", "The weights of a mixture add up to 1.")
+        if self.mix_cap is not None and not 1 / self.mix <= self.mix_cap <= 1:
+            rule = f"in [{1 / self.mix:.3g}, 1]"
+            raise refuse("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
         if self.label_epsilon is not None:
             if self.labels != "noisy":
                 raise refuse("label_epsilon", self.label_epsilon, "left out", "It belongs to labels='noisy'.")
-            if not 0 < self.label_epsilon < self.epsilon:
+            if not 0 < self.label_epsilon < self.budget:
                 rule = f"in (0, {self.epsilon:g})"
                 raise refuse(
                     "label_epsilon", self.label_epsilon, rule, "It is a part of epsilon; vectors get the rest."
@@ -97,12 +120,73 @@ class InstanceEncoding:
         if self.calibration != "sound" and self.mechanism == "laplace-l2":
             raise refuse("mechanism", self.mechanism, "gaussian or laplace", "The paper has no other.")
 
+    def resolve(self, conditions: Conditions) -> InstanceEncoding:
+        """Return the protection: stored for a frozen encoder, at every step for one that is trained."""
+        projection = None
+        if self.dimension is not None and conditions.public is not None:
+            vectors, labels = conditions.public()
+            projection = learned(vectors.cpu(), None if labels is None else labels.cpu(), self.dimension)
+        resolved = dataclasses.replace(
+            self,
+            delta=conditions.delta,
+            stored=self.stored and conditions.model.settings.frozen,
+            epochs=max(self.epochs, math.ceil(conditions.epochs)),
+            projection=self.projection or projection,
+        )
+        resolved.check(conditions.batch_size, conditions.rows)
+        return resolved
+
+    def shape(self, model: Classifier) -> None:
+        """Make room in a model for the weights of a run."""
+        attach(model, Clipped(model.width, self.clip_norm, self.dimension), Rng(0))
+
+    def identity(self) -> object:
+        """Return what decides its draws, in the order and under the names of the first version."""
+        kept = [name for name in (field.name for field in fields_of(self)) if name not in {"dimension", "public"}]
+        return "InstanceEncoding", {"cap" if name == "mix_cap" else name: getattr(self, name) for name in kept}
+
+    def public_settings(self) -> dict[str, Any]:
+        """Return the settings under the names that reports have always used."""
+        named = super().public_settings()
+        return {"cap" if key == "mix_cap" else key: value for key, value in named.items()}
+
+    @property
+    def limits(self) -> bool:
+        """Whether the ledger may hold training to the epsilon: the paper's noise costs more than it claims."""
+        return self.calibration == "sound"
+
+    @property
+    def budget(self) -> float:
+        """The epsilon of the whole release."""
+        assert self.epsilon is not None
+        return self.epsilon
+
+    @property
+    def at_delta(self) -> float:
+        """The delta of a resolved protection."""
+        if self.delta is None:
+            raise UnsupportedError(
+                "Expected a resolved dp-ie, found one without delta. Give delta, make a training plan, or call "
+                "resolve(conditions)."
+            )
+        return self.delta
+
+    @property
+    def mixes(self) -> int:
+        """How many vectors are in a mixture."""
+        return self.mix
+
+    @property
+    def projected_to(self) -> int | None:
+        """How many coordinates are released, where fewer than the encoder's."""
+        return None if self.projection is None else self.projection.width
+
     @property
     def spent_on_labels(self) -> float:
         """The part of epsilon that randomized response on the labels gets; 0 where labels are public."""
         if self.labels == "public":
             return 0.0
-        return min(self.epsilon / 2, 3.0) if self.label_epsilon is None else self.label_epsilon
+        return min(self.budget / 2, 3.0) if self.label_epsilon is None else self.label_epsilon
 
     def width(self, encoder: int) -> int:
         """Return the number of coordinates that leave."""
@@ -114,7 +198,7 @@ class InstanceEncoding:
 
     def scale(self, load: Load, width: int) -> float:
         """Return the scale of the noise on the vectors, rounded up past what solving for it can be wrong."""
-        return self.cost(load, width).scale(self.epsilon - self.spent_on_labels, self.delta) * (1 + ROUNDING)
+        return self.cost(load, width).scale(self.budget - self.spent_on_labels, self.at_delta) * (1 + ROUNDING)
 
     def noise(self, scale: float, width: int) -> Gaussian | Laplace | L2Laplace:
         """Return the noise itself."""
@@ -153,9 +237,6 @@ class InstanceEncoding:
         mean, matrix = (t.to(vectors) for t in (self.projection.mean, self.projection.matrix))
         return (vectors - mean) @ matrix.T
 
-    def views(self, width: int, secret: Rng) -> None:
-        """A query is seen in one way."""
-
     def check(self, batch_size: int, rows: int) -> None:
         """Refuse mixtures of more vectors than there are."""
         size = rows if self.stored else min(batch_size, rows)
@@ -173,20 +254,289 @@ class InstanceEncoding:
             front.mean.copy_(self.projection.mean)
         attach(model, front, rng)
 
-    def begin(self, model: Classifier, secret: Rng) -> None:
-        """Do nothing: a query is asked without noise, by whoever has the model."""
-
-    def end(self, model: Classifier) -> None:
-        """Do nothing: the projection is public and stays with the weights."""
-
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Encodings:
         """Return the release of all rows: mixing weights are drawn, so that its cost is known."""
-        from discreet.protections.encodings import Encodings
-
         return Encodings.drawn(self, owners, width, classes, secret)
 
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> LiveEncodings:
         """Return what encodes the vectors of every step anew."""
-        from discreet.protections.encodings import LiveEncodings
-
         return LiveEncodings(self, rows, width, classes, secret.fork("dp-ie"), device)
+
+
+def learned(vectors: Tensor, labels: Tensor | None, dimension: int) -> Projection:
+    """Return a projection learned from public vectors, with their labels where there are any; typical length 1."""
+    if labels is None or labels.is_floating_point() or dimension < 2:
+        found = principal(vectors, dimension, "public text")
+    else:
+        found = labelled(vectors, labels, dimension, "public text with labels")
+    typical = float(torch.linalg.vector_norm(found(vectors), dim=1).median())
+    return dataclasses.replace(found, matrix=found.matrix / max(typical, 1e-12))
+
+
+class Clipped(nn.Module):
+    """What a query passes through: the public projection, if there is one, and the clip; no noise."""
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, width: int, clip_norm: float, dimension: int | None) -> None:
+        """Make room for the projection; its numbers come with the weights."""
+        super().__init__()
+        self.clip_norm = clip_norm
+        self.projects = dimension is not None
+        self.register_buffer("matrix", torch.zeros(dimension or 0, width))
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return what the head was trained on, less the noise."""
+        vectors = vectors.float()
+        if self.projects:
+            vectors = (vectors - self.mean) @ self.matrix.T
+        return clip(vectors, self.clip_norm)
+
+
+def attach(model: Classifier, front: Clipped, rng: Rng) -> None:
+    """Give a model a front and a head of the width that comes out of it."""
+    if front.projects:
+        if model.pooler is not None:
+            raise SettingError(
+                "Expected no pooler with a projection. The head reads what is projected; use --no-pooler."
+            )
+        model.replace_head(front.matrix.shape[0], rng.fork("head"))
+    model.query = front.to(model.device)
+
+
+ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
+PUBLIC_LABELS = "labels are public and not protected"
+WEIGHTS = "the mixing weights were drawn without looking at the texts, and every output has fresh noise"
+
+
+@dataclass(repr=False)
+class Encodings:
+    """One release, with its secret partners and weights; its repr shows none of them."""
+
+    asked: InstanceEncoding
+    partners: Rows
+    weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    load: Load
+    uses: int
+    width: int
+    classes: int
+    secret: Rng
+
+    @classmethod
+    def drawn(cls, asked: InstanceEncoding, owners: Rows, width: int, classes: int, secret: Rng) -> Encodings:
+        """Return a release whose partners and weights are drawn without looking at the vectors."""
+        asked.check(len(owners), len(owners))
+        source = secret.fork("mixtures").numpy("InstanceEncoding")
+        n, outputs = len(owners), len(owners) * asked.rounds
+        first = np.tile(np.arange(n), asked.rounds)
+        others = [np.concatenate([source.permutation(n) for _ in range(asked.rounds)]) for _ in range(asked.mix - 1)]
+        partners = np.stack([first, *others], axis=1)
+        weights = np.ones((outputs, 1))
+        if asked.mix > 1:
+            weights = capped(np.abs(source.standard_normal((outputs, asked.mix))), asked.mix_cap)
+        load = load_of(partners, weights, owners)
+        return cls(asked, partners, weights, load, most_rows(owners), asked.width(width), classes, secret)
+
+    @property
+    def scale(self) -> float:
+        """The scale of the noise."""
+        return self.asked.scale(self.load, self.width)
+
+    @property
+    def noise_variance(self) -> float:
+        """The variance of the noise in one coordinate, which is public."""
+        return self.asked.variance(self.scale, self.width)
+
+    @property
+    def label_truth(self) -> float:
+        """The probability that a label is the true one, which is public."""
+        return 1.0 if self.asked.labels == "public" else self.asked.response(self.classes, self.uses).truth
+
+    @property
+    def event(self) -> DpEvent:
+        """What really happens to the dearest unit, whatever the calibration claims."""
+        from discreet.accounting.events import ComposedDpEvent
+
+        vectors = self.asked.cost(self.load, self.width).event(self.scale)
+        labels = self.asked.label_event(self.classes, self.uses)
+        return vectors if labels is None else ComposedDpEvent([vectors, labels])
+
+    def stated(self, found: Guarantee) -> Guarantee:
+        """Return the guarantee with its assumptions, or the paper's claim with the true figure beside it."""
+        return stated(self.asked, found)
+
+    def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the encodings and what their heads should say.
+
+        Guarantee: that of `event`, for each unit, over all of them together.
+        """
+        return self(vectors, targets)
+
+    def __call__(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the encodings and what their heads should say.
+
+        Guarantee: that of `event`, for each unit, over all of them together.
+        """
+        seen = self.asked.seen(vectors)
+        if self.asked.labels == "noisy":
+            told = self.asked.response(self.classes, self.uses)(targets.cpu(), self.secret.fork("labels"))
+            targets = told.to(targets.device)
+        weights = torch.from_numpy(self.weights).to(seen.device)
+        partners = torch.from_numpy(self.partners).to(seen.device)
+        mixed = torch.zeros(len(partners), self.width, dtype=torch.float64, device=seen.device)
+        for j in range(partners.shape[1]):
+            mixed += weights[:, j : j + 1] * seen[partners[:, j]]
+        noisy = self.asked.noise(self.scale, self.width)(mixed, self.secret.fork("noise"))
+        if self.asked.mix == 1:
+            return noisy.float(), targets[partners[:, 0]]
+        soft = soft_targets(targets, self.classes)
+        shares = weights.float()
+        goals = sum(
+            (shares[:, j : j + 1] if soft.ndim == 2 else shares[:, j]) * soft[partners[:, j]]
+            for j in range(partners.shape[1])
+        )
+        assert isinstance(goals, Tensor)
+        return noisy.float(), goals
+
+    def __repr__(self) -> str:
+        """Return the settings, and no secret."""
+        return f"Encodings({self.asked})"
+
+
+@dataclass(repr=False)
+class LiveEncodings:
+    """Encodings drawn anew at every step: a row enters at most `mix` outputs an epoch, each time up to the cap."""
+
+    asked: InstanceEncoding
+    rows: int
+    width: int
+    classes: int
+    secret: Rng
+    device: torch.device
+    ahead: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)
+
+    @cached_property
+    def scale(self) -> float:
+        """The scale of the noise, for all epochs together."""
+        return self.asked.scale(self.load(self.asked.epochs), self.asked.width(self.width))
+
+    def load(self, epochs: int) -> Load:
+        """Return the most that so many epochs release of a row.
+
+        A row may meet itself in an output, where its weights add up past the cap; no weight exceeds 1, so that none is
+        less than its square.
+        """
+        most = self.asked.mix * epochs * (self.asked.mix_cap or 1.0)
+        return Load(most, most)
+
+    def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
+        """Return the cost of an epoch, counted once; labels are counted once for all epochs, in the first."""
+        from discreet.accounting.events import ComposedDpEvent
+
+        event = self.asked.cost(self.load(1), self.asked.width(self.width)).event(self.scale)
+        labels = self.asked.label_event(self.classes, 1) if epoch == 0 else None
+        return (event if labels is None else ComposedDpEvent([event, labels])), f"epoch {epoch}"
+
+    def stated(self, found: Guarantee) -> Guarantee:
+        """Return the guarantee with its assumptions, or the paper's claim with the true figure beside it."""
+        return stated(self.asked, found)
+
+    def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
+        """Return the mixture of each row and its noise."""
+        block, place = divmod(step, self.at_once(len(rows)))
+        drawn = {name: value[place] for name, value in self.drawn_at(block, len(rows)).items()}
+        if self.asked.labels == "noisy":
+            # the same answer for the same row at every step, so that a label is released once
+            drawn["shift"] = torch.from_numpy(self.answers[rows]).to(self.device, non_blocking=True)
+        return drawn
+
+    def at_once(self, count: int) -> int:
+        """Return for how many steps is drawn at once; the same for every batch of so many rows, also after a crash."""
+        return steps_at_once(count * (count + self.asked.width(self.width)))
+
+    def drawn_at(self, block: int, count: int) -> dict[str, Tensor]:
+        """Return mixtures and noise of some steps in a row, for batches of so many rows: drawn at once, each used once.
+
+        One by one they take longer than a short step on a GPU does.
+        """
+        if (block, count) not in self.ahead:
+            source, width = self.secret.fork("block", block, count), self.asked.width(self.width)
+            maker, steps = source.numpy("InstanceEncoding"), self.at_once(count)
+            for old in [key for key in self.ahead if key[1] == count]:
+                del self.ahead[old]
+            table = mixtures(steps, count, self.asked.mix, self.asked.mix_cap, False, maker)
+            # In float64 until it is added: rounded noise would show what it was added to.
+            drawn = self.asked.noise(self.scale, width).drawn((steps * count, width), source.fork("noise"), self.device)
+            self.ahead[block, count] = {
+                "mix": torch.from_numpy(table).float().to(self.device),
+                "noise": drawn.view(steps, count, width),
+            }
+        return self.ahead[block, count]
+
+    @cached_property
+    def answers(self) -> Rows:
+        """By how many classes the label of each row is told wrong; 0 is the truth."""
+        response = self.asked.response(self.classes, 1)
+        told = response(torch.zeros(self.rows, dtype=torch.int64), self.secret.fork("labels"))
+        return np.asarray(told.numpy(), dtype=np.int64)
+
+    def hide(
+        self, vectors: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], public: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return noisy mixtures of clipped vectors, and the mixtures of their labels."""
+        vectors = vectors.float()
+        with torch.autocast(vectors.device.type, enabled=False):
+            vectors = self.asked.projected(vectors)
+            # a hair below the norm, so that rounding to single precision cannot carry a vector past it
+            mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm * (1 - ROUNDING))
+            width = self.asked.width(self.width)
+            mixed = release(mixed, drawn["noise"], self.asked.noise(self.scale, width).deviation)
+            if "shift" in drawn:
+                targets = (targets + drawn["shift"]) % self.classes
+            return mixed, drawn["mix"] @ soft_targets(targets, self.classes)
+
+    def __repr__(self) -> str:
+        """Return the settings, and no secret."""
+        return f"LiveEncodings({self.asked})"
+
+
+def load_of(partners: Rows, weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]], owners: Rows) -> Load:
+    """Return how much of one unit all outputs together hold at most.
+
+    >>> load_of(np.array([[0, 1], [1, 0]]), np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([0, 1]))
+    Load(squares=0.8125, total=1.25)
+    """
+    units = int(owners.max(initial=0)) + 1
+    outputs = np.repeat(np.arange(len(partners)), partners.shape[1])
+    keys, place = np.unique(outputs * units + owners[partners.ravel()], return_inverse=True)
+    held = np.bincount(place, weights=weights.ravel())
+    unit = keys % units
+    squares, total = np.bincount(unit, weights=held**2), np.bincount(unit, weights=held)
+    return Load(float(squares.max()), float(total.max()))
+
+
+def stated(asked: InstanceEncoding, found: Guarantee) -> Guarantee:
+    """Return a guarantee with its assumptions; under the paper's calibration its claim, with the true figure said."""
+    said = (*found.assumptions, ENCODER, WEIGHTS, *((PUBLIC_LABELS,) if asked.labels == "public" else ()))
+    said = tuple(dict.fromkeys(said))
+    if asked.projection is not None and not asked.projection.public and found.exists:
+        found = found.with_caveats({Caveat.PRIVATE_PROJECTION})
+    if asked.calibration == "sound" or not found.exists:
+        return dataclasses.replace(found, assumptions=said)
+    true = in_digits(found.epsilon) if math.isfinite(found.epsilon) else "infinite"
+    reason = (
+        f"the published calibration takes half the distance of two clipped vectors or less and counts no composition; "
+        f"the epsilon of this noise is {true}"
+    )
+    caveats = found.caveats | {Caveat.PAPER_CALIBRATION}
+    return dataclasses.replace(
+        found,
+        epsilon=asked.budget,
+        certified=False,
+        accountant="paper",
+        reason=reason,
+        assumptions=said,
+        caveats=caveats,
+    )

@@ -9,25 +9,34 @@ public partner may count as evenly of every class, where the paper's formula lea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.core.checks import one_of, refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier
-from discreet.protections.masked_query import AllMasks, OneMask, fold
-from discreet.protections.representation import Once, Place, Rows, soft_targets, steps_at_once
-from discreet.protections.settings import Conditions, check_budget
+from discreet.protections._vectors import soft_targets, steps_at_once
+from discreet.protections.base import (
+    FEW_UNITS,
+    FROZEN,
+    Conditions,
+    Once,
+    RepresentationProtection,
+    Rows,
+    TrainDefaults,
+    plain_defaults,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,54 +45,107 @@ REASONS = (
     "the gradients of the encoder still span the tokens of the batch",
 )
 PUBLIC_LABELS = ("dropped", "even")
+DEFAULT_MASKS = 256
 _MOST = 1 << 16
 
 
 @dataclass(frozen=True)
-class TextHide:
+class TextHide(RepresentationProtection):
     """(m, k)-TextHide: each vector becomes a weighted mean of k of its batch, times one of m secret masks of signs.
 
-    `masks` 0 leaves the signs as they are (mix-only) and `fresh` draws a new mask for every vector; `mix` 1 mixes
-    nothing; `cap` limits the largest weight; `public` takes half of the partners from a public corpus. With a
-    `public_label` of `dropped` they are left out of the label, whose private weights are then divided by their sum;
-    with `even` they count as evenly of every class, so that a mixture that is mostly public is labelled as such.
+    `masks` 0 leaves the signs as they are (mix-only) and `fresh_masks` draws a new mask for every vector; `mix` 1 mixes
+    nothing; `mix_cap` limits the largest weight; with `public`, the name of a public corpus, half of the partners come
+    from it. With a `public_label` of `dropped` they are left out of the label, whose private weights are then divided
+    by their sum; with `even` they count as evenly of every class, so that a mixture that is mostly public is labelled
+    as such.
 
     Guarantee: none. Measured here (docs/instance_encoding.md): the absolute value of a masked vector still finds its
         sentence, and the gradients of the encoder still span its tokens.
 
     >>> TextHide(masks=256, mix=4)
-    TextHide(masks=256, mix=4, fresh=False, cap=None, public=False, public_label='dropped')
+    TextHide(masks=256, mix=4, fresh_masks=False, mix_cap=None, public=None, public_label='dropped')
     """
 
-    masks: int = 256
+    masks: int | None = None
     mix: int = 4
-    fresh: bool = False
-    cap: float | None = None
-    public: bool = False
+    fresh_masks: bool = False
+    mix_cap: float | None = None
+    public: str | None = None
     public_label: str = "dropped"
     name: ClassVar[str] = "texthide"
-    place: ClassVar[Place] = "representation"
-    stored: ClassVar[bool] = False
     priced: ClassVar[bool] = False
-    position: ClassVar[Literal["sentence"]] = "sentence"
-    sampling: ClassVar[Literal["shuffled"]] = "shuffled"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
+    default_head: ClassVar[str] = "mlp"
+    learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
-        if whole("masks", self.masks, 0, "It is the size of the pool; 0 is none.") > _MOST:
+        """Reject settings outside their range, and masks that are both on and off."""
+        if self.fresh_masks and self.masks:
+            raise refuse("masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two.")
+        if self.masks is None:
+            object.__setattr__(self, "masks", 0 if self.fresh_masks else DEFAULT_MASKS)
+        if whole("masks", self.pool_size, 0, "It is the size of the pool; 0 is none.") > _MOST:
             raise refuse("masks", self.masks, f"<= {_MOST}", "Use fresh masks instead of so large a pool.")
         whole("mix", self.mix, 1, "It counts the sentences in a mixture; 1 mixes nothing.")
-        if self.cap is not None and not 1 / self.mix <= self.cap <= 1:
-            raise refuse("cap", self.cap, f"in [{1 / self.mix:.3g}, 1]", "The weights of a mixture add up to 1.")
-        if self.public and self.mix < 2:
+        if self.mix_cap is not None and not 1 / self.mix <= self.mix_cap <= 1:
+            rule = f"in [{1 / self.mix:.3g}, 1]"
+            raise refuse("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
+        if self.public is not None and self.mix < 2:
             raise refuse("mix", self.mix, ">= 2 with a public corpus", "Half of the partners are public.")
         one_of("public_label", self.public_label, PUBLIC_LABELS)
+        if self.public is None and self.public_label != "dropped":
+            remedy = "It says what public partners count as; give public text (--public), or leave it out."
+            raise refuse("public_label", self.public_label, "dropped without public text", remedy)
+
+    def resolve(self, conditions: Conditions) -> TextHide:
+        """Return itself, after checking that a batch has enough sentences to mix."""
+        self.check(conditions.batch_size, conditions.rows)
+        return self
+
+    def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
+        """Return more epochs for few rows: mixing and masks hide most of a vector at each step."""
+        plain = plain_defaults(part, units, width)
+        return replace(plain, epochs=60.0) if part in FROZEN and units < FEW_UNITS else plain
+
+    @property
+    def pool_size(self) -> int:
+        """The number of masks in the pool; 0 with fresh masks, or with none."""
+        return self.masks or 0
+
+    @property
+    def mixes(self) -> int:
+        """How many sentences are in a mixture."""
+        return self.mix
+
+    @property
+    def mask_count(self) -> int:
+        """The number of masks in the pool."""
+        return self.pool_size
+
+    @property
+    def masked(self) -> bool:
+        """Whether signs are flipped."""
+        return bool(self.masks) or self.fresh_masks
+
+    def identity(self) -> object:
+        """Return what decides its draws."""
+        return "TextHide", self.public_settings()
+
+    def public_settings(self) -> dict[str, Any]:
+        """Return the settings under the names that reports have always used."""
+        return {
+            "masks": self.masks,
+            "mix": self.mix,
+            "fresh": self.fresh_masks,
+            "cap": self.mix_cap,
+            "public": self.public is not None,
+            "public_label": self.public_label,
+        }
 
     @property
     def needs_public(self) -> bool:
         """Whether public rows are encoded with every batch."""
-        return self.public
+        return self.public is not None
 
     def check(self, batch_size: int, rows: int) -> None:
         """Refuse mixtures of more sentences than a batch has."""
@@ -92,12 +154,9 @@ class TextHide:
             remedy = "It is mixed with others of its batch; take larger batches (--batch-size), or mix fewer (--mix)."
             raise refuse("mix", self.mix, f"<= {size}, the rows of a batch", remedy)
 
-    def fit(self, model: Classifier, rng: Rng) -> None:
-        """Change nothing: what leaves has the encoder's width."""
-
     def begin(self, model: Classifier, secret: Rng) -> None:
         """Let the model predict through one secret mask, without mixing."""
-        if self.masks or self.fresh:
+        if self.masked:
             model.query = OneMask(self.one_mask(model.width, secret).to(model.device))
 
     def end(self, model: Classifier) -> None:
@@ -108,23 +167,23 @@ class TextHide:
 
     def pool(self, width: int, secret: Rng) -> Tensor:
         """Return the secret masks, (masks, width), of -1 and 1."""
-        return signs(self.masks, width, secret.fork("texthide", "masks"))
+        return signs(self.pool_size, width, secret.fork("texthide", "masks"))
 
     def one_mask(self, width: int, secret: Rng) -> Tensor:
         """Return the mask of predictions: the first of the pool, or a fresh one."""
-        if self.fresh:
+        if self.fresh_masks:
             return signs(1, width, secret.fork("texthide", "query"))[0]
         return self.pool(width, secret)[0]
 
     def averaged(self, width: int, secret: Rng) -> AllMasks:
         """Return what predicts as the mean over the whole pool, without mixing: `predict(model, rows, query=…)`."""
-        if not self.masks or self.fresh:
+        if not self.masked:
             raise refuse("masks", self.masks, "at least 1 and not fresh", "There is no pool to average over.")
         return AllMasks(self.pool(width, secret))
 
     def views(self, width: int, secret: Rng) -> AllMasks | None:
         """Return every mask of the pool, where there is one."""
-        return self.averaged(width, secret) if self.masks and not self.fresh else None
+        return self.averaged(width, secret) if self.masks and not self.fresh_masks else None
 
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
         """Refuse: TextHide hides every batch anew."""
@@ -132,9 +191,9 @@ class TextHide:
 
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> Hidden:
         """Return what hides the vectors of every step."""
-        if self.public and self.public_label == "even" and not classes:
+        if self.public is not None and self.public_label == "even" and not classes:
             raise refuse("public_label", self.public_label, "dropped for scores", "Only classes can be shared evenly.")
-        pool = self.pool(width, secret).to(device) if self.masks and not self.fresh else None
+        pool = self.pool(width, secret).to(device) if self.masks and not self.fresh_masks else None
         return Hidden(self, rows, width, classes, secret.fork("texthide"), device, pool)
 
 
@@ -166,7 +225,7 @@ class Hidden:
         """Return the mixture of each row and its mask."""
         block, place = divmod(step, self.at_once(len(rows)))
         found = {"mix": self.mixtures_at(block, len(rows))[place]}
-        if self.asked.fresh:
+        if self.asked.fresh_masks:
             fresh = signs(len(rows), self.width, self.secret.fork("fresh", step))
             found["mask"] = fresh.to(self.device, non_blocking=True)
         elif self.pool is not None:
@@ -183,7 +242,9 @@ class Hidden:
             source = self.secret.fork("block", block, count).numpy("TextHide")
             for old in [key for key in self.ahead if key[1] == count]:
                 del self.ahead[old]
-            table = mixtures(self.at_once(count), count, self.asked.mix, self.asked.cap, self.asked.public, source)
+            table = mixtures(
+                self.at_once(count), count, self.asked.mix, self.asked.mix_cap, self.asked.needs_public, source
+            )
             self.ahead[block, count] = torch.from_numpy(table).float().to(self.device)
         return self.ahead[block, count]
 
@@ -198,7 +259,7 @@ class Hidden:
 
     def labels(self, soft: Tensor, weights: Tensor) -> Tensor:
         """Return the labels of mixtures by their private weights, and what the public rest counts as."""
-        if not self.asked.public:
+        if not self.asked.needs_public:
             return weights @ soft
         private = weights.sum(dim=1, keepdim=True)
         if self.asked.public_label == "dropped":
@@ -208,7 +269,7 @@ class Hidden:
     def masks_at(self, epoch: int) -> Rows:
         """Return the number of each row's mask in an epoch: never that of the epoch before, if there are two."""
         if epoch not in self.order:
-            m = self.asked.masks
+            m = self.asked.pool_size
             source = self.secret.fork("order", epoch).numpy("TextHide")
             if epoch == 0 or m == 1:
                 self.order[epoch] = source.integers(0, m, self.rows)
@@ -267,40 +328,41 @@ def capped(weights: Floats, cap: float | None) -> Floats:
     return np.minimum(weights, cap)
 
 
-@dataclass(frozen=True)
-class TextHideSettings:
-    """TextHide as it is asked for; partners are public where a public corpus is given."""
+class OneMask(nn.Module):
+    """Predict through one mask, as the paper's code does; the mask is in no state and no repr."""
 
-    masks: int | None = None
-    mix: int = 4
-    fresh_masks: bool = False
-    mix_cap: float | None = None
-    public: str | None = None
-    public_label: str = "dropped"
-    name: ClassVar[str] = "texthide"
-    place: ClassVar[Place] = "representation"
-    usual_train: ClassVar[str] = "all"
-    usual_head: ClassVar[str] = "mlp"
-    epsilon: ClassVar[None] = None
-    delta: ClassVar[None] = None
+    mask: Tensor
 
-    def __post_init__(self) -> None:
-        """Refuse settings outside their rules, and masks that are both on and off."""
-        check_budget(self.epsilon, self.delta)
-        if self.fresh_masks and self.masks is not None:
-            raise refuse("masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two.")
-        if self.public is None and self.public_label != "dropped":
-            remedy = "It says what public partners count as; give public text (--public), or leave it out."
-            raise refuse("public_label", self.public_label, "dropped without public text", remedy)
-        self.protection()
+    def __init__(self, mask: Tensor) -> None:
+        """Keep the mask out of what is saved."""
+        super().__init__()
+        self.register_buffer("mask", mask, persistent=False)
 
-    def protection(self) -> TextHide:
-        """Return the protection itself."""
-        size = 0 if self.fresh_masks else 256 if self.masks is None else self.masks
-        return TextHide(size, self.mix, self.fresh_masks, self.mix_cap, self.public is not None, self.public_label)
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return masked vectors."""
+        return vectors * self.mask.to(vectors.dtype)
 
-    def build(self, given: Conditions) -> Any:
-        """Return the protection itself."""
-        found = self.protection()
-        found.check(given.batch_size, given.rows)
-        return found
+
+class AllMasks(nn.Module):
+    """Predict through every mask of the pool and average; the masks are in no state and no repr."""
+
+    masks: Tensor
+
+    def __init__(self, masks: Tensor) -> None:
+        """Keep the masks out of what is saved."""
+        super().__init__()
+        self.register_buffer("masks", masks, persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return the vectors under each mask, (masks, rows, width)."""
+        return vectors * self.masks.to(vectors.device, vectors.dtype)[:, None, :]
+
+
+def fold(model: Classifier, query: OneMask) -> None:
+    """Multiply the columns of the first layer after the encoder by a mask, so that plain vectors give what masked did.
+
+    Whoever knew the layer before can divide and has this one mask.
+    """
+    layer = model.pooler if model.pooler is not None else next(m for m in model.head.modules() if type(m) is nn.Linear)
+    with torch.no_grad():
+        layer.weight.mul_(query.mask.to(layer.weight.dtype))

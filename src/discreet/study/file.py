@@ -10,18 +10,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from discreet.catalog import PROTECTIONS, attack_class, attack_of, protection_settings
+from discreet.catalog import PROTECTIONS, attack_class, attack_of, protection, protection_class, settings_of_protection
 from discreet.core.checks import did_you_mean, one_of, open_probability, refuse, shown
 from discreet.core.errors import SettingError
 from discreet.core.remedies import reworded, saying
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.core.types import RELEASES, TRAINING, UPDATE
-from discreet.data.sources import Columns
+from discreet.data.sources import TextSource
 
 if TYPE_CHECKING:
     from discreet.experiment.attack import AttackRequest
+    from discreet.protections.base import Protection
 
 Table = Mapping[str, Any]
 IDENTIFIED = "one-of-n/identified"  # from all updates of the training
@@ -135,29 +136,6 @@ class Study:
 
 
 @dataclass(frozen=True)
-class DataTable:
-    """The `[data]` table: as for `discreet train`. `seed` is that of the notes, `rows` and `share`, not of a trial."""
-
-    source: str
-    text: str = "text"
-    text_pair: str | None = None
-    label: str = "label"
-    unit: str | None = None
-    rows: int | None = None
-    share: float | None = None
-    validation: str | None = None
-    task: Literal["classification", "regression"] | None = None
-    seed: int = 0
-    separator: str | None = None
-    quoting: str | None = None
-
-    @property
-    def columns(self) -> Columns:
-        """The columns to read."""
-        return Columns(self.text, self.text_pair, self.label, self.unit, self.separator, self.quoting)
-
-
-@dataclass(frozen=True)
 class ReleaseTable:
     """The `[release]` table: what is attacked, the gradient of a client that shares these layers, on this split.
 
@@ -174,19 +152,6 @@ class ReleaseTable:
         open_probability("release.delta", self.delta)
 
 
-@dataclass(frozen=True)
-class TrainingTable:
-    """The `[training]` table: how long and how fast to train; defaults depend on the layers and the protection."""
-
-    epochs: float | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    weight_decay: float | None = None
-    warmup: float = 0.06
-    optimizer: str = "adamw"
-    precision: str = "auto"
-
-
 def read_study(path: Path) -> Study:
     """Return the study in a TOML file, rejecting unknown keys by name."""
     return parse(Study, read_values(path, "study"), path.name)
@@ -198,24 +163,16 @@ def check(study: Study) -> None:
     from discreet.study.grid import points
     from discreet.training.settings import TrainSettings
 
-    parse(DataTable, study.data, "data")
+    parse(TextSource, study.data, "data")
     parse(ModelSettings, study.model, "model")
-    training = parse(TrainingTable, study.training, "training")
-    TrainSettings(
-        epochs=training.epochs or 1.0,
-        batch_size=training.batch_size or 1,
-        learning_rate=training.learning_rate,
-        warmup=training.warmup,
-        optimizer=training.optimizer,
-        precision=training.precision,
-    )
+    parse(TrainSettings, study.training, "training")
     parse(ReleaseTable, study.release, "release")
     places: dict[str, str] = {}
     for number, table in enumerate(study.protections):
         name = one_of(f"protections[{number}].name", table["name"], [NONE, *PROTECTIONS])
         for point in points(table, f"protections[{number}]"):
             settings_for(point)
-        places[name] = "any" if name == NONE else protection_settings(name).place
+        places[name] = "any" if name == NONE else protection_class(name).place
     measured: dict[str, tuple[str, ...]] = {}
     for table in study.attacks:
         attack = attack_for(table)
@@ -251,18 +208,16 @@ def check_goal(goal: Goal, measured: Mapping[str, Sequence[str]]) -> None:
         raise refuse("goal.ceiling", goal.ceiling, "in (0, 1)", "It is a share: 0.05 is 5%.")
 
 
-def settings_for(protection: Table) -> Any:
-    """Return a protection's settings from a point of its grid, or None for no protection."""
-    from discreet.protections.settings import protect_settings
-
-    name = str(protection["name"])
-    values = {key: value for key, value in protection.items() if key != "name"}
+def settings_for(table: Table) -> Protection | None:
+    """Return a protection from a point of its grid, or None for no protection."""
+    name = str(table["name"])
+    values = {key: value for key, value in table.items() if key != "name"}
     if name == NONE:
         if values:
             raise SettingError(f"Expected only a name for no protection, got {next(iter(values))!r}. Leave it out.")
         return None
-    _reject_misspelled(values, [one.name for one in dataclasses.fields(protection_settings(name))], "protections", name)
-    return protect_settings(name, values)
+    _reject_misspelled(values, list(settings_of_protection(name)), "protections", name)
+    return protection(name, values)
 
 
 def attack_for(table: Table) -> Any:
@@ -322,9 +277,11 @@ def _key_in_words(name: str, value: str | None) -> str | None:
 def _known_keys() -> frozenset[str]:
     """Return every key that a table of a study may have."""
     from discreet.models.classifier import ModelSettings
+    from discreet.training.settings import TrainSettings
 
-    tables = [DataTable, ModelSettings, TrainingTable, ReleaseTable, *(protection_settings(one) for one in PROTECTIONS)]
-    return frozenset({*REQUEST_KEYS, *(one.name for table in tables for one in dataclasses.fields(table))})
+    tables = (TextSource, ModelSettings, TrainSettings, ReleaseTable)
+    own = {key for name in PROTECTIONS for key in settings_of_protection(name)}
+    return frozenset({*REQUEST_KEYS, *own, *(one.name for table in tables for one in dataclasses.fields(table))})
 
 
 def changes(before: Table, after: Table, where: str = "") -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from discreet.core.checks import shown
 from discreet.core.errors import DataError, OutputError
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Guarantee
 from discreet.core.types import Leakage, Trial
 
 NAME = "trials.jsonl"
@@ -138,7 +138,7 @@ def trial_of(line: Mapping[str, Any]) -> Trial:
         seed=int(line["seed"]),
         utility=utility,
         leakages=tuple(_leakage_of(values) for values in line["leakages"]),
-        guarantee=guarantee_of(line["guarantee"]),
+        guarantee=None if line["guarantee"] is None else Guarantee.from_dict(line["guarantee"]),
         seconds=float(line["seconds"]),
         bytes=int(line["bytes"]),
         details=details,
@@ -155,24 +155,6 @@ def _leakage_of(values: Mapping[str, Any]) -> Leakage:
     if not isinstance(leakage.metric, str) or type(leakage.n) is not int or not all(_is_number(x) for x in numbers):
         raise TypeError(f"leakage={shown(dict(values))}")
     return leakage
-
-
-def guarantee_of(values: Mapping[str, Any] | None) -> Guarantee | None:
-    """Return a guarantee from plain values; an epsilon of None means that nothing is guaranteed."""
-    if values is None:
-        return None
-    epsilon = math.inf if values["epsilon"] is None else float(values["epsilon"])
-    return Guarantee(
-        epsilon=epsilon,
-        delta=float(values["delta"]),
-        unit=str(values["unit"]),
-        adjacency=Adjacency(values["adjacency"]),
-        accountant=str(values["accountant"]),
-        certified=bool(values["certified"]),
-        assumptions=tuple(values["assumptions"]),
-        reason=values["reason"],
-        caveats=frozenset(values.get("caveats", ())),  # trials written before caveats were recorded have none
-    )
 
 
 def _finite(value: Any) -> Any:

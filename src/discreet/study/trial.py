@@ -6,14 +6,12 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,26 +22,23 @@ from discreet.accounting.risk import most_true_positives_at
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.settings import parse
+from discreet.core.settings import as_dict, parse
 from discreet.core.types import TRAINING, UPDATE, Leakage, Trial
 from discreet.data.corpus import Corpus
-from discreet.data.sources import load
+from discreet.data.sources import TextSource
 from discreet.experiment.attack import AttackResult, run_attack
 from discreet.experiment.attack_updates import Updates, rate_of
-from discreet.experiment.plan import Plan, RunRequest, asked_as, plan_for
 from discreet.experiment.releases import LEAVES, READS, fits
 from discreet.experiment.scene import Scene
+from discreet.experiment.training import RunRequest, plan_for
 from discreet.metrics.trade_off import true_positive_rates
 from discreet.metrics.utility import constant_utility, quality, utility_intervals
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
-from discreet.protections.facts import public_facts
-from discreet.protections.representation import place_of
 from discreet.study.file import (
     OF_UPDATE,
-    DataTable,
     ReleaseTable,
-    TrainingTable,
     attack_for,
     in_keys,
     request_for,
@@ -51,17 +46,17 @@ from discreet.study.file import (
     settings_for,
 )
 from discreet.study.grid import Planned
-from discreet.training.defaults import defaults_for
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import matched, predict
-from discreet.training.loop import train
-from discreet.training.private import step_cost
+from discreet.training.loop import Job, train
+from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 from discreet.training.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
     from discreet.data.batches import Tokens, Vectors
-    from discreet.protections.gradient import GradientProtection
 
 FALSE_ALARMS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _POINTS = 24  # of the curve of epsilon over training
@@ -94,8 +89,8 @@ def _run(planned: Planned) -> Trial:
     for table in settings.get("attacks", ()):
         attack = attack_for(table)
         name, kind = str(table["name"]), attack.sees.kind
-        if not fits(kind, trained.protect):
-            leaves = LEAVES[place_of(trained.protect)]
+        if trained.protect is not None and not fits(kind, trained.protect):
+            leaves = LEAVES[trained.protect.place]
             skipped[name] = f"It reads {READS[kind]}; under this protection only {leaves} leave."
             continue
         try:
@@ -143,7 +138,7 @@ class _Trained:
     utility: dict[str, float]
     guarantee: Guarantee | None
     details: dict[str, Any]
-    protect: Any
+    protect: Protection | None
     updates: Updates | None
 
 
@@ -152,7 +147,7 @@ def _attacked(
 ) -> tuple[AttackResult, AttackResult | None]:
     """Return an attack on one release and, where it identifies candidates, on all updates of the training."""
     scene, protect = scene_of(settings, seed, attack.sees.kind), trained.protect
-    released = DirDPSGD.for_model(scene.model, protect.kappa) if isinstance(protect, DirDPSGD) else protect
+    released = DirDPSGD.for_model(scene.model, protect.concentration) if isinstance(protect, DirDPSGD) else protect
     delta = parse(ReleaseTable, settings.get("release", {}), "release").delta
     request = request_for(table, attack, released, delta, seed)
     result = run_attack(request, scene)
@@ -179,63 +174,39 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
         with one_at_a_time("encode"):  # the first trial fills the cache, the others read it
             for split in (corpus.split("train"), held_out):
                 ready(model, split, cache_folder(), request.train.precision)
-    with tempfile.TemporaryDirectory(prefix="discreet-") as folder:
-        if request.protect is None:
-            done = train(model, corpus, request.train, rng=rng.fork("train"), cache=cache_folder())
-            plan = None
-        else:
-            plan = plan_for(request, model, corpus, Path(folder), lambda text: None)
-            with plan.ledger:
-                done = train(
-                    model,
-                    corpus,
-                    request.train,
-                    rng=rng.fork("train"),
-                    protect=plan.protect,
-                    ledger=plan.ledger,
-                    delta=plan.delta,
-                    secret=plan.secret,
-                    sampler=plan.sampler,
-                    public=plan.public,
-                    cache=cache_folder(),
-                )
-        rows = ready(model, asked_as(plan, held_out), cache_folder(), request.train.precision)
+    plan = plan_for(request, model, corpus, lambda text: None)
+    secret = None if plan.protect is None else plan.secret()
+    with nullcontext() if plan.protect is None else plan.open_ledger() as ledger:
+        done = train(model, corpus, plan, ledger=ledger, secret=secret, job=Job(cache=cache_folder()))
+        rows = ready(model, plan.queries(held_out, secret), cache_folder(), plan.settings.precision)
         utility, beside = _utility(model, rows, seed)
         guarantee = None if done.guarantee is None else of_the_setting(done.guarantee)
+        event = None if ledger is None else ledger.event
         details: dict[str, Any] = {
             "evaluated_rows": len(held_out),
             "steps": done.steps,
             "trained": request.model.train,
             **beside,
             **_privacy(plan, done.steps),
-            "roc": _roc(model, corpus, plan, request.train.precision, guarantee),
+            "roc": _roc(model, corpus, plan, guarantee, event),
         }
-        updates = _updates(plan, done.steps, guarantee)
-    return _Trained(utility, guarantee, details, None if plan is None else plan.protect, updates)
+        updates = _updates(plan, done.steps, guarantee, event)
+    return _Trained(utility, guarantee, details, plan.protect, updates)
 
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
     """Return the training of a trial, with defaults for what its settings leave out."""
-    data = parse(DataTable, settings["data"], "data")
-    training = parse(TrainingTable, settings.get("training", {}), "training")
-    model = parse(ModelSettings, settings.get("model", {}), "model")
-    protect = settings_for(settings["protection"])
-    name = None if protect is None else protect.name
-    request = RunRequest(
-        source=data.source,
-        columns=data.columns,
-        model=model,
-        train=TrainSettings(warmup=training.warmup, optimizer=training.optimizer, precision=training.precision),
+    model, protect = settings.get("model", {}), settings_for(settings["protection"])
+    chosen = {"train": ModelSettings.train, "head": ModelSettings.head, **as_dict(parse(ModelSettings, model, "model"))}
+    for name in {"dropout", "embeddings"} - set(model):
+        chosen.pop(name, None)
+    return RunRequest(
+        data=parse(TextSource, settings["data"], "data"),
+        model=model_settings(chosen, protect, corpus.split("train").unit_count),
+        train=parse(TrainSettings, settings.get("training", {}), "training"),
         protect=protect,
         seed=seed,
         noise_seed=seed,
-    )
-    return request.tuned(
-        defaults_for(model.train, name, corpus.split("train").unit_count),
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
     )
 
 
@@ -256,27 +227,26 @@ def _utility(model: Classifier, rows: Tokens | Vectors, seed: int) -> tuple[dict
     }
 
 
-def _updates(plan: Plan | None, steps: int, guarantee: Guarantee | None) -> Updates | None:
+def _updates(plan: TrainingPlan, steps: int, guarantee: Guarantee | None, event: DpEvent | None) -> Updates | None:
     """Return what an attacker sees of all updates of a training, where they are gradients."""
-    if plan is None:
+    if plan.protect is None or event is None:
         return Updates(steps, 1.0, NoGuaranteeDpEvent("the release was not protected"))
     rate = rate_of(plan.sampler, plan.units)
-    if rate is None or place_of(plan.protect) != "gradient":
+    if rate is None or not isinstance(plan.protect, GradientProtection):
         return None
     proven = guarantee is not None and guarantee.certified
-    return Updates(steps, rate, plan.ledger.event, rate * plan.units, proven)
+    return Updates(steps, rate, event, rate * plan.units, proven)
 
 
-def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
+def _privacy(plan: TrainingPlan, steps: int) -> dict[str, Any]:
     """Return the solved noise, and epsilon over the steps of training where every step costs the same."""
-    if plan is None:
+    if plan.protect is None or plan.delta is None:
         return {}
-    facts: dict[str, Any] = {"protection": public_facts(plan.protect), "units": plan.units}
-    if plan.sampler is None or place_of(plan.protect) != "gradient":
+    facts: dict[str, Any] = {"protection": plan.protect.facts(), "units": plan.units}
+    if not isinstance(plan.protect, GradientProtection):
         return facts
-    protect = cast("GradientProtection", plan.protect)
-    step, _ = step_cost(protect, plan.sampler, 0, plan.units)
-    meter = Meter(step, plan.delta, protect.adjacency)
+    protect = plan.protect
+    meter = Meter(plan.step_cost(0)[0], plan.delta, protect.adjacency)
     at = sorted({max(1, round(steps * (i + 1) / _POINTS)) for i in range(_POINTS)})
     return {
         **facts,
@@ -287,7 +257,7 @@ def _privacy(plan: Plan | None, steps: int) -> dict[str, Any]:
 
 
 def _roc(
-    model: Classifier, corpus: Corpus, plan: Plan | None, precision: str, guarantee: Guarantee | None
+    model: Classifier, corpus: Corpus, plan: TrainingPlan, guarantee: Guarantee | None, event: DpEvent | None
 ) -> dict[str, Any]:
     """Return how well a threshold on the loss separates training rows from held-out ones, and what is proven of that.
 
@@ -295,12 +265,13 @@ def _roc(
     """
     if model.task != "classification":
         return {}
-    members, others = (_log_likelihoods(model, corpus.split(name), plan, precision) for name in ("train", "validation"))
+    members, others = (_log_likelihoods(model, corpus.split(name), plan) for name in ("train", "validation"))
     measured = true_positive_rates(members, others, FALSE_ALARMS)
     bound: list[float] | None = None
-    if plan is not None and guarantee is not None and (guarantee.certified or not guarantee.exists):
+    if plan.adjacency is not None and event is not None and guarantee is not None:
         with suppress(UnsupportedError):
-            bound = most_true_positives_at(plan.ledger.event, FALSE_ALARMS, plan.protect.adjacency).tolist()
+            if guarantee.certified or not guarantee.exists:
+                bound = most_true_positives_at(event, FALSE_ALARMS, plan.adjacency).tolist()
     return {
         "false_alarms": list(FALSE_ALARMS),
         "measured": [None if row is None else list(row) for row in measured],
@@ -310,9 +281,9 @@ def _roc(
     }
 
 
-def _log_likelihoods(model: Classifier, split: Corpus, plan: Plan | None, precision: str) -> npt.NDArray[np.float64]:
-    rows = asked_as(plan, matched(split, model))
-    probabilities = predict(model, ready(model, rows, cache_folder(), precision)).values
+def _log_likelihoods(model: Classifier, split: Corpus, plan: TrainingPlan) -> npt.NDArray[np.float64]:
+    rows = plan.queries(matched(split, model), None if plan.protect is None else plan.secret())
+    probabilities = predict(model, ready(model, rows, cache_folder(), plan.settings.precision)).values
     labels = np.asarray(rows.labels)
     of_label = probabilities[np.arange(len(labels)), labels].astype(np.float64)
     return np.asarray(np.log(np.maximum(of_label, 1e-30)))
@@ -362,16 +333,7 @@ def corpus_of(data: Mapping[str, Any]) -> Corpus:
 
 @lru_cache(maxsize=2)
 def _corpus(data: str) -> Corpus:
-    table = parse(DataTable, json.loads(data), "data")
-    return load(
-        table.source,
-        table.columns,
-        seed=table.seed,
-        rows=table.rows,
-        share=table.share,
-        validation=table.validation,
-        task=table.task,
-    )
+    return parse(TextSource, json.loads(data), "data").load()
 
 
 class SharedScene(Scene):

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from discreet.accounting.ledger import Ledger, Terms
-from discreet.core.checks import open_probability
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.protections.representation import Live, Once, TextProtection
-from discreet.training.private import delta_for, refuse_unit, terms_of
+from discreet.protections.base import Live, Once, TextProtection
+from discreet.training.plan import TrainingPlan
+from discreet.training.private import terms_of
 
 ASSUMPTIONS = (
     "the number of rows of every unit, the settings and the encoder's first weights are public",
@@ -37,15 +37,14 @@ class Account:
         cls,
         ledger: Ledger,
         secret: Rng,
-        delta: float | None,
+        plan: TrainingPlan,
         corpus: Corpus,
         about: Once | Live | TextProtection,
         paid: bool = True,
     ) -> Account:
         """Return the account of a training."""
-        refuse_unit(ledger, corpus)
-        at = delta_for(corpus.unit_count) if delta is None else open_probability("delta", delta)
-        return cls(ledger, secret, at, about, paid)
+        assert plan.delta is not None
+        return cls(ledger, secret, plan.delta, about, paid)
 
     def epsilon(self) -> float:
         """Return a bound on what was spent so far, infinite if nothing is guaranteed."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.guarantee import Guarantee, in_digits
 from discreet.metrics.utility import in_sentences
 from discreet.models.classifier import Classifier
-from discreet.protections.facts import in_words
+from discreet.protections.base import in_words
 from discreet.training.checkpoint import trained
 
 if TYPE_CHECKING:

@@ -17,42 +17,18 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
+from discreet.data.samplers import Sampler, Shuffled
 from discreet.models.classifier import Classifier, losses, pool
-from discreet.protections.representation import (
-    Live,
-    RepresentationProtection,
-    Rows,
-    TextProtection,
-    at_vectors,
-    most_rows,
-)
+from discreet.protections._vectors import most_rows
+from discreet.protections.base import Live, RepresentationProtection, Rows
 from discreet.training.account import Account
 from discreet.training.checkpoint import identity
 from discreet.training.encode import encode
+from discreet.training.plan import TrainingPlan
 from discreet.training.private import refuse_unbilled
-from discreet.training.settings import TrainSettings
-from discreet.training.steps import GraphedStep, Parts, PlainStep, Step
-from discreet.training.stored import stored_step
+from discreet.training.steps import GraphedStep, Parts, PlainStep
 
 _PUBLIC, _DRAWN = "public.", "drawn."
-
-
-def step_for(
-    parts: Parts,
-    protect: RepresentationProtection | TextProtection,
-    rows: Tokens | Vectors,
-    corpus: Corpus,
-    public: Corpus | None,
-    ledger: Ledger,
-    secret: Rng,
-    delta: float | None,
-) -> Step:
-    """Return the step of a training whose texts were rewritten, or whose vectors are released once or at every step."""
-    if not at_vectors(protect) or protect.stored:
-        return stored_step(parts, protect, rows, corpus, ledger, secret, delta)
-    beside_it = public_rows(parts.model, public, corpus, protect, parts.settings.precision)
-    return HiddenStep.of(parts, protect, rows, corpus, beside_it, ledger, secret, delta)
 
 
 @dataclass
@@ -68,47 +44,34 @@ class HiddenStep:
     protect: RepresentationProtection
     rows: Tokens | Vectors
     public: Tokens | Vectors | None
-    sampler: Sampler
+    plan: TrainingPlan
     live: Live
     account: Account
-    settings: TrainSettings
     source: Rng
     run: str = ""
 
     @classmethod
-    def of(
-        cls,
-        parts: Parts,
-        protect: RepresentationProtection,
-        rows: Tokens | Vectors,
-        corpus: Corpus,
-        public: Tokens | Vectors | None,
-        ledger: Ledger,
-        secret: Rng,
-        delta: float | None,
-    ) -> HiddenStep:
+    def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> HiddenStep:
         """Return the step for a corpus; batches are all rows in turn, or a fixed number drawn at every step."""
-        model, settings = parts.model, parts.settings
-        protect.check(settings.batch_size, len(rows))
+        model, rows, plan, corpus = parts.model, parts.rows, parts.plan, parts.corpus
+        protect = plan.protect
+        assert isinstance(protect, RepresentationProtection)
         if protect.position == "token" and isinstance(rows, Vectors):
             raise refuse("train", model.settings.train, "all or top-N for tokens", "Sentence vectors have no tokens.")
-        size = min(settings.batch_size, len(rows))
-        counted = sampler_of(protect, size, len(rows))
-        sampler, source = parts.sampler or counted, secret
+        public = public_rows(model, plan.public, corpus, protect, plan.settings.precision)
+        source = secret
         if protect.priced:
             refuse_units(corpus, protect)
-            if sampler != counted:
-                raise refuse("sampler", sampler, f"{counted}, as counted", "Leave it out.")
             if secret.is_secret:  # another training with the same secret must not draw the same noise
-                said = (protect, sampler, secret, digest(public))
-                source = secret.fork("training", identity(model, rows, settings, said, parts.rng, parts.start))
+                said = (protect.identity(), plan.sampler, secret, digest(public))
+                source = secret.fork("training", identity(model, rows, plan.settings, said, plan.rng, parts.start))
         live = protect.live(len(rows), model.width, model.classes, source, model.device)
-        account = Account.of(ledger, secret, delta, corpus, live, model.settings.frozen)
-        return cls(model, parts.optimizer, protect, rows, public, sampler, live, account, settings, source)
+        account = Account.of(ledger, secret, plan, corpus, live, model.settings.frozen)
+        return cls(model, parts.optimizer, protect, rows, public, plan, live, account, source)
 
     def __post_init__(self) -> None:
         """Choose between eager and captured steps."""
-        asked = self.settings
+        asked = self.plan.settings
         plain = PlainStep(self.model, self.optimizer, asked.gradient_norm, 1, asked.precision, self.losses)
         graphed = self.model.device.type == "cuda" and self.protect.sampling != "coins"  # by coins no two are alike
         self.take: PlainStep | GraphedStep = GraphedStep(plain) if graphed else plain
@@ -121,11 +84,16 @@ class HiddenStep:
     @property
     def per_epoch(self) -> int:
         """How many steps read the corpus once."""
-        return self.sampler.steps_per_epoch(len(self.rows))
+        return self.plan.sampler.steps_per_epoch(len(self.rows))
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes."""
+        return self.plan.steps
 
     def describe(self) -> object:
         """Return the sampler, the protection, the public text and the secret, all of which are hashed."""
-        return self.sampler, self.protect, self.public, self.account.secret
+        return self.plan.sampler, self.protect.identity(), self.public, self.account.secret
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
@@ -149,7 +117,7 @@ class HiddenStep:
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Draw a batch, count it, hide its vectors and learn from them."""
-        drawn = draw_hidden(self.sampler, step, len(self.rows), self.source)
+        drawn = draw_hidden(self.plan.sampler, step, len(self.rows), self.source)
         event, name = self.live.cost(step, step // self.per_epoch, len(drawn))
         self.account.spend(event, f"{self.run} {name}".strip())
         if not len(drawn):  # counted all the same: that a step may send nothing is part of its price
@@ -165,13 +133,6 @@ class HiddenStep:
     def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
         """Return one loss per hidden vector."""
         return hidden_losses(self.model, self.protect, self.live, inputs, targets)
-
-
-def sampler_of(protect: RepresentationProtection, size: int, rows: int) -> Sampler:
-    """Return the sampler that a live protection is counted with."""
-    if protect.sampling == "coins":
-        return Poisson.expecting(size, rows)
-    return FixedSize(size) if protect.sampling == "fixed" else Shuffled(size)
 
 
 def draw_hidden(sampler: Sampler, step: int, rows: int, secret: Rng) -> Rows:

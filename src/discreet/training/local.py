@@ -30,9 +30,9 @@ from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Tokens, tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.protections.decoys import Decoys
-from discreet.protections.ldp_layer import LDPLayer
-from discreet.protections.ldp_query import QueryPath, TokenQuery
+from discreet.protections.local.decoys import Decoys
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.query import QueryPath, TokenQuery
 from discreet.training.evaluate import represent
 from discreet.training.local_mixed import Mixed
 from discreet.training.local_sealed import Sealed, same_work

@@ -19,18 +19,16 @@ from discreet.models.builtin import MINILM, MINILM_SHA256
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, first_line, fresh_module, load_encoder, load_tokenizer
 from discreet.models.heads import head as head_of
-from discreet.protections.ldp_axes import QueryAxes
-from discreet.protections.ldp_layer import LDPLayer
-from discreet.protections.ldp_projection import Projection
-from discreet.protections.ldp_protection import shape_model
-from discreet.protections.ldp_query import LocalQuery, QueryPath
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.projection import Projection, QueryAxes
+from discreet.protections.local.protection import shape_model
+from discreet.protections.local.query import LocalQuery, QueryPath
 from discreet.training.local import UserSide, person_ledger
 from discreet.training.local_server import ServerSide, linear
 from discreet.training.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
-    from discreet.protections.ldp_protection import LocalLayer
-    from discreet.protections.ldp_settings import LDPSettings
+    from discreet.protections.local.protection import LocalLayer, LocalPrivacy
 
 CLIENT, SERVER = "client", "server"
 _SETTINGS, _PATH, _HEAD, _LEDGER = "settings.toml", "path.safetensors", "head.safetensors", "ledger.jsonl"
@@ -76,7 +74,7 @@ class ServerSettings:
     format: int = _FORMAT
 
 
-def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LDPSettings) -> str:
+def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LocalPrivacy) -> str:
     """Write client/ and server/ into a folder that nobody reads yet, and return a sentence that says so."""
     query = model.query
     assert isinstance(query, LocalQuery)

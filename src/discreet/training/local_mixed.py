@@ -14,7 +14,7 @@ from discreet.accounting.local_layer import Sending
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
-from discreet.protections.ldp_layer import LDPLayer
+from discreet.protections.local.layer import LDPLayer
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Opti
             "the model with train='head'."
         )
     device = next(iter(weights.values())).device
-    parts = groups(model, settings.weight_decay, settings.head_rate)
+    parts = groups(model, settings.weight_decay or 0.0, settings.head_rate)
     for part in parts:
         # A rate that lives on the device can change between replays of a captured step.
         part["lr"] = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0

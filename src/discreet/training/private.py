@@ -6,31 +6,29 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.accounting.events import DpEvent
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
-from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.checks import refuse
 from discreet.core.errors import LedgerError
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
+from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
-from discreet.protections.gradient import GradientProtection
-from discreet.training.checkpoint import LEDGER
+from discreet.protections.base import GradientProtection
 from discreet.training.parts import PrivateParts
-from discreet.training.settings import TrainSettings
+from discreet.training.plan import TrainingPlan
 from discreet.training.shapes import Part
+from discreet.training.steps import Parts
 
 Rows = npt.NDArray[np.int64]
 
@@ -90,48 +88,26 @@ class PrivateStep:
     protect: GradientProtection
     rows: Tokens | Vectors
     units: Grouped
-    sampler: Sampler
+    plan: TrainingPlan
     ledger: Ledger
     secret: Rng
-    precision: str
     delta: float
-    population: int | None = None
     run: str = ""
 
     def __post_init__(self) -> None:
         """Find the layers to clip, or refuse the model by name."""
         self.tape = Tape(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        expected = max(1, math.ceil(self.sampler.expected_size(self.count)))
-        self.parts = PrivateParts.of(self.model, self.tape, self.rows, self.precision, expected)
+        expected = max(1, math.ceil(self.plan.sampler.expected_size(self.count)))
+        self.parts = PrivateParts.of(self.model, self.tape, self.rows, self.plan.settings.precision, expected)
 
     @classmethod
-    def of(
-        cls,
-        model: Classifier,
-        optimizer: torch.optim.Optimizer,
-        protect: GradientProtection,
-        rows: Tokens | Vectors,
-        corpus: Corpus,
-        sampler: Sampler | None,
-        settings: TrainSettings,
-        ledger: Ledger,
-        secret: Rng,
-        delta: float | None,
-        population: int | None = None,
-    ) -> PrivateStep:
-        """Return the step for a corpus: its units are drawn, and delta is a tenth of one over their number.
-
-        With a population, a public number that was given beforehand, it stands for the number of units wherever that
-        would be seen: in the rate, the divisor, delta and the number of steps.
-        """
-        refuse_unit(ledger, corpus)
-        units = Grouped.of(numbered(corpus))
-        count = len(units) if population is None else whole("population", population)
-        sampler = sampler or sampler_for(protect, settings.batch_size, count)
-        refuse_pair(sampler, ledger, population)
-        at = delta_for(count) if delta is None else open_probability("delta", delta)
-        step = cls(model, optimizer, protect, rows, units, sampler, ledger, secret, settings.precision, at, population)
+    def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
+        """Return the step of a training at the gradient, whose units are drawn; a model that mixes rows is rejected."""
+        plan = parts.plan
+        assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
+        units = Grouped.of(numbered(parts.corpus))
+        step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, ledger, secret, plan.delta)
         step.check_independent()
         return step
 
@@ -154,20 +130,25 @@ class PrivateStep:
     @property
     def per_epoch(self) -> int:
         """How many steps draw every unit once, on average or exactly."""
-        return self.sampler.steps_per_epoch(self.count)
+        return self.plan.sampler.steps_per_epoch(self.count)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes."""
+        return self.plan.steps
 
     @property
     def count(self) -> int:
         """The number of units that is public: their own, or the population."""
-        return len(self.units) if self.population is None else self.population
+        return self.plan.units
 
     def describe(self) -> object:
         """Return the sampler, the protection, who owns which row, the population and the secret, which are hashed."""
-        return self.sampler, self.protect, self.units, self.population, self.secret
+        return self.plan.sampler, self.protect.identity(), self.units, self.plan.population, self.secret
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
-        names = (step_cost(self.protect, self.sampler, step, self.count)[1] for step in range(steps))
+        names = (self.plan.step_cost(step)[1] for step in range(steps))
         refuse_unbilled(self.ledger, self.run, names)
 
     def epsilon(self) -> float:
@@ -182,7 +163,7 @@ class PrivateStep:
     @property
     def terms(self) -> Terms:
         """What the guarantee of every step rests on, as it is written into the ledger."""
-        found = terms_of(self.secret, assumptions(self.population))
+        found = terms_of(self.secret, assumptions(self.plan.population))
         if not self.parts.unsteady and (isinstance(self.rows, Tokens) or self.rows.steady):
             return found
         return Terms(found.assumptions, found.caveats | {Caveat.UNSTEADY_KERNELS})
@@ -197,8 +178,8 @@ class PrivateStep:
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step and return its mean loss, still on the device, and the number of its rows."""
-        drawn = self.sampler.draw(step, len(self.units), self.source.fork("sampler"))
-        event, name = step_cost(self.protect, self.sampler, step, self.count)
+        drawn = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
+        event, name = self.plan.step_cost(step)
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
@@ -211,7 +192,7 @@ class PrivateStep:
                 self.parts.shrink()
         sums, loss, count = gathered
         released = self.protect.release(sums, self.source.fork("noise", step))
-        divisor = self.sampler.expected_size(self.count)
+        divisor = self.plan.sampler.expected_size(self.count)
         for parameter_name, parameter in self.parameters.items():
             parameter.grad = (released[parameter_name] / divisor).to(parameter.dtype)
         self.optimizer.step()
@@ -263,44 +244,6 @@ def terms_of(source: Rng, assumptions: tuple[str, ...]) -> Terms:
     )
 
 
-def delta_for(units: int) -> float:
-    """Return the usual delta, a tenth of one over the number of units.
-
-    >>> delta_for(2000)
-    5e-05
-    """
-    return 1 / (10 * whole("units", units))
-
-
-def sampler_for(protect: GradientProtection, batch_size: int, n: int) -> Sampler:
-    """Return the sampler a protection is accounted for with: Poisson for sums, a fixed size for visible vectors."""
-    size = min(batch_size, n)
-    return FixedSize(size) if protect.visible == "each" else Poisson.expecting(size, n)
-
-
-class Accounted(Protocol):
-    """Anything that is accounted for under an adjacency of its own."""
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The adjacency."""
-        ...
-
-
-def adjacency_of(protect: Accounted, population: int | None = None) -> Adjacency:
-    """Return the adjacency a training is certified under: the protection's own, or add/remove with a population.
-
-    Only a noisy sum hides who is absent; where each text or vector is seen, a population is refused.
-    """
-    if population is None:
-        return protect.adjacency
-    whole("population", population, 1, "It is the number of units that may be taken to be in the data.")
-    if getattr(protect, "visible", None) != "sum" or protect.adjacency is not Adjacency.ZERO_OUT:
-        remedy = "There it is seen who is absent, and the number of units is public; leave it out."
-        raise refuse("population", population, f"left out for {getattr(protect, 'name', 'this protection')}", remedy)
-    return Adjacency.ADD_REMOVE
-
-
 def numbered(corpus: Corpus) -> Rows:
     """Return the number of each row's unit, units counted in the order of their names.
 
@@ -313,19 +256,27 @@ def numbered(corpus: Corpus) -> Rows:
     return np.asarray(rank[corpus.unit_index])
 
 
-def ledger_for(
-    protect: Accounted, corpus: Corpus, workspace: Path | None = None, population: int | None = None
-) -> Ledger:
-    """Return a ledger for the units of a corpus under a training's adjacency, in a workspace or in memory."""
-    path = None if workspace is None else workspace / LEDGER
-    return Ledger.open(path, unit=corpus.unit_name, adjacency=adjacency_of(protect, population))
+def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
+    """Reject a ledger that was opened for another unit, or under an adjacency that the plan does not keep.
 
-
-def refuse_unit(ledger: Ledger, corpus: Corpus) -> None:
-    """Refuse a ledger that was opened for another unit of privacy than the corpus's."""
-    if ledger.statement.unit != corpus.unit_name:
-        remedy = f"The corpus's unit of privacy is the {corpus.unit_name}; open the ledger for it."
-        raise refuse("unit", ledger.statement.unit, f"{corpus.unit_name!r} in the ledger", remedy)
+    Under add/remove, absence is what must be hidden: rate, divisor, delta and steps that are functions of the number of
+    units would show it, as would a sampler that draws otherwise than each unit by itself.
+    """
+    told = ledger.statement
+    if told.unit != plan.unit:
+        remedy = f"The corpus's unit of privacy is the {plan.unit}; open the ledger for it."
+        raise refuse("unit", told.unit, f"{plan.unit!r} in the ledger", remedy)
+    if told.adjacency is not Adjacency.ADD_REMOVE or not isinstance(plan.protect, GradientProtection):
+        return
+    if not isinstance(plan.sampler, Poisson):
+        remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
+        raise refuse("sampler", plan.sampler, "Poisson under add/remove", remedy)
+    if plan.population is None:
+        remedy = (
+            "Rate, divisor, delta and steps would tell how many units there are; give a public number (--population), "
+            "or open the ledger under zero-out."
+        )
+        raise refuse("population", None, "given under add/remove", remedy)
 
 
 def refuse_unbilled(ledger: Ledger, run: str, names: Iterable[str]) -> None:
@@ -336,31 +287,3 @@ def refuse_unbilled(ledger: Ledger, run: str, names: Iterable[str]) -> None:
                 f"Expected step {step} of this training in its ledger, as the checkpoint is past it. The ledger is "
                 "another one, or was lost; without it nothing is guaranteed. Begin again."
             )
-
-
-def refuse_pair(sampler: Sampler, ledger: Ledger, population: int | None = None) -> None:
-    """Refuse what would show that a unit is absent, where absence is what must be hidden.
-
-    That is a sampler that draws otherwise than each unit by itself, and a rate, a divisor, a delta and a number of
-    steps that are functions of the number of units.
-    """
-    absent = ledger.statement.adjacency is Adjacency.ADD_REMOVE
-    if (absent or population is not None) and not isinstance(sampler, Poisson):
-        remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
-        raise refuse("sampler", sampler, "Poisson under add/remove", remedy)
-    if absent and population is None:
-        remedy = (
-            "Rate, divisor, delta and steps would tell how many units there are; give a public number (--population), "
-            "or open the ledger under zero-out."
-        )
-        raise refuse("population", population, "given under add/remove", remedy)
-
-
-def step_cost(protect: GradientProtection, sampler: Sampler, step: int, n: int) -> tuple[DpEvent, str]:
-    """Return what a step costs and the name it is counted by.
-
-    The disjoint batches of a shuffled epoch share one name: together they use every unit once, and are counted once.
-    """
-    if isinstance(sampler, Shuffled):
-        return sampler.per_epoch(protect.event), f"epoch {step // sampler.steps_per_epoch(n)}"
-    return sampler.amplify(protect.event, n, protect.visible), f"step {step}"

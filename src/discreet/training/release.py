@@ -19,10 +19,9 @@ from discreet.core.types import GradientRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.protections.contract import check_protection
-from discreet.protections.gradient import GradientProtection
-from discreet.protections.representation import Live, Once, RepresentationProtection
-from discreet.training.private import as_drawn, delta_for
+from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
+from discreet.training.plan import delta_for
+from discreet.training.private import as_drawn
 
 ENCODER_OPEN = "the gradient of the encoder shows what went into it, whatever was done to its output"
 _KNOWN = "lengths and labels are known too"
@@ -72,7 +71,7 @@ def protected_release(
         gradients={name: value / units for name, value in released.items()},
         batch_size=len(batch),
         divisor=units,
-        noise_std=getattr(protect, "noise_multiplier", 0.0) * getattr(protect, "clip_norm", 0.0) / units,
+        noise_std=protect.noise_scale / units,
         lengths=lengths,
         labels=batch.labels,
         guarantee=as_drawn(

@@ -13,8 +13,7 @@ from discreet.core.types import RepresentationRelease
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.protections.contract import check_protection
-from discreet.protections.representation import RepresentationProtection
+from discreet.protections.base import RepresentationProtection, check_protection
 from discreet.training.encode import encode
 from discreet.training.release import fresh, of_one_release
 
@@ -76,11 +75,11 @@ def _stored_vectors(
     delta: float | None,
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return all rows, released once."""
-    once: Any = protect.once(corpus.unit_index, model.width, model.classes, rng)
+    once = protect.once(corpus.unit_index, model.width, model.classes, rng)
     # what is sent, not what a server then makes of it
-    vectors, labels = getattr(once, "send", once)(rows.vectors, rows.targets)
+    vectors, labels = once.send(rows.vectors, rows.targets)
     truth = _alone(len(rows))
-    if getattr(once, "partners", None) is not None:
+    if once.partners is not None and once.weights is not None:
         truth = _heaviest(torch.from_numpy(once.partners), torch.from_numpy(once.weights))
     promise = of_one_release(once.event, once, corpus, rng, delta)
     return RepresentationRelease(vectors, labels, guarantee=promise), truth
@@ -98,7 +97,8 @@ def _live_vectors(
     delta: float | None,
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return the rows of some epochs, hidden batch by batch as in training."""
-    from discreet.training.hidden import draw_hidden, refuse_units, sampler_of
+    from discreet.training.hidden import draw_hidden, refuse_units
+    from discreet.training.plan import sampler_for
 
     count = len(rows)
     live = protect.live(count, model.width, model.classes, rng, model.device)
@@ -106,7 +106,7 @@ def _live_vectors(
     if protect.priced:
         protect.check(size, count)
         refuse_units(corpus, protect)
-    sampler = sampler_of(protect, size, count)
+    sampler = sampler_for(protect, size, corpus.unit_count, count)
     per_epoch = sampler.steps_per_epoch(count)
     seen, told, whose, weights = [], [], [], []
     counted: dict[str, Any] = {}  # each name once, as in a ledger
@@ -125,7 +125,7 @@ def _live_vectors(
         seen.append(vectors)
         told.append(labels)
         mixed = secrets["mix"].cpu() if "mix" in secrets else torch.eye(len(drawn))
-        heaviest = mixed.topk(min(getattr(protect, "mix", 1), mixed.shape[1]), dim=1)
+        heaviest = mixed.topk(min(protect.mixes, mixed.shape[1]), dim=1)
         padded = torch.cat([torch.from_numpy(drawn), torch.full((mixed.shape[1] - len(drawn),), -1)])
         whose.append(padded[heaviest.indices])
         weights.append(heaviest.values)

@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
+from discreet.catalog import protection_from_table
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
-from discreet.data.sources import Columns
+from discreet.data.sources import TextSource
 from discreet.models.bilstm import BiLSTM
 from discreet.models.builtin import sha256
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, first_line, fresh_module, load_tokenizer
-from discreet.protections.settings import ProtectSettings, as_table, from_table
+from discreet.protections.base import Protection
 from discreet.training import checkpoint
 from discreet.training.card import model_card
 from discreet.training.checkpoint import LEDGER
@@ -37,34 +38,13 @@ _STABLE_SPLITS = 2  # since this format each unit is held out by a keyed hash of
 
 
 @dataclass(frozen=True)
-class DataSettings:
-    """Where the text came from, as it was asked for; never a word of it."""
-
-    source: str
-    text: str = "text"
-    text_pair: str | None = None
-    label: str | None = "label"
-    unit: str | None = None
-    rows: int | None = None
-    share: float | None = None
-    validation: str | None = None
-    separator: str | None = None
-    quoting: str | None = None
-
-    @property
-    def columns(self) -> Columns:
-        """The columns that were read."""
-        return Columns(self.text, self.text_pair, self.label, self.unit, self.separator, self.quoting)
-
-
-@dataclass(frozen=True)
 class RunSettings:
     """All that was asked of a run; `settings.toml` in its folder."""
 
-    data: DataSettings
+    data: TextSource
     model: ModelSettings
     train: TrainSettings
-    protect: Any = None  # the settings of a protection, by its name in `discreet.protections.settings`
+    protect: Protection | None = None
     seed: int = 0
     task: str = "classification"
     label_names: tuple[str, ...] = ()
@@ -219,16 +199,15 @@ def refuse_old_split(settings: RunSettings) -> None:
     asked = settings.data
     if settings.format >= _STABLE_SPLITS or (asked.rows is None and asked.validation is not None):
         return
-    from discreet.data.sources import BUILT_IN, Columns, load
+    from discreet.data.sources import Columns, load
 
-    columns = Columns() if asked.source in BUILT_IN else Columns(asked.text, asked.text_pair, asked.label, asked.unit)
-    known = settings.label_names or None
+    columns = Columns() if asked.built_in else Columns(asked.text, asked.text_pair, asked.label, asked.unit)
     corpus = load(
         asked.source,
         columns,
         validation=asked.validation or 0,
         task="regression" if settings.task == "regression" else None,
-        label_names=known,
+        label_names=settings.label_names or None,
     )
     if asked.rows is not None or "validation" not in corpus.split_names:
         raise DataError(
@@ -242,13 +221,15 @@ def settings_text(settings: RunSettings) -> str:
     import tomli_w
 
     values = as_dict(dataclasses.replace(settings, protect=None))
-    return tomli_w.dumps(values | ({} if settings.protect is None else {"protect": as_table(settings.protect)}))
+    for key in ("seed", "task", "label_names"):  # these stand beside the table, for the whole run
+        values["data"].pop(key, None)
+    return tomli_w.dumps(values | ({} if settings.protect is None else {"protect": settings.protect.as_table()}))
 
 
 def read_settings(path: Path) -> RunSettings:
     """Return the settings of a run from its TOML file, strict in every key."""
     values = read_values(path)
-    protect: ProtectSettings | None = from_table(values.pop("protect")) if "protect" in values else None
+    protect: Protection | None = protection_from_table(values.pop("protect")) if "protect" in values else None
     return dataclasses.replace(parse(RunSettings, values, path.name), protect=protect)
 
 
@@ -286,9 +267,8 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
         tokenizer = load_tokenizer(folder / "tokenizer")
         encoder = assemble(settings.model.encoder, module, tokenizer, sha256(folder / "model.safetensors"))
         model = Classifier(encoder, settings.model, settings, Rng(settings.seed))
-        shape = getattr(settings.protect, "shape", None)
-        if shape is not None:  # a protection may have changed what stands between encoder and classes
-            shape(model)
+        if settings.protect is not None:  # it may have changed what stands between encoder and classes
+            settings.protect.shape(model)
         model.load_state_dict(tensors)
     except (OSError, ValueError, KeyError, RuntimeError, *WRONG_KIND) as error:
         raise ModelError(

@@ -15,7 +15,7 @@ from discreet.accounting.event_json import event_to_json
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus
-from discreet.protections.word_swap import WordSwap
+from discreet.protections.words.swap import WordSwap
 from discreet.training.people import FIXED_SEED, SANITIZED, Entry, Marks, People, Shared
 
 Told = tuple[str, dict[str, Any]]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
+
+if TYPE_CHECKING:
+    from discreet.protections.base import TrainDefaults
 
 PRECISIONS = ("auto", "float32", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
@@ -12,17 +16,17 @@ OPTIMIZERS = ("adamw", "sgd")
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The settings of the loop; a learning rate of None is chosen by what is trained.
+    """The settings of the loop; what is None is chosen by what is trained, how it is protected and how much there is.
 
     `head_rate` is how many times as fast the head and the pooler learn, which start from nothing.
     """
 
-    epochs: float = 3.0
-    batch_size: int = 32
+    epochs: float | None = None
+    batch_size: int | None = None
     learning_rate: float | None = None
     head_rate: float = 1.0
     warmup: float = 0.06
-    weight_decay: float = 0.01
+    weight_decay: float | None = None
     optimizer: str = "adamw"
     momentum: float = 0.9
     averaging: float = 0.0
@@ -32,17 +36,20 @@ class TrainSettings:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
-        positive("epochs", self.epochs, "One epoch reads the corpus once.")
-        whole("batch_size", self.batch_size)
+        """Reject settings outside their range."""
+        if self.epochs is not None:
+            positive("epochs", self.epochs, "One epoch reads the corpus once.")
+        if self.batch_size is not None:
+            whole("batch_size", self.batch_size)
         whole("accumulate", self.accumulate)
-        if self.accumulate > self.batch_size:
+        if self.batch_size is not None and self.accumulate > self.batch_size:
             raise refuse("accumulate", self.accumulate, f"<= batch_size={self.batch_size}", "Each part has a row.")
         if self.learning_rate is not None:
             positive("learning_rate", self.learning_rate)
         positive("head_rate", self.head_rate, "It multiplies the learning rate of the head.")
         probability("warmup", self.warmup, "It is the share of the steps in which the learning rate rises.")
-        non_negative("weight_decay", self.weight_decay)
+        if self.weight_decay is not None:
+            non_negative("weight_decay", self.weight_decay)
         positive("gradient_norm", self.gradient_norm, "Gradients longer than this are shortened.")
         if self.patience is not None:
             whole("patience", self.patience, 1, "It counts the epochs without improvement before an early stop.")
@@ -52,6 +59,23 @@ class TrainSettings:
             raise refuse("averaging", self.averaging, "in [0, 1)", remedy)
         probability("momentum", self.momentum, "It is the share of the past in the direction of a step.")
         one_of("precision", self.precision, PRECISIONS)
+
+    def completed(self, defaults: TrainDefaults) -> TrainSettings:
+        """Return the settings with defaults where nothing was asked for."""
+        names = ("epochs", "batch_size", "learning_rate", "weight_decay")
+        return replace(self, **{n: getattr(defaults, n) for n in names if getattr(self, n) is None})
+
+    @property
+    def passes(self) -> float:
+        """The number of epochs of completed settings."""
+        assert self.epochs is not None
+        return self.epochs
+
+    @property
+    def size(self) -> int:
+        """The batch size of completed settings."""
+        assert self.batch_size is not None
+        return self.batch_size
 
     def rate_at(self, step: int, total: int, peak: float) -> float:
         """Return the learning rate of a step: a linear rise over the warm-up, then a linear fall to zero.

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from discreet.core.guarantee import Guarantee
-from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
-from discreet.data.samplers import Sampler, Shuffled
+from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.training.plan import TrainingPlan
 from discreet.training.precision import autocast
-from discreet.training.settings import TrainSettings
 
 
 class Step(Protocol):
@@ -40,6 +39,11 @@ class Step(Protocol):
     @property
     def per_epoch(self) -> int:
         """How many steps read the corpus once."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes."""
         ...
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
@@ -73,18 +77,14 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What every step is made of."""
+    """What every step is made of; `start` is the hash of the weights that training starts from."""
 
     model: Classifier
     optimizer: torch.optim.Optimizer
-    settings: TrainSettings
-    rng: Rng
-    sampler: Sampler | None = None
-    start: str = ""  # the hash of the weights that training starts from
-
-    def shuffled(self, rows: int) -> Sampler:
-        """Return the sampler that was asked for, or every row in turn."""
-        return self.sampler or Shuffled(min(self.settings.batch_size, rows))
+    plan: TrainingPlan
+    rows: Tokens | Vectors
+    corpus: Corpus
+    start: str = ""
 
 
 @dataclass
@@ -97,34 +97,42 @@ class OpenStep:
     model: Classifier
     optimizer: torch.optim.Optimizer
     rows: Tokens | Vectors
-    sampler: Sampler
-    rng: Rng
-    settings: TrainSettings
+    plan: TrainingPlan
     run: str = ""
     protection: ClassVar[None] = None
 
+    @classmethod
+    def of(cls, parts: Parts) -> OpenStep:
+        """Return the step of a training without protection."""
+        return cls(parts.model, parts.optimizer, parts.rows, parts.plan)
+
     def __post_init__(self) -> None:
         """Choose between eager and captured steps."""
-        asked = self.settings
+        asked = self.plan.settings
         plain = PlainStep(self.model, self.optimizer, asked.gradient_norm, asked.accumulate, asked.precision)
         self.take: PlainStep | GraphedStep = GraphedStep(plain) if self.model.device.type == "cuda" else plain
 
     @property
     def per_epoch(self) -> int:
         """How many steps read the corpus once."""
-        return self.sampler.steps_per_epoch(len(self.rows))
+        return self.plan.sampler.steps_per_epoch(len(self.rows))
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes."""
+        return self.plan.steps
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Draw a batch and learn from it; an empty one teaches nothing."""
-        drawn = self.sampler.draw(step, len(self.rows), self.rng.fork("sampler"))
+        drawn = self.plan.sampler.draw(step, len(self.rows), self.plan.rng.fork("sampler"))
         if not len(drawn):
             return None, 0
-        self.rng.fork("dropout", step).seed_torch(self.model.device)
+        self.plan.rng.fork("dropout", step).seed_torch(self.model.device)
         return self.take(self.rows.batch(drawn)), len(drawn)
 
     def describe(self) -> object:
         """Return the sampler."""
-        return self.sampler
+        return self.plan.sampler
 
     def check(self, steps: int) -> None:
         """Accept: nothing is accounted for."""

@@ -13,13 +13,14 @@ from discreet.core.checks import refuse
 from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.batches import Tokens, Vectors
+from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.protections.representation import Once, RepresentationProtection, TextProtection, at_text, at_vectors
+from discreet.protections.base import Once, RepresentationProtection, TextProtection
 from discreet.training.account import Account
 from discreet.training.checkpoint import identity, spend_name
 from discreet.training.local_head import fit_classes, fit_score
+from discreet.training.plan import TrainingPlan
 from discreet.training.steps import OpenStep, Parts
 
 
@@ -30,49 +31,17 @@ def release_once(rows: Vectors, once: Once, account: Account, run: str) -> Vecto
     return Vectors(vectors, targets, rows.truncated, rows.steady)
 
 
-def rewrite_once(
-    corpus: Corpus, protect: TextProtection, ledger: Ledger, secret: Rng, delta: float | None = None
-) -> Corpus:
+def rewrite_once(corpus: Corpus, plan: TrainingPlan, ledger: Ledger, secret: Rng) -> Corpus:
     """Return a corpus as it is rewritten; the cost is in the ledger before anything random is drawn.
 
     The name of the spend holds what decides the draw: the texts, who owns them, the settings and the secret.
     """
-    run = digest(NOISE_FORMAT, protect, secret, corpus.texts, corpus.second, corpus.unit_index)
-    account = Account.of(ledger, secret, delta, corpus, protect)
+    protect = plan.protect
+    assert isinstance(protect, TextProtection)
+    run = digest(NOISE_FORMAT, protect.identity(), secret, corpus.texts, corpus.second, corpus.unit_index)
+    account = Account.of(ledger, secret, plan, corpus, protect)
     account.spend(protect.cost(corpus), f"{spend_name(run, secret, ledger)} rewrite")
     return protect.rewrite(corpus, secret.fork("rewrite", run[:16]))
-
-
-def stored_step(
-    parts: Parts,
-    protect: RepresentationProtection | TextProtection,
-    rows: Tokens | Vectors,
-    corpus: Corpus,
-    ledger: Ledger,
-    secret: Rng,
-    delta: float | None,
-) -> StoredStep:
-    """Return the step of a training whose texts were rewritten, or whose vectors are released now and stored."""
-    model, settings = parts.model, parts.settings
-    solved = False
-    if at_text(protect):
-        account = Account.of(ledger, secret, delta, corpus, protect)
-    else:
-        assert at_vectors(protect)
-        if not isinstance(rows, Vectors):
-            remedy = "Vectors are released once, so the encoder keeps its weights."
-            raise refuse("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
-        protect.check(settings.batch_size, len(rows))
-        said = (protect, secret, corpus.unit_index)
-        run = identity(model, rows, settings, said, parts.rng, parts.start)
-        once = protect.once(corpus.unit_index, model.width, model.classes, secret.fork("release", run[:16]))
-        account = Account.of(ledger, secret, delta, corpus, once)
-        rows = release_once(rows, once, account, spend_name(run, secret, ledger))
-        solved = solve_head(model, rows, once)
-    sampler = parts.shuffled(len(rows))
-    return StoredStep(
-        model, parts.optimizer, rows, sampler, parts.rng, settings, account=account, name=protect.name, solved=solved
-    )
 
 
 def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
@@ -81,7 +50,7 @@ def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
     What is known of the noise is used: it is taken off the spread of the vectors, and as much is added as a spread that
     was estimated from so many noisy vectors can be wrong. Random steps would need to average the same noise away.
     """
-    noise = getattr(once, "noise_variance", None)
+    noise = once.noise_variance
     layer = model.head
     if noise is None or model.pooler is not None or not isinstance(layer, torch.nn.Linear):
         return False
@@ -91,9 +60,8 @@ def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
     if model.task == "regression":
         weights, bias = fit_score(vectors, targets, noise=noise, query_noise=doubt)
     elif targets.ndim == 1:
-        truth = getattr(once, "label_truth", 1.0)
         weights, bias = fit_classes(
-            vectors, targets, len(model.label_names), noise=noise, query_noise=doubt, truth=truth
+            vectors, targets, len(model.label_names), noise=noise, query_noise=doubt, truth=once.label_truth
         )
     else:  # mixtures have no class of their own
         return False
@@ -111,13 +79,38 @@ class StoredStep(OpenStep):
     """
 
     account: Account | None = None
-    name: str = ""
     solved: bool = False  # whether the head was fitted in closed form, so that no step has anything to do
+
+    @classmethod
+    def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> StoredStep:  # type: ignore[override]
+        """Return the step of a training whose texts were rewritten, or whose vectors are released now and stored."""
+        model, rows, plan = parts.model, parts.rows, parts.plan
+        protect, solved = plan.protect, False
+        if isinstance(protect, TextProtection):
+            account = Account.of(ledger, secret, plan, parts.corpus, protect)
+        else:
+            assert isinstance(protect, RepresentationProtection)
+            if not isinstance(rows, Vectors):
+                remedy = "Vectors are released once, so the encoder keeps its weights."
+                raise refuse("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
+            owners = parts.corpus.unit_index
+            said = (protect.identity(), secret, owners)
+            run = identity(model, rows, plan.settings, said, plan.rng, parts.start)
+            once = protect.once(owners, model.width, model.classes, secret.fork("release", run[:16]))
+            account = Account.of(ledger, secret, plan, parts.corpus, once)
+            rows = release_once(rows, once, account, spend_name(run, secret, ledger))
+            solved = solve_head(model, rows, once)
+        return cls(model, parts.optimizer, rows, plan, account=account, solved=solved)
 
     @property
     def per_epoch(self) -> int:
         """How many steps read the release once; a solved head has looked at all of it."""
         return 1 if self.solved else super().per_epoch
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes: where the head is solved, one for each epoch."""
+        return max(1, round(self.plan.settings.passes)) if self.solved else super().steps
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take an ordinary step, or none where the head is solved: it then reads no row."""
@@ -126,12 +119,12 @@ class StoredStep(OpenStep):
     @property
     def protection(self) -> str | None:  # type: ignore[override]
         """The name of the protection."""
-        return self.name
+        return None if self.plan.protect is None else self.plan.protect.name
 
     def describe(self) -> object:
         """Return the sampler, the protection and a fingerprint of the secret."""
         assert self.account is not None
-        return self.sampler, self.name, self.account.secret
+        return self.plan.sampler, self.protection, self.account.secret
 
     def epsilon(self) -> float | None:  # type: ignore[override]
         """Return a bound on what was spent, infinite if nothing is guaranteed."""

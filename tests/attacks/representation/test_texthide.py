@@ -10,8 +10,8 @@ from discreet.attacks.representation.similarity import Similarity
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
 from discreet.metrics.retrieval import recovered
+from discreet.protections._vectors import clip
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.representation import clip
 from discreet.protections.texthide import TextHide
 
 pytestmark = pytest.mark.search
@@ -45,7 +45,7 @@ def rate(score: str, protect: TextHide) -> float:
     return float((np.array(guess.indices) == truth).mean())
 
 
-@pytest.mark.parametrize("protect", [TextHide(masks=256, mix=3), TextHide(masks=0, mix=3, fresh=True)], ids=str)
+@pytest.mark.parametrize("protect", [TextHide(masks=256, mix=3), TextHide(masks=0, mix=3, fresh_masks=True)], ids=str)
 def test_masks_stop_signed_cosine_alone(protect: TextHide) -> None:
     assert rate("signed", protect) < 0.15
     assert rate("absolute", protect) > 0.5

@@ -42,10 +42,10 @@ from discreet.mechanisms.word_metric import WordChoice, WordNoise
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.ldp_layer import LDPLayer
-from discreet.protections.ldp_projection import whole_space
-from discreet.protections.ldp_protection import LocalLayer
-from discreet.protections.word_neighbours import noisy_places
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.projection import whole_space
+from discreet.protections.local.protection import LocalLayer
+from discreet.protections.words.neighbours import noisy_places
 
 Release = Callable[[float, Rng], torch.Tensor]
 COUNT = 1 << 17
@@ -252,11 +252,10 @@ _DRAWS = re.compile(
     r"\.(normal|exponential|cauchy|log_normal|uniform)_\(|torch\.(randn|rand|normal)\(|standard_(normal|exp\w*)\("
 )
 _NOT_NOISE = {
-    "protections/encodings.py": 1,
+    "protections/instance_encoding.py": 1,
     "protections/texthide.py": 1,
-    "protections/ldp_sent.py": 1,
-    "protections/ldp_projection.py": 2,
-    "protections/ldp_axes.py": 1,
+    "protections/local/protection.py": 1,
+    "protections/local/projection.py": 3,
     "mechanisms/sphere_kernels.py": 2,
 }
 _NOISE = {"mechanisms/normals.py", "mechanisms/laplace.py"}

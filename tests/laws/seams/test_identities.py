@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.planned import train
 
 from discreet.accounting.ledger import Ledger
 from discreet.accounting.local_layer import Sending
@@ -20,13 +21,11 @@ from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.ldp_layer import LDPLayer
-from discreet.protections.ldp_projection import Projection
-from discreet.protections.ldp_protection import LocalLayer
-from discreet.protections.word_swap import WordSwap
-from discreet.protections.word_table import WordTable
-from discreet.training.loop import train
-from discreet.training.private import ledger_for
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.projection import Projection
+from discreet.protections.local.protection import LocalLayer
+from discreet.protections.words.swap import WordSwap
+from discreet.protections.words.table import WordTable
 from discreet.training.release import hidden_release, protected_release
 from discreet.training.released_vectors import representation_release
 from discreet.training.settings import TrainSettings
@@ -111,11 +110,11 @@ def once(
     """Train once from the one secret, and return the ledger and the update of the head."""
     model = Classifier.build(corpus, rng=Rng(head), encoder=str(encoder), train="head", dropout=0.0)
     protect = case.build(model, hidden)
-    ledger = ledger or ledger_for(protect, corpus)
+    ledger = ledger or Ledger.open(None, unit=corpus.unit_name, adjacency=protect.adjacency)
     sampler = Poisson(1.0) if case.name == "dp-sgd" else None
     before = torch.cat([p.detach().flatten().clone() for p in model.head.parameters()])
     train(
-        model, corpus, SETTINGS, rng=Rng(3), protect=protect, secret=secret or Rng.secret(KEY), ledger=ledger,
+        model, corpus, SETTINGS, seed=3, protect=protect, secret=secret or Rng.secret(KEY), ledger=ledger,
         sampler=sampler, delta=1e-5,
     )  # fmt: skip
     after = torch.cat([p.detach().flatten() for p in model.head.parameters()])
@@ -190,7 +189,7 @@ def test_the_noise_of_two_trainings_from_one_secret_does_not_cancel(
             model = Classifier.build(corpus, rng=Rng(head), encoder=str(tiny_encoder("bert")), train="head")
             before = [p.detach().clone() for p in model.head.parameters()]
             train(
-                model, corpus, one_step, rng=Rng(3), protect=DPSGD(noise_multiplier=30.0, clip_norm=1.0),
+                model, corpus, one_step, seed=3, protect=DPSGD(noise_multiplier=30.0, clip_norm=1.0),
                 sampler=Poisson(1.0), secret=Rng.secret(KEY), ledger=ledger, delta=1e-5,
             )  # fmt: skip
             moved = [now.detach() - was for now, was in zip(model.head.parameters(), before, strict=True)]

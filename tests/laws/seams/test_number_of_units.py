@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.planned import train
 
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.ledger import Ledger
-from discreet.catalog import PROTECTIONS, protection_settings
+from discreet.catalog import PROTECTIONS, protection_class
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, SettingError
 from discreet.core.guarantee import Adjacency
@@ -25,7 +26,7 @@ from discreet.data.samplers import FixedSize, Poisson, Shuffled
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.loop import Trained, train
+from discreet.training.loop import Trained
 from discreet.training.settings import TrainSettings
 
 CLIP, RATE, POPULATION = 0.5, 1.0, 50
@@ -46,7 +47,7 @@ def released(corpus: Corpus, encoder: Path, noise: float, **more: object) -> tup
     settings = ModelSettings(encoder=str(encoder), train="head", dropout=0.0, embeddings=False)
     model = Classifier.build(corpus, settings, rng=Rng(1))
     before = torch.cat([p.detach().flatten().clone() for p in model.head.parameters()])
-    done = train(model, corpus, ONE_STEP, rng=Rng(3), protect=DPSGD(noise, CLIP), secret=Rng(4), **more)  # type: ignore[arg-type]
+    done = train(model, corpus, ONE_STEP, seed=3, protect=DPSGD(noise, CLIP), secret=Rng(4), **more)  # type: ignore[arg-type]
     return torch.cat([p.detach().flatten() for p in model.head.parameters()]) - before, done
 
 
@@ -93,7 +94,7 @@ def test_a_population_decides_rate_steps_and_delta_whatever_is_there(
         corpus = rows(count)
         model = Classifier.build(corpus, ModelSettings(encoder=str(tiny_encoder("bert")), train="head"), rng=Rng(1))
         with Ledger.open(None, unit="row", adjacency="add/remove") as ledger:
-            done = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger, population=population)
+            done = train(model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger, population=population)
             told.add((done.steps, repr(ledger.event), repr(done.guarantee)))
     assert len(told) == 1
     steps, event, promise = told.pop()
@@ -108,16 +109,16 @@ def test_add_remove_needs_a_population_and_a_population_needs_poisson(tiny_encod
         Ledger.open(None, unit="row", adjacency="add/remove") as ledger,
         pytest.raises(SettingError, match=r"population=None given under add/remove.*--population"),
     ):
-        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger)
+        train(model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger)
     for sampler in (FixedSize(20), Shuffled(20)):
         with pytest.raises(SettingError, match="Poisson under add/remove"):
-            train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), sampler=sampler, population=50)
+            train(model, corpus, settings, seed=0, protect=DPSGD(1.0), sampler=sampler, population=50)
     with pytest.raises(SettingError, match="left out for dir-dp-sgd"):
-        train(model, corpus, settings, rng=Rng(0), protect=DirDPSGD.for_model(model, 5.0), population=50)
+        train(model, corpus, settings, seed=0, protect=DirDPSGD.for_model(model, 5.0), population=50)
     with pytest.raises(SettingError, match="population=0"):
-        train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), population=0)
+        train(model, corpus, settings, seed=0, protect=DPSGD(1.0), population=0)
     with pytest.raises(SettingError, match="together with protect"):
-        train(model, corpus, settings, rng=Rng(0), population=50)
+        train(model, corpus, settings, seed=0, population=50)
 
 
 def test_an_old_ledger_keeps_its_adjacency_and_is_continued_only_under_it(
@@ -130,13 +131,13 @@ def test_an_old_ledger_keeps_its_adjacency_and_is_continued_only_under_it(
     with pytest.raises(LedgerError, match="add/remove"):
         Ledger.open(tmp_path / "old", unit="row", adjacency="zero-out")
     with Ledger.open(tmp_path / "old", unit="row", adjacency="add/remove") as ledger:
-        done = train(model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), ledger=ledger, population=50)
+        done = train(model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger, population=50)
     assert done.guarantee is not None and done.guarantee.adjacency is Adjacency.ADD_REMOVE
 
 
 def test_only_sums_take_a_population() -> None:
     """Where each text or vector is seen, so is who is absent: no other protection may claim add/remove."""
-    summed = {name for name in PROTECTIONS if protection_settings(name).place == "gradient"}
+    summed = {name for name in PROTECTIONS if protection_class(name).place == "gradient"}
     assert summed == {"dp-sgd", "dir-dp-sgd"}
     assert DPSGD(1.0).visible == "sum" and DPSGD(1.0).adjacency is Adjacency.ZERO_OUT
 

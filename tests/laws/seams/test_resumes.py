@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from discreet.accounting.ledger import Ledger
+from discreet.catalog import protection
 from discreet.core.errors import LedgerError, ModelError
 from discreet.core.randomness import Rng
-from discreet.data.sources import Columns
-from discreet.experiment import RunRequest, run_training
+from discreet.data.sources import TextSource
+from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.models.classifier import ModelSettings
-from discreet.protections.settings import protect_settings
 from discreet.training.people import People
 from discreet.training.run_folder import load_run
 from discreet.training.settings import TrainSettings
@@ -54,7 +54,7 @@ class Runs:
         more = {"public": str(self.public)} if name == "ldp" else {}
         model = ModelSettings(encoder=str(self.encoder), train=part, dropout=0.0, embeddings=False)
         settings = TrainSettings(epochs=2, batch_size=20, learning_rate=0.01)
-        return RunRequest(str(self.rows), Columns(), model, settings, protect_settings(name, {**given, **more}))
+        return RunRequest(TextSource(str(self.rows)), model, settings, protection(name, {**given, **more}))
 
     def go(self, name: str, out: Path, *, stop: int | None = None, kill: bool = False, **more: Any) -> dict[str, Any]:
         """Train; after `stop` steps the training is stopped, or killed before it saves anything."""
@@ -68,7 +68,7 @@ class Runs:
             return stop is not None and steps >= stop
 
         request = replace(self.request(name), noise_seed=more.pop("noise_seed", None))
-        return run_training(request, out, should_stop=asked, **more)
+        return run_training(request, out, options=RunOptions(should_stop=asked, **more))
 
 
 @pytest.fixture
@@ -181,10 +181,11 @@ def test_a_ledger_that_lacks_a_step_of_the_checkpoint_is_rejected(
 
 def test_a_run_is_not_resumed_from_other_weights(runs: Runs, tmp_path: Path) -> None:
     """The encoder is the same by its fingerprint's name and holds other weights: the identity sees the weights."""
+    from tests.planned import train
+
     from discreet.data.sources import load
     from discreet.models.classifier import Classifier
     from discreet.protections.dp_sgd import DPSGD
-    from discreet.training.loop import train
 
     corpus = load(runs.rows)
     settings = TrainSettings(epochs=2, batch_size=20, learning_rate=0.01)
@@ -193,9 +194,7 @@ def test_a_run_is_not_resumed_from_other_weights(runs: Runs, tmp_path: Path) -> 
         model = Classifier.build(corpus, rng=Rng(1), encoder=str(runs.encoder), train="head", dropout=0.0)
         with torch.no_grad():
             model.head.weight += change
-        train(
-            model, corpus, settings, rng=Rng(0), protect=DPSGD(1.0), workspace=tmp_path / "a", should_stop=lambda: stop
-        )
+        train(model, corpus, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path / "a", should_stop=lambda: stop)
 
     (tmp_path / "a").mkdir()
     go(0.0, True)

@@ -253,8 +253,8 @@ EXEMPT = {
     "experiment/scene.py": "which rows are attacked: an experiment of the owner, not a release under a guarantee",
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",
     "models/spelling.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
-    "protections/encodings.py": "partners from the secret of a run, under replace-one: the number of rows is public",
-    "protections/ldp_sent.py": "vectors and labels as they were released, noisy or stated as public: post-processing",
+    "protections/instance_encoding.py": "partners from the secret of a run, under replace-one: their number is public",
+    "protections/local/protection.py": "vectors and labels as they were released, noisy or public: post-processing",
     "training/hidden.py": "a secret order of a batch that was drawn in secret",
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.planned import parts_of
 from torch import Tensor
 
 from discreet.clipping import Flat, Tape, record
@@ -22,8 +23,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.training import parts
 from discreet.training.encode import encode
 from discreet.training.evaluate import represent
-from discreet.training.optimizer import optimizer_for
-from discreet.training.private import PrivateStep, ledger_for
+from discreet.training.private import PrivateStep
 from discreet.training.settings import TrainSettings
 
 WORDS = ["the", "heart", "was", "calm", "and", "the", "knee", "dull", "after", "a", "walk"]
@@ -52,10 +52,9 @@ def step_of(folder: Path, corpus: Corpus, precision: str) -> Iterator[PrivateSte
     model.train()
     settings, protect = TrainSettings(optimizer="sgd", momentum=0.0, precision=precision), DPSGD(1.0, clip_norm=CLIP)
     rows = tokenise(corpus, model.tokenizer, model.max_length)
-    with ledger_for(protect, corpus) as ledger:
-        yield PrivateStep.of(
-            model, optimizer_for(model, settings), protect, rows, corpus, Poisson(0.99), settings, ledger, Rng(3), None
-        )
+    parts = parts_of(model, corpus, rows, settings, protect=protect, sampler=Poisson(0.99))
+    with parts.plan.open_ledger() as ledger:
+        yield PrivateStep.of(parts, ledger, Rng(3))
 
 
 def contributions(step: PrivateStep) -> dict[int, Tensor]:

@@ -21,7 +21,7 @@ import pytest
 from discreet.accounting.ledger import Ledger
 from discreet.cli.main import main
 from discreet.models.classifier import Classifier
-from discreet.protections.ldp_layer import LDPLayer
+from discreet.protections.local.layer import LDPLayer
 
 SHORT = "knee"
 LONG = "the heart of the patient was calm and the cough was not very bad " * 6

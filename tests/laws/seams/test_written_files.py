@@ -21,17 +21,16 @@ import torch
 from safetensors import safe_open
 
 from discreet import catalog
+from discreet.catalog import protection
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.partition import keep_share
 from discreet.data.samplers import Poisson
-from discreet.data.sources import Columns, load
-from discreet.experiment import RunRequest, load_corpus, run_training
+from discreet.data.sources import Columns, TextSource, load
+from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.experiment import training as story
 from discreet.models.classifier import ModelSettings
-from discreet.protections.settings import protect_settings
-from discreet.training.defaults import defaults_for
 from discreet.training.private import numbered
 from discreet.training.settings import TrainSettings
 from discreet.training.tensors import save_tensors
@@ -81,16 +80,14 @@ def request(name: str, path: Path, encoder: Path, unit: str | None, **more: Any)
         sensitive = path.with_name("sensitive.txt")
         sensitive.write_text("heart\nknee\n", encoding="utf-8")
         settings["sensitive"] = str(sensitive)
-    asked = RunRequest(
-        str(path),
-        Columns(unit=unit),
+    asked = {key: more.pop(key) for key in ("population", "noise_seed", "seed") if key in more}
+    return RunRequest(
+        TextSource(str(path), unit=unit, **more),
         ModelSettings(encoder=str(encoder), train="head", dropout=0.0 if "sgd" in name else None),
-        TrainSettings(),
-        protect=protect_settings(name, settings),
-        **more,
+        TrainSettings(epochs=2.0),
+        protect=protection(name, settings),
+        **asked,
     )
-    usual = defaults_for("head", name, asked.size_of(load_corpus(asked)))
-    return asked.tuned(usual, epochs=2.0)
 
 
 def written(out: Path) -> dict[str, bytes]:
@@ -136,7 +133,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     def train(name: str, rows: Rows, encoder: Path, unit: str | None, **more: Any) -> dict[str, bytes]:
         path = write(tmp_path / "data.csv", rows)
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        run_training(request(name, path, encoder, unit, **more), tmp_path / "run", device="cpu", cache=False)
+        options = RunOptions(device="cpu", cache=False)
+        run_training(request(name, path, encoder, unit, **more), tmp_path / "run", options=options)
         return written(tmp_path / "run")
 
     return train
@@ -288,16 +286,16 @@ def test_neighbours_that_are_not_refused_have_the_same_classes(tmp_path: Path) -
     """Every corpus of five rows over three classes, and every change of one row's label."""
     from itertools import product
 
-    from discreet.experiment.plan import refuse_private_labels
+    from discreet.experiment.training import refuse_private_labels
 
     texts = tuple(f"t{i}" for i in range(5))
-    asked = RunRequest("x.csv", Columns(), ModelSettings(), TrainSettings())
+    asked = RunRequest(TextSource("x.csv"), ModelSettings(), TrainSettings())
 
     def names(labels: tuple[str, ...]) -> tuple[str, ...] | None:
         path = write(tmp_path / "x.csv", [(text, label, "w") for text, label in zip(texts, labels, strict=True)])
         try:
             found = load(path, validation=0)
-            refuse_private_labels(dataclasses.replace(asked, source=str(path)), found)
+            refuse_private_labels(dataclasses.replace(asked, data=TextSource(str(path))), found)
         except DataError:
             return None
         return found.label_names

@@ -6,12 +6,10 @@ import pytest
 
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
-from discreet.experiment.plan import RunRequest, public_corpus
-from discreet.models.classifier import ModelSettings
-from discreet.protections.instance_encoding_settings import InstanceEncodingSettings
-from discreet.protections.ldp_settings import LDPSettings
-from discreet.protections.texthide import TextHideSettings
-from discreet.training.settings import TrainSettings
+from discreet.protections.instance_encoding import InstanceEncoding
+from discreet.protections.local.protection import LocalPrivacy
+from discreet.protections.texthide import TextHide
+from discreet.training.plan import public_corpus
 
 TEXTS = ("a bright film", "the plot was slow", "nobody laughed", "two good jokes")
 
@@ -19,9 +17,9 @@ TEXTS = ("a bright film", "the plot was slow", "nobody laughed", "two good jokes
 @pytest.mark.parametrize(
     ("protect", "kept"),
     [
-        (lambda path: LDPSettings(epsilon=8.0, public=path), TEXTS[:3]),
-        (lambda path: InstanceEncodingSettings(epsilon=8.0, public=path, dimension=2), TEXTS[:3]),
-        (lambda path: TextHideSettings(public=path), TEXTS[1:3]),
+        (lambda path: LocalPrivacy(epsilon=8.0, public=path), TEXTS[:3]),
+        (lambda path: InstanceEncoding(epsilon=8.0, public=path, dimension=2), TEXTS[:3]),
+        (lambda path: TextHide(public=path), TEXTS[1:3]),
     ],
     ids=["ldp", "dp-ie", "texthide"],
 )
@@ -35,6 +33,5 @@ def test_public_text_is_not_sifted_by_what_is_private(tmp_path: Path, protect: o
         labels=(0, 1, 1),
         splits=("train",) * 2 + ("test",),
     )
-    request = RunRequest(str(path), Columns(), ModelSettings(), TrainSettings(), protect(str(path)))  # type: ignore[operator]
-    found = public_corpus(request, private, lambda text: None)
+    found = public_corpus(protect(str(path)), private, Columns())  # type: ignore[operator]
     assert found is not None and found.texts == kept

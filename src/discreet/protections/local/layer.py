@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from discreet.core.randomness import Rng
 
+
 MECHANISMS = ("gaussian", "vmf", "privunit")
 LEAST_DIMENSION = 8  # below it a release would be little else than the label
 _UNIT_REMEDY = "At epsilon 0 nothing is said; 8 on 16 dimensions is a common start."

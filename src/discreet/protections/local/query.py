@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from discreet.core.randomness import Rng
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.models.classifier import VECTORS, pool
-from discreet.protections.ldp_axes import QueryAxes, query_axes
-from discreet.protections.ldp_layer import LDPLayer
-from discreet.protections.ldp_projection import Projection
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.projection import Projection, QueryAxes, query_axes
 
 if TYPE_CHECKING:
     from discreet.models.classifier import Classifier

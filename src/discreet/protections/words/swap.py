@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,16 +22,17 @@ import torch
 
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.digest import NOISE_FORMAT, digest
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, SettingError
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import TextRelease
-from discreet.protections.representation import Place
-from discreet.protections.word_neighbours import Rows, choose, nearest_to_noisy
-from discreet.protections.word_table import WordTable
+from discreet.protections.base import Conditions, Place, Protection, TextProtection, check_budget
+from discreet.protections.words.neighbours import Rows, choose, nearest_to_noisy
+from discreet.protections.words.table import WordTable, listed_words
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
+
 
 SANTEXT, SANTEXT_PLUS, NOISE = "santext", "santext+", "noise"
 WORD_MECHANISMS = (SANTEXT, SANTEXT_PLUS, NOISE)
@@ -66,7 +68,7 @@ class Changes:
 
 
 @dataclass(frozen=True, eq=False)
-class WordSwap:
+class WordSwap(TextProtection):
     """Replace every word of a text by a random word of a public table, near ones more often.
 
     `santext` draws a word with weight exp(-epsilon_per_word distance / 2), `noise` adds noise to the word's vector and
@@ -89,7 +91,6 @@ class WordSwap:
     unknown: str = "pieces"
     rewrites_queries: bool = True
     list_fingerprint: str = field(default="", init=False)  # in the repr, by which a draw of noise is named
-    place: ClassVar[Place] = "text"
 
     def __post_init__(self) -> None:
         """Refuse a price that is none, unknown names, and a `santext+` that was not told what is sensitive."""
@@ -117,9 +118,8 @@ class WordSwap:
         """The mechanism's name."""
         return self.mechanism
 
-    @property
-    def facts(self) -> dict[str, float | str | bool]:
-        """What may be said of it: what it was set to, and of a list of words only its fingerprint."""
+    def public_settings(self) -> dict[str, Any]:
+        """Return what it was set to, and of a list of words only its fingerprint."""
         found: dict[str, float | str | bool] = {
             "mechanism": self.mechanism,
             "epsilon_per_word": self.epsilon_per_word,
@@ -312,3 +312,91 @@ def honest(stated: Guarantee, secret: bool) -> Guarantee:
     if secret or not stated.exists:
         return stated
     return stated.with_caveats({Caveat.FIXED_SEED})
+
+
+@dataclass(frozen=True)
+class SanText(Protection):
+    """Every word is drawn by the exponential mechanism; what is trained on is the rewritten text, released once."""
+
+    epsilon_per_word: float | None = None
+    delta: float | None = None
+    keep_marks: bool = False
+    unknown: str = "pieces"
+    rewrite_queries: bool = True
+    name: ClassVar[str] = SANTEXT
+    place: ClassVar[Place] = "text"
+    adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
+    mechanism: ClassVar[str] = SANTEXT
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules, and no price."""
+        if self.epsilon_per_word is None:
+            raise SettingError(
+                f"Expected --epsilon-per-word for {self.name}. It is the cost of one word: at 8 nearly every word "
+                "changes, at 40 about one in five."
+            )
+        positive("epsilon_per_word", self.epsilon_per_word, "It is the cost of one word; smaller is more noise.")
+        check_budget(None, self.delta)
+        one_of("unknown", self.unknown, UNKNOWN_WORDS)
+
+    def resolve(self, conditions: Conditions) -> WordSwap:
+        """Return the protection with the words of the encoder that is trained."""
+        assert self.epsilon_per_word is not None
+        return WordSwap(
+            WordTable.of_encoder(conditions.model.settings.encoder),
+            self.epsilon_per_word,
+            self.mechanism,
+            keep_marks=self.keep_marks,
+            unknown=self.unknown,
+            rewrites_queries=self.rewrite_queries,
+        )
+
+
+@dataclass(frozen=True)
+class NoisyWords(SanText):
+    """Every word's vector gets noise, and the nearest word is taken."""
+
+    name: ClassVar[str] = "word-noise"
+    mechanism: ClassVar[str] = NOISE
+
+
+@dataclass(frozen=True)
+class SanTextPlus(SanText):
+    """Only the words of a list, and those outside the vocabulary, are drawn, among the words of the list."""
+
+    sensitive: str | None = None
+    sample_others: float = 0.2
+    name: ClassVar[str] = SANTEXT_PLUS
+    mechanism: ClassVar[str] = SANTEXT_PLUS
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules, and no list."""
+        super().__post_init__()
+        open_probability("sample_others", self.sample_others)
+        if self.sensitive is None:
+            raise SettingError("Expected --sensitive FILE for santext+, a list of words, one a line. Give it.")
+
+    def resolve(self, conditions: Conditions) -> WordSwap:
+        """Return the protection of the listed words."""
+        assert self.epsilon_per_word is not None
+        assert self.sensitive is not None
+        table = WordTable.of_encoder(conditions.model.settings.encoder)
+        return WordSwap(
+            table,
+            self.epsilon_per_word,
+            self.mechanism,
+            listed_words(table, read_words(Path(self.sensitive))),
+            self.sample_others,
+            self.keep_marks,
+            self.unknown,
+            self.rewrite_queries,
+        )
+
+
+def read_words(path: Path) -> list[str]:
+    """Return the lines of a file that are not blank."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise DataError(f"Expected a list of words, one a line, in UTF-8 at {str(path)!r}. Check the path.") from None
+    return [line.strip() for line in lines if line.strip()]

@@ -18,9 +18,9 @@ from discreet.core.checks import positive, whole
 from discreet.core.guarantee import FLOATING_POINT, Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
-from discreet.protections.word_neighbours import noisy_places
-from discreet.protections.word_swap import METRIC
-from discreet.protections.word_table import WordTable
+from discreet.protections.words.neighbours import noisy_places
+from discreet.protections.words.swap import METRIC
+from discreet.protections.words.table import WordTable
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -60,7 +60,7 @@ class TokenNoise:
         """Return (texts, words, width) noisy vectors, padded with zeros where a text has ended, and their guarantee."""
         from discreet.accounting.events import SelfComposedDpEvent
         from discreet.accounting.interpret import guarantee
-        from discreet.protections.word_swap import honest
+        from discreet.protections.words.swap import honest
 
         split = [self.table.split(text)[: self.longest] for text in texts]
         width, most = int(self.table.vectors.shape[1]), max(map(len, split), default=1)

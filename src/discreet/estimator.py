@@ -1,0 +1,184 @@
+"""A private text classifier with scikit-learn's conventions: fit, predict, predict_proba, score, save, load."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from discreet.core.checks import positive
+from discreet.core.errors import DataError
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.data.sources import TextSource
+from discreet.experiment.training import (
+    RunOptions,
+    RunRequest,
+    counting,
+    described,
+    run_settings,
+    shared_classes_only,
+)
+from discreet.models.classifier import Classifier
+from discreet.protections.base import RepresentationProtection
+from discreet.training.evaluate import predict
+from discreet.training.loop import train as train_model
+from discreet.training.plan import TrainingPlan, model_settings
+from discreet.training.precision import find_device
+from discreet.training.run_folder import finish, load_run, prepared, workspace_of
+
+if TYPE_CHECKING:
+    from discreet.protections.base import Protection
+    from discreet.training.settings import TrainSettings
+
+_SOURCE = "texts given in Python"
+_CLASSES = "classes"
+
+
+class SpendsAgain(UserWarning):
+    """The same people were in an earlier protected training, so their privacy loss adds up."""
+
+
+class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Fine-tune an encoder to classify texts, under a protection if one is given.
+
+    `protect` is asked for with a budget, such as `DPSGD(epsilon=3)`; without it nothing is guaranteed. `train` are
+    `TrainSettings`; what they leave open is chosen by what is trained, how it is protected and how much text there is.
+    `part` is what is trained (head, pooler+head, top-N or all). `classes` names the classes beforehand; without it they
+    are read from the labels, and each must be held by two people. `unit` is the word for whose privacy is at stake.
+    `ledger` is a ledger file that several trainings spend from; without it, trainings on the same people are added up
+    in the record on this machine. A fit that would take them beyond `budget` is rejected. With a `noise_seed` batches
+    and noise are repeatable, and the guarantee is an estimate.
+
+    Guarantee: that of the protection for each group (or each row), in `guarantee_`; predictions are post-processing.
+
+    >>> TextClassifier("minilm").get_params()["encoder"]
+    'minilm'
+    """
+
+    def __init__(
+        self,
+        encoder: str = "minilm",
+        *,
+        protect: Protection | None = None,
+        train: TrainSettings | None = None,
+        part: str | None = None,
+        classes: Sequence[Any] | None = None,
+        unit: str = "person",
+        ledger: str | Path | None = None,
+        budget: float | None = None,
+        noise_seed: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Keep the settings; nothing is loaded before `fit`."""
+        self.encoder = encoder
+        self.protect = protect
+        self.train = train
+        self.part = part
+        self.classes = classes
+        self.unit = unit
+        self.ledger = ledger
+        self.budget = budget
+        self.noise_seed = noise_seed
+        self.seed = seed
+
+    def fit(self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None = None) -> TextClassifier:
+        """Train on texts and their labels; `groups` says who each text belongs to.
+
+        Guarantee: that of the protection, in `guarantee_`. Every call spends again.
+        """
+        if self.budget is not None:
+            positive("budget", self.budget, "It is the most epsilon that these people may lose in all trainings.")
+        corpus, names = self._corpus(texts, labels, groups)
+        if self.protect is not None and self.classes is None:
+            shared_classes_only(corpus)
+        asked = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
+        settings = model_settings(asked, self.protect, corpus.unit_count)
+        model = Classifier.build(corpus, settings, rng=Rng(self.seed).fork("model")).to(find_device("auto"))
+        plan = TrainingPlan.make(
+            model, corpus, protect=self.protect, train=self.train, seed=self.seed, noise_seed=self.noise_seed
+        )
+        if plan.protect is None:
+            trained, metrics = train_model(model, corpus, plan), {}
+        else:
+            shared = None if self.ledger is None else Path(self.ledger)
+            options = RunOptions(ledger=shared, budget=self.budget, say=_warn)
+            with plan.open_ledger() as own, counting(plan, model, corpus, own, Path(_SOURCE), options) as total:
+                trained = train_model(model, corpus, plan, ledger=own)
+                metrics = described(plan, trained, own)
+                total()
+        if isinstance(plan.protect, RepresentationProtection):
+            plan.protect.end(model)
+        self.model_, self.plan_, self.guarantee_ = model.eval(), plan, trained.guarantee
+        self.classes_ = names
+        self._metrics = {"finished": True, "guarantee": None, **metrics, "steps": trained.steps}
+        self._settings = run_settings(
+            RunRequest(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
+        )
+        return self
+
+    def predict_proba(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return the probability of each class for each text, in the order of `classes_`."""
+        check_is_fitted(self, "model_")
+        return predict(self.model_, Corpus("texts", tuple(texts))).values
+
+    def predict(self, texts: Sequence[str]) -> npt.NDArray[Any]:
+        """Return the likeliest class of each text."""
+        return np.asarray(self.classes_[self.predict_proba(texts).argmax(axis=1)])
+
+    def save(self, folder: str | Path) -> None:
+        """Write a run folder that `load`, and every `discreet` command that takes a run, reads.
+
+        Guarantee: that of the training, unchanged; the folder holds no text.
+        """
+        check_is_fitted(self, "model_")
+        out = Path(folder)
+        workspace = workspace_of(out, resume=False)
+        with prepared(workspace):
+            metrics = {**self._metrics, _CLASSES: self.classes_.tolist()}
+            finish(workspace, out, self.model_, self._settings, metrics, self.guarantee_)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> TextClassifier:
+        """Return the classifier that a run folder holds, ready to predict."""
+        run = load_run(Path(folder))
+        if run.model.task != "classification":
+            raise DataError(f"Expected a run of a classifier at {str(folder)!r}, found one for {run.model.task}.")
+        made = cls(run.settings.model.encoder, protect=run.settings.protect, train=run.settings.train)
+        made.model_, made._settings, made._metrics = run.model, run.settings, run.metrics
+        made.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
+        stated = run.metrics.get("guarantee")
+        made.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
+        return made
+
+    def _corpus(
+        self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None
+    ) -> tuple[Corpus, npt.NDArray[Any]]:
+        """Return texts, labels and groups as a corpus, and the classes in their order."""
+        given = np.asarray(labels)
+        names = np.unique(given) if self.classes is None else np.asarray(self.classes)
+        place = {value: number for number, value in enumerate(names.tolist())}
+        unknown = [row for row, value in enumerate(given.tolist(), start=1) if value not in place]
+        if unknown:
+            raise DataError(f"Expected the label of row {unknown[0]} to be one of classes. Add it there.")
+        corpus = Corpus(
+            _SOURCE,
+            tuple(texts),
+            labels=tuple(place[value] for value in given.tolist()),
+            label_names=tuple(map(str, names.tolist())),
+            units=None if groups is None else tuple(json.dumps(g) for g in np.asarray(groups).tolist()),
+            unit_name="row" if groups is None else self.unit,
+        )
+        return corpus, names
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"{text} Every fit on them spends again.", SpendsAgain, stacklevel=4)

@@ -1,0 +1,1 @@
+"""Word-level sanitizing: every word of a text is replaced under metric privacy."""

@@ -1,0 +1,92 @@
+"""The front door in Python: a classifier with scikit-learn's conventions."""
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+import discreet
+from discreet import DPSGD, InstanceEncoding, TextClassifier, TrainSettings
+from discreet.core.errors import BudgetError, DataError, OutputError
+from discreet.data.sources import load
+from discreet.estimator import SpendsAgain
+
+GOOD, BAD = "a good calm film", "a bad dull plot"
+TEXTS = [f"{GOOD if i % 2 else BAD} {'very ' * (i % 3)}" for i in range(60)]
+LABELS = ["good" if i % 2 else "bad" for i in range(60)]
+PATIENTS = [i // 2 for i in range(60)]
+QUICK = TrainSettings(epochs=8, batch_size=20, learning_rate=0.05)
+
+
+@pytest.fixture
+def encoder(tiny_encoder: Callable[[str], Path]) -> str:
+    return str(tiny_encoder("bert"))
+
+
+def test_it_fits_predicts_and_says_what_it_cost(encoder: str) -> None:
+    made = TextClassifier(encoder, protect=DPSGD(epsilon=30), part="head", train=QUICK, unit="patient")
+    assert made.fit(TEXTS, LABELS, groups=PATIENTS) is made
+    stated = made.guarantee_
+    assert stated is not None and stated.certified and stated.unit == "patient" and 29 < stated.epsilon <= 30
+    assert made.classes_.tolist() == ["bad", "good"]
+    assert set(made.predict(TEXTS[:4])) <= {"bad", "good"}
+    assert np.allclose(made.predict_proba(TEXTS[:4]).sum(axis=1), 1, atol=1e-5)
+    assert made.score(TEXTS, LABELS) > 0.8
+
+
+@pytest.mark.parametrize("protect", [None, DPSGD(epsilon=8), InstanceEncoding(epsilon=8)], ids=str)
+def test_what_is_saved_comes_back_as_it_was(protect: DPSGD | None, encoder: str, tmp_path: Path) -> None:
+    numbers = [int(label == "good") for label in LABELS]
+    made = TextClassifier(encoder, protect=protect, part="head", train=QUICK).fit(TEXTS, numbers)
+    made.save(tmp_path / "model")
+    again = TextClassifier.load(tmp_path / "model")
+    assert again.classes_.tolist() == [0, 1]
+    assert np.allclose(again.predict_proba(TEXTS), made.predict_proba(TEXTS), atol=1e-6)
+    assert again.guarantee_ == made.guarantee_
+    with pytest.raises(OutputError, match="exists"):
+        made.save(tmp_path / "model")
+    files = [path.read_bytes() for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert not any(text.encode() in data for data in files for text in (GOOD, BAD))
+
+
+def test_every_fold_spends_and_a_budget_ends_it(encoder: str) -> None:
+    made = TextClassifier(encoder, protect=DPSGD(epsilon=4), part="head", train=QUICK, unit="patient")
+    assert clone(made).get_params() == made.get_params()
+    with pytest.warns(SpendsAgain, match="spends again"):
+        scores = cross_val_score(made, TEXTS, LABELS, cv=2, params={"groups": PATIENTS})
+        made.fit(TEXTS, LABELS, groups=PATIENTS)
+    assert len(scores) == 2 and np.isfinite(scores).all()
+    with warnings.catch_warnings(), pytest.raises(BudgetError):
+        warnings.simplefilter("ignore", SpendsAgain)
+        clone(made).set_params(budget=5.0).fit(TEXTS, LABELS, groups=PATIENTS)
+
+
+def test_a_class_of_one_person_must_be_named_beforehand(encoder: str) -> None:
+    odd = [*LABELS[:-1], "rare"]
+    made = TextClassifier(encoder, protect=DPSGD(epsilon=8), part="head", train=QUICK)
+    with pytest.raises(DataError, match="at least 2 persons"):
+        made.fit(TEXTS, odd, groups=PATIENTS)
+    named = clone(made).set_params(classes=["bad", "good", "rare"])
+    assert named.fit(TEXTS, odd, groups=PATIENTS).predict_proba(TEXTS[:1]).shape == (1, 3)
+    with pytest.raises(DataError, match="the label of row 60 to be one of classes"):
+        clone(made).set_params(classes=["bad", "good"]).fit(TEXTS, odd, groups=PATIENTS)
+
+
+def test_the_readme_trains_privately_in_six_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    block = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)[0]
+    lines = [line for line in block.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) <= 6 and "epsilon=3" in block
+    monkeypatch.chdir(tmp_path)
+    few = load("notes", rows=80)
+    monkeypatch.setattr(discreet, "load", lambda name: few)
+    names: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    made = names["same"]
+    assert isinstance(made, TextClassifier) and made.guarantee_ is not None
+    assert made.guarantee_.certified and made.guarantee_.epsilon <= 3 and made.guarantee_.unit == "patient"
