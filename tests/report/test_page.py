@@ -16,8 +16,8 @@ from sample import NOISES, NOTE, write_sample
 
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.report.figures import noise_curves
 from discreet.report.page import blanks, cell, readings, write_report
-from discreet.report.plots import noise_curves
 from discreet.report.reading import pieces
 from discreet.report.words import at_most, badge_of, release_words, verdict, verdict_of
 from discreet.study.file import Goal
@@ -167,9 +167,9 @@ def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
     ]  # fmt: skip
     words = "dager: words read in the right order (ROUGE-L)"
     assert told.pop(f"accuracy against {words}") == ["none", "dp-sgd", "frontier", "constant answer"]
-    assert told.pop(f"{words} against noise_multiplier of dp-sgd") == ["dp-sgd", "measured", "blind guessing"]
+    assert told.pop(f"{words} against noise_multiplier of dp-sgd") == ["dp-sgd", "measured", "random guessing"]
     assert told.pop("epsilon spent over training") == ["dp-sgd"]
-    assert "dir-dp-sgd" not in told.pop("members found against false alarms")
+    assert "dir-dp-sgd" not in told.pop("members detected against false alarms")
     assert len(told) == 2 and all("certified bound" in lines for lines in told.values())
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from discreet.cli.main import main
 from discreet.core.randomness import Rng
-from discreet.report.plots import noise_of
 from discreet.study.file import read_study
 from discreet.study.frontier import Point, frontier, well_behaved
 from discreet.study.grid import Planned, key_of, plan
@@ -96,7 +95,7 @@ def test_the_command_resumes_it_and_reports_the_same(folder: Path, capsys: pytes
 
 
 def figures_of(point: Point) -> dict[str, Any]:
-    promise, noise = point.guarantee, noise_of(point)
+    promise, noise = point.guarantee, point.noise
     return {
         "label": point.label,
         "variant": point.variant,

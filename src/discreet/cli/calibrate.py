@@ -32,7 +32,7 @@ def calibrate(
     Every trial is written as soon as it is done. The same command resumes an unfinished study and runs only what is
     missing.
     """
-    from discreet.report.installed import check_installed
+    from discreet.report import check_installed
     from discreet.study import IncompleteError, read_study, run
     from discreet.training.encode import cached
 

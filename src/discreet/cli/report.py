@@ -1,4 +1,4 @@
-"""`discreet report`: one page from the trials of a study."""
+"""`discreet report`: write the report of a study."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from discreet.cli.output import as_json, line, paragraph
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="SWEEP", help="Folder that `discreet calibrate` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `discreet calibrate` wrote.")],
     json: Json = False,
 ) -> None:
-    """Write report.html, report.md and model_card.md into a sweep's folder.
+    """Write report.html, report.md and model_card.md into a study's folder.
 
     The page is one file that opens offline. It shows private texts: keep it as private as the data.
     """
-    from discreet.report.installed import check_installed
+    from discreet.report import check_installed
 
     check_installed()
     from discreet.report.page import write_report

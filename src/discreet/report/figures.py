@@ -1,6 +1,7 @@
-"""Figures as SVG text: a frame with scales, marks that differ by shape as well as colour, and names for screen readers.
+"""Draw the figures of a report as SVG: utility against leakage, leakage against noise, ROC curves, epsilon by step.
 
-Every word that goes into a figure is escaped. Colours are CSS classes, so that light, dark and paper each have theirs.
+Marks differ by shape as well as colour and have names for screen readers. Every text in a figure is escaped. Colours
+are CSS classes, so that light, dark and print each have theirs.
 """
 
 from __future__ import annotations
@@ -8,8 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from markupsafe import Markup, escape
+
+from discreet.core.guarantee import in_digits
+from discreet.report.words import at_most, interval, metric_words, of_rows
+from discreet.study.frontier import Point, frontier
+from discreet.study.grid import LESS_IS_MORE
 
 WIDTH, HEIGHT = 640.0, 400.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 18.0, 16.0, 52.0
@@ -18,7 +25,7 @@ SHAPES = 6
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its name, its ends, whether it is logarithmic, and whether it runs backwards."""
+    """One axis: its name, its limits, whether it is logarithmic, and whether it is reversed."""
 
     name: str
     low: float
@@ -27,7 +34,7 @@ class Axis:
     reverse: bool = False
 
     def place(self, value: float) -> float:
-        """Return where a value lies between the ends, from 0 to 1; what lies outside is put at the end."""
+        """Return the position of a value between the limits, from 0 to 1, clipped."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             at = (math.log(max(value, self.low)) - low) / ((high - low) or 1.0)
@@ -55,7 +62,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mark:
-    """One point of a figure, with its interval and the words that say what it is."""
+    """One point of a figure, with its intervals and a description for tooltips and screen readers."""
 
     x: float
     y: float
@@ -66,12 +73,11 @@ class Mark:
     y_low: float | None = None
     y_high: float | None = None
     chosen: bool = False
-    drawn: bool = True
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points: solid for what was measured, dashed for what is proven, dotted for a limit."""
+    """A line through points: solid for measurements, dashed for bounds, dotted for limits."""
 
     points: tuple[tuple[float, float], ...]
     series: int | None = None
@@ -81,7 +87,7 @@ class Line:
 
 @dataclass
 class Figure:
-    """A frame with axes, lines and marks, drawn as SVG."""
+    """Axes, lines and marks, rendered as SVG."""
 
     title: str
     x: Axis
@@ -91,12 +97,12 @@ class Figure:
 
     @property
     def series(self) -> set[int]:
-        """The series that have something in the frame, which a legend must name; it need name no other."""
+        """The series that are in the figure, which its legend names."""
         return {mark.series for mark in self.marks} | {line.series for line in self.lines if line.series is not None}
 
     @property
     def styles(self) -> set[str]:
-        """The styles of the lines in the frame."""
+        """The styles of the lines in the figure."""
         return {line.style for line in self.lines if line.points}
 
     def svg(self, name: str) -> Markup:
@@ -145,8 +151,8 @@ class Figure:
             return ""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self._at(*point) for point in line.points))
         series = "" if line.series is None else f" s{line.series % SHAPES}"
-        told = f"<title>{escape(line.words)}</title>" if line.words else ""
-        return f'<polyline class="line {line.style}{series}" points="{path}">{told}</polyline>'
+        title = f"<title>{escape(line.words)}</title>" if line.words else ""
+        return f'<polyline class="line {line.style}{series}" points="{path}">{title}</polyline>'
 
     def _mark(self, mark: Mark, first: bool) -> str:
         x, y = self._at(mark.x, mark.y)
@@ -160,7 +166,7 @@ class Figure:
             high, _ = self._at(mark.x_high, mark.y)
             bars += f'<line class="bar" x1="{low:.1f}" x2="{high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         ring = f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="12"/>' if mark.chosen else ""
-        # one stop for the Tab key in each figure; arrows go from mark to mark
+        # one stop for the Tab key in each figure; arrow keys move from mark to mark
         return (
             f'<g class="mark s{mark.series % SHAPES}" role="listitem" tabindex="{0 if first else -1}" '
             f'aria-label="{escape(mark.words)}">{ring}{bars}{shape(mark.series, x, y)}</g>'
@@ -185,7 +191,7 @@ def _polygon(corners: Sequence[tuple[float, float]]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as a reader would write it.
+    """Return a number in a readable form.
 
     >>> [number(v) for v in (0.25, 1000.0, 12345.0, 1e6, 0.0001)]
     ['0.25', '1,000', '12,345', '10⁶', '0.0001']
@@ -202,9 +208,175 @@ def number(value: float) -> str:
 
 
 def around(values: Sequence[float], *, log: bool = False, least: float = 0.0) -> tuple[float, float]:
-    """Return ends of an axis that hold all values with a little room."""
+    """Return limits of an axis that contain all values with a small margin."""
     low, high = min(values), max(values)
     if log:
         return (low / 1.3, high * 1.3) if high > low else (low / 3, high * 3)
-    room = max((high - low) * 0.08, least, 1e-3)
-    return low - room, high + room
+    margin = max((high - low) * 0.08, least, 1e-3)
+    return low - margin, high + margin
+
+
+def series_of(points: Sequence[Point]) -> dict[str, int]:
+    """Return the number of every protection, which sets its shape and colour in all figures."""
+    return {name: index for index, name in enumerate(dict.fromkeys(point.name for point in points))}
+
+
+def utility_against_leakage(
+    points: Sequence[Point], leakage: str, utility: str, chosen: Point | None, ceiling: float | None
+) -> Figure:
+    """Return a plot of utility against leakage for all settings, with the frontier and the ceiling."""
+    known = [p for p in points if leakage in p.leakage and utility in p.utility]
+    series = series_of(points)
+    ys = [v for p in known for v in (p.utility[utility].low, p.utility[utility].high)]
+    levels = [level for p in known if (level := p.utility[utility].chance) is not None]
+    ys += levels
+    low, high = around(ys or [0.0, 1.0], least=0.02)
+    figure = Figure(
+        f"{utility} against {metric_words(leakage)}; the upper left corner is best",
+        Axis("leakage", 0.0, 1.0),  # the attack and metric are in the heading above the figure
+        Axis(utility, max(low, 0.0) if min(ys or [0.0]) >= 0 else low, min(high, 1.0)),
+    )
+    if ceiling is not None:
+        ends = ((ceiling, figure.y.low), (ceiling, figure.y.high))
+        figure.lines.append(Line(ends, style="limit", words=f"ceiling {ceiling:g}"))
+    if levels:
+        level = sum(levels) / len(levels)
+        figure.lines.append(Line(((0.0, level), (1.0, level)), None, "chance", f"constant answer {level:.3f}"))
+    best = frontier(known, leakage, utility)
+    if len(best) > 1:
+        steps: list[tuple[float, float]] = []
+        for point in best:
+            at = (point.leakage[leakage].value, point.utility[utility].value)
+            if steps:
+                steps.append((at[0], steps[-1][1]))
+            steps.append(at)
+        figure.lines.append(Line(tuple(steps), style="frontier", words="frontier: no setting is better in both"))
+    for p in known:
+        leak, useful = p.leakage[leakage], p.utility[utility]
+        words = f"{p.label}: {utility} {interval(useful)} ({of_rows(useful, utility)}), leakage {interval(leak)}"
+        if leak.bound is not None:
+            words += f", proven at most {at_most(leak.bound)}"
+        figure.marks.append(
+            Mark(
+                leak.value,
+                useful.value,
+                words + (", recommended" if p is chosen else ""),
+                series[p.name],
+                leak.low,
+                leak.high,
+                useful.low,
+                useful.high,
+                chosen=p is chosen,
+            )
+        )
+    return figure
+
+
+def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figure]]:
+    """Return a plot of leakage against noise, with bounds, for every protection with at least two strengths.
+
+    Variants of one protection, such as two mechanisms, have a plot each.
+    """
+    series, figures = {p.variant or p.name: series_of(points)[p.name] for p in points}, []
+    for name in series:
+        mine = [(at, p) for p in of_variant(points, name) if leakage in p.leakage and (at := p.noise) is not None]
+        axes = {at[0] for at, _ in mine}
+        if len(axes) != 1 or len({at[1] for at, _ in mine}) < 2:
+            continue
+        rows = sorted(((at[1], p) for at, p in mine), key=lambda row: row[0])
+        axis = axes.pop()
+        positive = rows[0][0] > 0
+        low, high = around([x for x, _ in rows], log=positive)
+        figure = Figure(
+            f"{metric_words(leakage)} against {axis} of {name}",
+            Axis(f"{axis.replace('_', ' ')} (more noise to the right)", low, high, positive, axis in LESS_IS_MORE),
+            Axis("leakage", 0.0, 1.0),
+        )
+        bounds = [(x, p.leakage[leakage].bound) for x, p in rows]
+        proven = tuple((x, b) for x, b in bounds if b is not None)
+        if len(proven) > 1:
+            figure.lines.append(Line(proven, series[name], "bound", "certified bound: no attack does better"))
+        figure.lines.append(Line(tuple((x, p.leakage[leakage].value) for x, p in rows), series[name], "solid"))
+        chances = [c for _, p in rows if (c := p.leakage[leakage].chance) is not None]
+        if chances:
+            level = sum(chances) / len(chances)
+            figure.lines.append(Line(((rows[0][0], level), (rows[-1][0], level)), None, "chance", "random guessing"))
+        for x, p in rows:
+            value = p.leakage[leakage]
+            words = f"{p.label}: leakage {interval(value)}"
+            if value.bound is not None:
+                words += f", proven at most {at_most(value.bound)}"
+            figure.marks.append(Mark(x, value.value, words, series[name], y_low=value.low, y_high=value.high))
+        figures.append((name, figure))
+    return figures
+
+
+def of_variant(points: Sequence[Point], variant: str) -> list[Point]:
+    """Return the settings that differ in their strength alone."""
+    return [point for point in points if (point.variant or point.name) == variant]
+
+
+def roc_curves(points: Sequence[Point]) -> Figure | None:
+    """Return the ROC curves of a membership test on the loss, with the bound on any such test."""
+    series = series_of(points)
+    figure = Figure(
+        "members detected against false alarms",
+        Axis("false alarms (share of strangers accused)", 0.001, 1.0, log=True),
+        Axis("members detected", 0.0, 1.0),
+        [Line(tuple((x, x) for x in _SWEEP), None, "chance", "random guessing")],
+    )
+    for point in points[:12]:
+        curve: dict[str, Any] = point.trials[0].details.get("roc") or {}
+        if not curve:
+            continue
+        rates = [float(x) for x in curve["false_alarms"]]
+        measured = [(x, *map(float, row)) for x, row in zip(rates, curve["measured"], strict=True) if row is not None]
+        figure.lines.append(Line(tuple((x, value) for x, value, _, _ in measured), series[point.name]))
+        if curve.get("bound"):
+            bound = tuple(zip(rates, map(float, curve["bound"]), strict=True))
+            figure.lines.append(Line(bound, series[point.name], "bound", f"{point.label}: proven for every test"))
+        for x, value, low, high in measured:
+            if x in (0.001, 0.01, 0.1, 0.5):
+                spread = f"[{100 * low:.1f}, {100 * high:.1f}]"
+                words = f"{point.label}: at {100 * x:g}% false alarms {100 * value:.1f}% detected {spread}"
+                if curve.get("bound"):
+                    words += f", proven at most {at_most(100 * curve['bound'][rates.index(x)], 1)}%"
+                figure.marks.append(Mark(x, value, words, series[point.name], y_low=low, y_high=high))
+    return figure if figure.marks else None
+
+
+_SWEEP = tuple(10 ** (-3 + i / 10) for i in range(31))
+
+
+def epsilon_over_training(points: Sequence[Point]) -> Figure | None:
+    """Return a plot of the epsilon spent over the steps of training."""
+    series = series_of(points)
+    rows: list[tuple[Point, list[tuple[float, float]]]] = []
+    for point in points[:12]:
+        curve = point.trials[0].details.get("epsilon_over_training") or []
+        kept = [(float(step), float(value)) for step, value in curve if value is not None and math.isfinite(value)]
+        if len(kept) > 1:
+            rows.append((point, kept))
+    if not rows:
+        return None
+    largest = max(value for _, kept in rows for _, value in kept)
+    least = min(value for _, kept in rows for _, value in kept if value > 0)
+    log = largest > 30 * least
+    figure = Figure(
+        "epsilon spent over training",
+        Axis("step", 0.0, max(kept[-1][0] for _, kept in rows)),
+        Axis("epsilon spent", least / 1.2 if log else 0.0, largest * 1.08, log),
+    )
+    for point, kept in rows:
+        figure.lines.append(Line(tuple(kept), series[point.name], "solid", point.label))
+        step, value = kept[-1]
+        adjacency = point.guarantee.adjacency if point.guarantee is not None else ""
+        figure.marks.append(
+            Mark(
+                step,
+                value,
+                f"{point.label}: epsilon {in_digits(value, 3)} after {step:g} steps ({adjacency})",
+                series[point.name],
+            )
+        )
+    return figure

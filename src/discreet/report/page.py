@@ -16,7 +16,7 @@ from markupsafe import Markup
 from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
-from discreet.report import plots
+from discreet.report import figures
 from discreet.report.figures import SHAPES, Figure, shape
 from discreet.report.reading import pieces
 from discreet.report.words import (
@@ -36,9 +36,10 @@ from discreet.report.words import (
     verdict_of,
 )
 from discreet.study.frontier import Point, WellBehaved, frontier, well_behaved
+from discreet.study.grid import LESS_IS_MORE
 from discreet.study.result import StudyResult, read_result
 
-TEXTS = 12  # originals shown at most; every one stands beside what was read under each protection
+TEXTS = 12  # the largest number of original texts shown, each with what was read under every protection
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def write_report(folder: Path) -> Written:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all, readable by its owner only, as it shows private texts."""
+    """Write a file atomically, readable by its owner only, because it shows private texts."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)
@@ -77,7 +78,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def render_page(values: Mapping[str, Any]) -> str:
-    """Return the page; a policy in it allows its own style and script by their hashes, and nothing else."""
+    """Return the HTML page; its content security policy allows its own style and script, by hash, and nothing else."""
     style, script = _file("report.css"), _file("report.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
@@ -108,7 +109,7 @@ _MARKDOWN = str.maketrans({sign: "\\" + sign for sign in "\\`*_[]|#~"} | {"<": "
 
 
 def cell(text: object) -> str:
-    """Return a text as plain words for Markdown: on one line, with nothing that could end a cell, link or mark up.
+    """Return a text for a Markdown table: on one line, with every character escaped that could end a cell or mark up.
 
     >>> cell("<b>a|b</b>")
     '&lt;b&gt;a\\\\|b&lt;/b&gt;'
@@ -125,7 +126,7 @@ def _hash(text: str) -> str:
 
 
 def blanks(result: StudyResult) -> tuple[dict[tuple[str, str], int], list[str]]:
-    """Return for every cell without a figure, by setting and leakage, the number of its footnote, and the footnotes."""
+    """Return the number of the footnote of every cell without a value, by setting and leakage, and the footnotes."""
     notes: list[str] = []
     cells: dict[tuple[str, str], int] = {}
     for point in result.points:
@@ -141,22 +142,23 @@ def blanks(result: StudyResult) -> tuple[dict[tuple[str, str], int], list[str]]:
 
 
 def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, Any]:
-    """Return all that the templates need, as plain values and drawn figures."""
+    """Return everything that the templates need, as plain values and SVG figures."""
     from discreet import __version__
 
     ceiling = None if result.goal is None else result.goal.ceiling
     panels = []
     for number, name in enumerate(result.leakages):
         goal = result.goal is not None and name == result.goal.leakage
-        drawn = plots.plane(result.points, name, result.utility, result.recommended, ceiling if goal else None)
-        curves = plots.noise_curves(result.points, name)
+        limit = ceiling if goal else None
+        plot = figures.utility_against_leakage(result.points, name, result.utility, result.recommended, limit)
+        curves = figures.noise_curves(result.points, name)
         panels.append(
             {
                 "id": f"p{number}",
                 "name": name,
                 "words": metric_words(name),
-                "plane": drawn.svg(f"plane{number}"),
-                "legend": legend(drawn, result.points),
+                "plot": plot.svg(f"plot{number}"),
+                "legend": legend(plot, result.points),
                 "frontier": [p.label for p in frontier(result.points, name, result.utility)],
                 "curves": [
                     {
@@ -169,7 +171,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
                 ],
             }
         )
-    roc, spent = plots.trade_offs(result.points), plots.spending(result.points)
+    roc, spent = figures.roc_curves(result.points), figures.epsilon_over_training(result.points)
     numbers, notes = blanks(result)
     shown = result.recommended or result.points[-1]
     return {
@@ -181,7 +183,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
         "chosen": result.recommended,
         "points": result.points,
         "leakages": result.leakages,
-        "series": plots.series_of(result.points),
+        "series": figures.series_of(result.points),
         "panels": panels,
         "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, result.points)},
         "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, result.points)},
@@ -210,23 +212,22 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
 
 
 def legend(figure: Figure, points: Sequence[Point]) -> dict[str, Any]:
-    """Return what a figure's legend is of: the protections that are drawn in it, by name, and the styles of lines."""
-    every = plots.series_of(points).items()
+    """Return the entries of a figure's legend: the protections in it, by name, and the styles of its lines."""
+    every = figures.series_of(points).items()
     return {"series": {name: number for name, number in every if number in figure.series}, "styles": figure.styles}
 
 
 def _behaved(points: Sequence[Point], leakage: str, name: str) -> WellBehaved | None:
-    """Return how steadily an attack's success falls with a protection's noise, if there are enough strengths."""
-    mine = plots.strengths(points, name)
-    rows = [(at, p) for p in mine if leakage in p.leakage and (at := plots.noise_of(p))]
+    """Return how steadily an attack's leakage falls with a protection's noise, if there are enough strengths."""
+    rows = [(at, p) for p in figures.of_variant(points, name) if leakage in p.leakage and (at := p.noise)]
     if len(rows) < 3:
         return None
-    turn = -1.0 if rows[0][0][0] in plots.LESS_IS_MORE else 1.0
+    turn = -1.0 if rows[0][0][0] in LESS_IS_MORE else 1.0
     return well_behaved([turn * at[1] for at, _ in rows], [p.leakage[leakage] for _, p in rows], rng=Rng(0))
 
 
 def readings(result: StudyResult) -> list[dict[str, Any]]:
-    """Return originals with what was read of each under every protection, and of which release."""
+    """Return original texts with what was read of each under every protection, and from which release."""
     groups: dict[tuple[str, str, int], dict[str, Any]] = {}
     for point in result.points:
         trial = point.trials[0]
@@ -236,9 +237,7 @@ def readings(result: StudyResult) -> list[dict[str, Any]]:
                 continue
             group = groups.setdefault(key, {"attack": key[0], "truth": key[1], "rows": []})
             row, rows = _reading(point, trial, text, result), group["rows"]
-            if (
-                rows and rows[-1]["label"] == row["label"]
-            ):  # a text may weigh most in several mixtures: the worst counts
+            if rows and rows[-1]["label"] == row["label"]:  # several guesses of one text: show the worst case
                 rows[-1] = max(rows[-1], row, key=lambda one: float(one["share"]))
             else:
                 rows.append(row)
@@ -254,7 +253,7 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], result: StudyR
     stopped = "; the search was stopped by the time limit" if facts.get("stopped_by_time_limit") else ""
     return {
         "label": point.label,
-        "series": plots.series_of(result.points)[point.name],
+        "series": figures.series_of(result.points)[point.name],
         "chosen": point is result.recommended,
         "truth": kept,
         "guess": pieces(guess, truth),
@@ -265,7 +264,7 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], result: StudyR
 
 
 def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return the epsilon of every attacked release under each adjacency, one row for a setting and attack."""
+    """Return the epsilon of every attacked release under each adjacency, one row per setting and attack."""
     rows = []
     for point in points:
         for attack, facts in point.trials[0].details.get("attacks", {}).items():
@@ -283,7 +282,7 @@ def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def guarantees(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Return each setting's guarantee as a sentence, and its assumptions as a list."""
-    found = []
+    rows = []
     for point in points:
         promise = point.guarantee
         if promise is None:
@@ -291,12 +290,12 @@ def guarantees(points: Sequence[Point]) -> list[dict[str, Any]]:
         else:
             sentence = promise.sentence(assumptions=False)
         assumptions = () if promise is None else promise.assumptions
-        found.append({"label": point.label, "sentence": sentence, "assumptions": assumptions})
-    return found
+        rows.append({"label": point.label, "sentence": sentence, "assumptions": assumptions})
+    return rows
 
 
 def _grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return guarantees by what they assume, so that every assumption is read once."""
+    """Return guarantees grouped by their assumptions, so that every assumption is listed once."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row["assumptions"]), []).append(row)

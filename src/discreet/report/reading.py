@@ -1,4 +1,4 @@
-"""What was written beside what an attacker read: which words came back, in which place."""
+"""Mark which words of a text an attacker read, in the right order."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LONGEST = 900  # characters of a text that are shown; longer ones are cut, and say so
+LONGEST = 900  # characters of a text that are shown; longer texts are truncated and end in an ellipsis
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of text that is either read rightly or not."""
+    """A part of a text that was either read correctly or not."""
 
     text: str
     right: bool
 
 
 def pieces(text: str, other: str) -> list[Piece]:
-    """Return a text in pieces, marked where its words stand in the other text in the same order.
+    """Return a text in pieces, marked where its words are in the other text in the same order.
 
-    Neither case nor the punctuation around a word counts, as in ROUGE: whoever reads a name without its comma has read
-    it.
+    Case and the punctuation around a word are ignored, as in ROUGE: whoever reads a name without its comma has read it.
 
     >>> [(p.text, p.right) for p in pieces("the red cat", "The cat, sat")]
     [('the', True), (' red ', False), ('cat', True)]
@@ -29,20 +28,20 @@ def pieces(text: str, other: str) -> list[Piece]:
     shown = text if len(text) <= LONGEST else text[:LONGEST] + " …"
     words = re.findall(r"\s*\S+", shown)
     kept = _common([bare(word) for word in words], [bare(word) for word in other.split()])
-    found: list[Piece] = []
+    parts: list[Piece] = []
     for word, right in zip(words, kept, strict=True):
-        if found and found[-1].right == right:
-            found[-1] = Piece(found[-1].text + word, right)
+        if parts and parts[-1].right == right:
+            parts[-1] = Piece(parts[-1].text + word, right)
             continue
-        if found and right:  # the space before a word that was read is not marked
+        if parts and right:  # the space before a word that was read is not marked
             space = word[: len(word) - len(word.lstrip())]
-            found[-1] = Piece(found[-1].text + space, False)
-        found.append(Piece(word.lstrip() if right else word, right))
-    return found
+            parts[-1] = Piece(parts[-1].text + space, False)
+        parts.append(Piece(word.lstrip() if right else word, right))
+    return parts
 
 
 def bare(word: str) -> str:
-    """Return a word in small letters without the punctuation around it; what is nothing else stays.
+    """Return a word in lower case without the punctuation around it; a word of punctuation alone stays.
 
     >>> [bare(word) for word in (" Fujita,", "(record", "-", "low-fodmap")]
     ['fujita', 'record', '-', 'low-fodmap']
@@ -52,7 +51,7 @@ def bare(word: str) -> str:
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> list[bool]:
-    """Return which of the first words lie on a longest common subsequence."""
+    """Return which words of the first text are on a longest common subsequence."""
     table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in range(len(a) - 1, -1, -1):
         for j in range(len(b) - 1, -1, -1):

@@ -64,6 +64,15 @@ class Point:
         strengths = strength_of(self.protection)
         return next(iter(strengths.items())) if strengths else None
 
+    @property
+    def noise(self) -> tuple[str, float] | None:
+        """The name and value of the noise: as solved for a budget in training, or else the strength."""
+        solved = self.trials[0].details.get("protection") if self.trials else None
+        for name in ("noise_multiplier", "kappa", "std", "scale"):
+            if isinstance(solved, dict) and isinstance(solved.get(name), int | float):
+                return name, float(solved[name])
+        return self.strength
+
 
 def over_seeds(
     values: Sequence[float], intervals: Sequence[tuple[float, float]], bounds: tuple[float, float] | None = (0.0, 1.0)

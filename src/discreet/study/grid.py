@@ -119,6 +119,8 @@ def _plain(value: Any) -> str:
 # Parameters that set how strong a protection is, rather than how it works; the first present is its axis.
 _NOISES = ("epsilon", "epsilon_per_word", "noise_multiplier", "kappa", "true_positive_rate", "sigma", "scale")
 STRENGTHS = (*_NOISES, "masks", "mix", "m", "k")
+# Strengths that protect less the larger they are: their axis is reversed, so that noise grows to the right.
+LESS_IS_MORE = {"epsilon", "epsilon_per_word", "kappa", "true_positive_rate"}
 
 
 def strength_of(protection: Mapping[str, Any]) -> dict[str, float]:
