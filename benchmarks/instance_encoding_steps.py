@@ -14,6 +14,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
+from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 
 DELTA = 1e-5
@@ -39,10 +40,10 @@ def finetune(asked: argparse.Namespace, keep: Any) -> None:
                         epsilon, DELTA, calibration=calibration, stored=False, epochs=asked.epochs
                     )
                 began = time.monotonic()
-                done = train(
-                    model, corpus, settings, rng=Rng(seed).fork("train"), protect=protect, delta=DELTA,
-                    secret=None if protect is None else Rng(seed).fork("secret"),
-                )  # fmt: skip
+                plan = TrainingPlan.make(
+                    model, corpus, protect=protect, train=settings, delta=DELTA, seed=seed, noise_seed=seed
+                )
+                done = train(model, corpus, plan)
                 row: dict[str, Any] = {"data": Path(source).name, "what": "finetune", "calibration": calibration}
                 row |= {"claimed": epsilon, "seed": seed, "seconds": round(time.monotonic() - began, 1)}
                 if done.guarantee is not None:

@@ -20,6 +20,7 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.loop import train
+from discreet.training.plan import TrainingPlan
 from discreet.training.precision import find_device
 from discreet.training.settings import TrainSettings
 
@@ -59,9 +60,8 @@ def main() -> None:
     model = Classifier.build(public, ModelSettings(encoder=asked.model, max_length=128), rng=Rng(0).fork("model")).to(
         device
     )
-    train(
-        model, public, TrainSettings(epochs=asked.epochs, batch_size=64, learning_rate=5e-5), rng=Rng(0).fork("train")
-    )
+    settings = TrainSettings(epochs=asked.epochs, batch_size=64, learning_rate=5e-5)
+    train(model, public, TrainingPlan.make(model, public, train=settings))
     print(f"fine-tuned on {len(public)} public rows in {time.monotonic() - began:.0f} s", flush=True)
     corpus = load(asked.data)
     rotten = read_reviews(asked.reviews, "rt", asked.rows)

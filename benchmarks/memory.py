@@ -92,8 +92,10 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     from discreet.protections.dp_sgd import DPSGD
     from discreet.training.encode import ready
     from discreet.training.optimizer import optimizer_for, set_rate
-    from discreet.training.private import PrivateStep, ledger_for
+    from discreet.training.plan import TrainingPlan
+    from discreet.training.private import PrivateStep
     from discreet.training.settings import TrainSettings
+    from discreet.training.steps import Parts
 
     device, limit = torch.device(asked.device), asked.limits[0]
     cuda = device.type == "cuda"
@@ -116,11 +118,11 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     model.train()
     settings = TrainSettings(batch_size=asked.batch, precision=asked.precision)
     protect, rows = DPSGD(1.0), ready(model, corpus)
-    with ledger_for(protect, corpus) as ledger:
+    plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, sampler=Poisson(0.5))
+    with plan.open_ledger() as ledger:
         began = time.perf_counter()
-        step = PrivateStep.of(
-            model, optimizer_for(model, settings), protect, rows, corpus, Poisson(0.5), settings, ledger, Rng(0), None
-        )
+        parts = Parts(model, optimizer_for(model, plan.settings), plan, rows, corpus)
+        step = PrivateStep.of(parts, ledger, Rng(0))
         set_rate(step.optimizer, 1e-5)
         chosen = time.perf_counter() - began
         times = []

@@ -18,7 +18,8 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.study.trial import of_the_setting
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
+from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 
 
@@ -55,16 +56,16 @@ def trained(asked: argparse.Namespace, source: str, protection: Setting) -> tupl
     chosen = ModelSettings(encoder=asked.model, train=asked.train, dropout=0.0, embeddings=False)
     model = Classifier.build(corpus, chosen, rng=rng.fork("model")).to(asked.device)
     protect = built(protection, model)
-    done = train(
+    plan = TrainingPlan.make(
         model,
         corpus,
-        TrainSettings(**training_of(asked, protection)),
-        rng=rng.fork("train"),
         protect=protect,
+        train=TrainSettings(**training_of(asked, protection)),
         delta=None if protect is None else 1 / corpus.split("train").unit_count,
-        secret=None if protect is None else rng.fork("noise"),
-        cache=cache_folder(),
+        seed=asked.seed,
     )
+    secret = None if protect is None else rng.fork("noise")
+    done = train(model, corpus, plan, secret=secret, job=Job(cache=cache_folder()))
     promise = None if done.guarantee is None else of_the_setting(done.guarantee)
     return evaluate(model, corpus.split("validation")), promise, time.monotonic() - began
 

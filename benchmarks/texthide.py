@@ -29,6 +29,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
+from discreet.training.plan import TrainingPlan
 from discreet.training.precision import find_device
 from discreet.training.settings import TrainSettings
 
@@ -89,21 +90,20 @@ class Bench:
             head_rate=recipe.head_rate,
         )
         began = time.monotonic()
-        train(
-            model, corpus, settings, rng=rng.fork("train"), protect=protect, secret=secret if protect else None,
-            public=self.public if protect is not None and protect.public else None,
-        )  # fmt: skip
+        public = self.public if protect is not None and protect.needs_public else None
+        plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, public=public, seed=seed)
+        train(model, corpus, plan, secret=secret if protect else None)
         seconds = time.monotonic() - began
         held_out = corpus.split("validation")
         row: dict[str, Any] = {"part": part, "seed": seed, "masks": 0, "mix": 1, "public": False}
         if protect is not None:
-            row |= {"masks": protect.masks, "mix": protect.mix, "public": protect.public}
+            row |= {"masks": protect.masks, "mix": protect.mix, "public": protect.needs_public}
         row |= {"protected": protect is not None, **vars(recipe), "seconds": round(seconds, 1)}
         row |= {name: round(value, 4) for name, value in evaluate(model, held_out).items()}
         if averaged and protect is not None and protect.masks:
             over = evaluate(model, held_out, query=protect.averaged(model.width, secret))
             row |= {f"averaged_{name}": round(value, 4) for name, value in over.items()}
-            pool = protect.pool(model.width, secret)[:: max(1, protect.masks // 16)].to(self.device)
+            pool = protect.pool(model.width, secret)[:: max(1, protect.pool_size // 16)].to(self.device)
             each = [evaluate(model, held_out, query=OneMask(mask)) for mask in pool]
             for metric in METRICS.values():
                 values = [found[metric] for found in each]
@@ -137,7 +137,7 @@ class Bench:
 
 
 def _with_cap(protect: TextHide, recipe: Recipe) -> TextHide:
-    return replace(protect, cap=recipe.cap)
+    return replace(protect, mix_cap=recipe.cap)
 
 
 def bars(bench: Bench, sst2: Corpus) -> None:

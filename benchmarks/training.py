@@ -16,17 +16,16 @@ import json
 import time
 from pathlib import Path
 
-from discreet.training.defaults import defaults_for
-
 from discreet.core.randomness import Rng
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.base import GradientProtection
+from discreet.protections.base import GradientProtection, plain_defaults
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
+from discreet.training.plan import TrainingPlan
 from discreet.training.precision import find_device
 from discreet.training.settings import TrainSettings
 
@@ -79,8 +78,8 @@ def main() -> None:
     device = find_device(asked.device)
     corpus = load(asked.data)
     n = corpus.split("train").unit_count
-    kind = None if asked.open else DirDPSGD.name if asked.kappas else DPSGD.name
-    usual = defaults_for(asked.train, kind, n)
+    kind = None if asked.open else DirDPSGD(kappa=1.0) if asked.kappas else DPSGD(epsilon=1.0)
+    usual = plain_defaults(asked.train, n, 384) if kind is None else kind.defaults(asked.train, n, 384)
     grid = itertools.product(
         asked.kappas or asked.epsilons or [0.0],
         asked.epochs or [usual.epochs],
@@ -114,7 +113,8 @@ def main() -> None:
         size = min(batch_size, n)
         protect = protection(asked, model, strength, clip_norm, size / n, max(1, round(epochs * -(-n // size))), n)
         began = time.monotonic()
-        done = train(model, corpus, settings, rng=rng.fork("train"), protect=protect, delta=1 / n, cache=cache_folder())
+        plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, delta=1 / n, seed=seed)
+        done = train(model, corpus, plan, job=Job(cache=cache_folder()))
         seconds = time.monotonic() - began
         scores = evaluate(model, corpus.split("validation"), asked.precision)
         promise = done.guarantee

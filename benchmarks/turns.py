@@ -12,11 +12,12 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import RepresentationProtection
 from discreet.training.encode import ready
-from discreet.training.hidden import step_for
+from discreet.training.hidden import HiddenStep
 from discreet.training.optimizer import optimizer_for, set_rate
-from discreet.training.private import ledger_for
+from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 from discreet.training.steps import OpenStep, Parts
+from discreet.training.stored import StoredStep
 
 Step = Callable[[int], object]
 _BLOCK, _WARM = 20, 6  # on a GPU no step waits for the device, as in training
@@ -25,15 +26,15 @@ _BLOCK, _WARM = 20, 6  # on a GPU no step waits for the device, as in training
 def step_of(few: Corpus, chosen: ModelSettings, protect: RepresentationProtection | None, device: torch.device) -> Step:
     """Return a training step of 32 texts of a corpus, with or without a protection."""
     model = Classifier.build(few, chosen, rng=Rng(0)).to(device)
-    settings = TrainSettings(batch_size=32)
-    if protect is not None:
-        protect.fit(model, Rng(0))
-    parts = Parts(model.train(), optimizer_for(model, settings), settings, Rng(0))
+    plan = TrainingPlan.make(model, few, protect=protect, train=TrainSettings(batch_size=32))
+    if isinstance(plan.protect, RepresentationProtection):
+        plan.protect.fit(model, Rng(0))
+    parts = Parts(model.train(), optimizer_for(model, plan.settings), plan, ready(model, few), few)
     set_rate(parts.optimizer, 1e-6)
-    rows = ready(model, few)
-    if protect is None:
-        return OpenStep(model, parts.optimizer, rows, parts.shuffled(len(rows)), Rng(0), settings)
-    return step_for(parts, protect, rows, few, None, ledger_for(protect, few), Rng(0), None)
+    if plan.protect is None:
+        return OpenStep.of(parts)
+    kind = StoredStep if plan.protect.stored else HiddenStep
+    return kind.of(parts, plan.open_ledger(), Rng(0))
 
 
 def in_turns(steps: Mapping[str, Step], turns: int, device: torch.device) -> dict[str, list[float]]:
