@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from discreet.core.settings import parse
@@ -13,6 +14,7 @@ from discreet.core.types import Leakage, Trial
 from discreet.study.file import Study
 from discreet.study.grid import Planned
 from discreet.study.sweep import sweep
+from discreet.study.workers import LOST
 
 
 def quick(planned: Planned) -> Trial:
@@ -45,6 +47,14 @@ def dying(planned: Planned) -> Trial:
     if planned.settings["protection"].get("epsilon") == 2.0:
         os._exit(9)
     return quick(planned)
+
+
+def imitating(planned: Planned) -> Trial:
+    """Fail with the words of a lost worker."""
+    if planned.settings["protection"].get("epsilon") == 2.0:
+        raise RuntimeError(LOST.reason)
+    trial = quick(planned)
+    return replace(trial, details={**trial.details, "process": os.getpid()})
 
 
 if __name__ == "__main__":

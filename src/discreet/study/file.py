@@ -171,7 +171,7 @@ def check(study: Study) -> None:
     for number, table in enumerate(study.protections):
         name = one_of(f"protections[{number}].name", table["name"], [NONE, *PROTECTIONS])
         for point in points(table, f"protections[{number}]"):
-            settings_for(point)
+            protection_for(point)
         places[name] = "any" if name == NONE else protection_class(name).place
     measured: dict[str, tuple[str, ...]] = {}
     for table in study.attacks:
@@ -208,7 +208,7 @@ def check_goal(goal: Goal, measured: Mapping[str, Sequence[str]]) -> None:
         raise refuse("goal.ceiling", goal.ceiling, "in (0, 1)", "It is a share: 0.05 is 5%.")
 
 
-def settings_for(table: Table) -> Protection | None:
+def protection_for(table: Table) -> Protection | None:
     """Return a protection from a point of its grid, or None for no protection."""
     name = str(table["name"])
     values = {key: value for key, value in table.items() if key != "name"}

@@ -41,9 +41,9 @@ from discreet.study.file import (
     ReleaseTable,
     attack_for,
     in_keys,
+    protection_for,
     request_for,
     said_in_keys,
-    settings_for,
 )
 from discreet.study.grid import Planned
 from discreet.training.encode import cache_folder, ready
@@ -196,7 +196,7 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
     """Return the training of a trial, with defaults for what its settings leave out."""
-    model, protect = settings.get("model", {}), settings_for(settings["protection"])
+    model, protect = settings.get("model", {}), protection_for(settings["protection"])
     chosen = {"train": ModelSettings.train, "head": ModelSettings.head, **as_dict(parse(ModelSettings, model, "model"))}
     for name in {"dropout", "embeddings"} - set(model):
         chosen.pop(name, None)
