@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from discreet.catalog import attack_class
 from discreet.cli.main import main
 from discreet.study.file import Study, check, read_study
 from discreet.study.grid import plan, points
@@ -91,7 +92,8 @@ def tiny(study: Study, data: Path, encoder: Path) -> Study:
     attacks = []
     for table in [table for table in study.attacks if table["name"] not in WIDE]:
         less = {key: min(value, SMALL[key]) if key in SMALL else value for key, value in table.items()}
-        attacks.append(less | ({"batch_size": 4} if "batch_size" in less else {}))
+        limit = {"seconds": SMALL["seconds"]} if attack_class(table["name"]).has_time_limit else {}
+        attacks.append(less | limit | ({"batch_size": 4} if "batch_size" in less else {}))
     return replace(
         study,
         data={"source": str(data)},
