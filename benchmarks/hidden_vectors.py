@@ -21,7 +21,7 @@ SCHEMES = {
     "plain": TextHide(masks=0, mix=1),
     "mix-only (0, 4)": TextHide(masks=0, mix=4),
     "TextHide (256, 4)": TextHide(masks=256, mix=4),
-    "TextHide, fresh masks, k = 4": TextHide(masks=0, mix=4, fresh_masks=True),
+    "TextHide, fresh masks, k = 4": TextHide(mix=4, fresh_masks=True),
     "TextHide (256, 1), as at inference": TextHide(masks=256, mix=1),
 }
 BATCH = 32

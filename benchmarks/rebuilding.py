@@ -90,7 +90,7 @@ def instance(asked: argparse.Namespace, save: Callable[[dict[str, Any]], None]) 
         truth = held[inside]
         for name, protect in (
             ("TextHide (16, 4)", TextHide(masks=16, mix=4)),
-            ("TextHide, fresh masks, k = 4", TextHide(masks=0, mix=4, fresh_masks=True)),
+            ("TextHide, fresh masks, k = 4", TextHide(mix=4, fresh_masks=True)),
         ):
             made = hide(truth, protect, asked.encodings, rng.fork(name), batch=asked.private)
             attack = InstanceReconstruction(count=asked.private)

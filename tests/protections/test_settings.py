@@ -76,7 +76,7 @@ def test_the_command_line_has_an_option_for_each_setting_of_every_protection() -
         ("dir-dp-sgd", {"kappa": 1.0, "noise_multiplier": 1.0}, "left out for dir-dp-sgd. It belongs to dp-sgd"),
         ("dp-sgd", {"true_positive_rate": 2.0}, "true_positive_rate=2.0"),
         ("texthide", {"epsilon": 2.0}, "epsilon=2.0 left out for texthide"),
-        ("texthide", {"masks": 8, "fresh_masks": True}, "masks=8 left out with fresh masks"),
+        ("texthide", {"masks": 0, "fresh_masks": True}, "masks=0 left out with fresh masks"),
         ("texthide", {"mix": 0}, "mix=0 a whole number >= 1"),
         ("texthide", {"mix": 4, "mix_cap": 0.2}, r"cap=0.2 in \[0.25, 1\]"),
         ("texthide", {"mix": 1, "public": "web.csv"}, "mix=1 >= 2 with a public corpus"),

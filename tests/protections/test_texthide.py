@@ -100,7 +100,7 @@ def test_a_sentence_gets_another_mask_in_every_epoch_and_the_pool_is_used_evenly
 
 
 def test_fresh_masks_differ_from_vector_to_vector_and_step_to_step() -> None:
-    asked = TextHide(masks=0, mix=1, fresh_masks=True)
+    asked = TextHide(mix=1, fresh_masks=True)
     first = batch(asked, width=64, step=0)[4]["mask"]
     second = batch(asked, width=64, step=1)[4]["mask"]
     assert len({tuple(row.tolist()) for row in torch.cat([first, second])}) == 24

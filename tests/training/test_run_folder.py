@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from safetensors import SafetensorError
 
@@ -15,12 +16,13 @@ from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource, load
 from discreet.experiment import RunRequest, SceneRequest, load_scene, run_training
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
 from discreet.training import tensors
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
 from discreet.training.evaluate import predict
-from discreet.training.run_folder import begin, load_run, prepared, refuse_old_split, workspace_of
+from discreet.training.run_folder import begin, load_run, prepared, read_settings, refuse_old_split, workspace_of
 from discreet.training.settings import TrainSettings
 
 
@@ -55,7 +57,7 @@ def test_the_held_out_rows_of_an_old_run_are_not_taken_for_unseen_ones(
 ) -> None:
     run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     path = tmp_path / "a" / "settings.toml"
-    path.write_text(path.read_text(encoding="utf-8").replace("format = 2", "format = 1"), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace("format = 3", "format = 1"), encoding="utf-8")
     old = load_run(tmp_path / "a")
     assert old.settings.format == 1 and len(predict(old.model, load(toy_csv)).values) == 120
     with pytest.raises(DataError, match="drawn in another way"):
@@ -224,3 +226,13 @@ def test_tensors_are_never_readable_by_others_while_they_are_written(
     monkeypatch.setattr(tensors, "save_file", watched)
     tensors.save_tensors({"vectors": torch.ones(3)}, tmp_path / "a.safetensors")
     assert seen == [0o600, 0o600]
+
+
+def test_the_epsilon_of_an_old_locally_private_run_is_that_of_each_sentence(tmp_path: Path) -> None:
+    table = {"data": {"source": "notes"}, "model": {}, "train": {}, "protect": {"name": "ldp", "epsilon": 10.0}}
+    for number, (epsilon, per_message) in {2: (None, 10.0), 3: (10.0, None)}.items():
+        path = tmp_path / f"{number}.toml"
+        path.write_text(tomli_w.dumps({**table, "format": number}), encoding="utf-8")
+        asked = read_settings(path).protect
+        assert isinstance(asked, LocalPrivacy)
+        assert (asked.epsilon, asked.epsilon_per_message) == (epsilon, per_message)

@@ -46,7 +46,7 @@ MODEL = (
     Option("max_length", int, "Cut texts to this many tokens."),
 )
 PRIVACY = (
-    Option("epsilon", float, "Budget of the whole training, but with ldp of each sentence; the noise is solved."),
+    Option("epsilon", float, "Budget of the whole training for one unit; the noise is solved."),
     Option("clip_norm", float, "dp-sgd: longest gradient of a unit; dp-ie, ldp: longest vector."),
     Option("public", str, "Public DATA to mix with, or to learn a projection from."),
     Option("mechanism", str, "dp-ie: gaussian, laplace or laplace-l2; ldp: privunit, vmf or gaussian."),
@@ -65,6 +65,7 @@ PRIVACY = (
     Option("mix", int, "Sentences in a mixture: texthide 4, dp-ie 1.", panel=_MIX),
     Option("mix_cap", float, "Largest weight in a mixture.", panel=_MIX),
     Option("public_label", str, "texthide: public partners are dropped from labels, or even.", panel=_MIX),
+    Option("epsilon_per_message", float, "Budget of each training sentence, instead of --epsilon.", panel=_LDP),
     Option("inference_epsilon", float, "Budget of each query; that of training if not given.", panel=_LDP),
     Option("query_dimension", int, "Numbers in a query, on the axes the head has learned (8).", panel=_LDP),
     Option("position", str, "Where the noise is, sentence or token.", panel=_LDP),

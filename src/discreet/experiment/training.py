@@ -166,6 +166,8 @@ def plan_for(request: RunRequest, model: Classifier, corpus: Corpus, say: Callab
         noise_seed=request.noise_seed,
     )
     warn_of_size(request, plan, corpus, say)
+    if plan.notice is not None:
+        say(plan.notice)
     if plan.delta is not None and plan.delta > 1 / plan.units:
         say(
             f"Warning: delta={plan.delta:g} is above 1/{plan.units}, one over the number of {plan.unit}s: such a "

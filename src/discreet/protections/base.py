@@ -185,6 +185,10 @@ class Protection(ABC):
         """Return the protection that runs: its noise solved for the budget, its parts learned from public text."""
         return self
 
+    def notice(self, conditions: Conditions, unit: str) -> str | None:
+        """Return what the owner should know of how the budget is used for these conditions; most have nothing."""
+        return None
+
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
         """Return the default settings of a training of this part under this protection."""
         return plain_defaults(part, units, width)

@@ -80,10 +80,8 @@ class TextHide(RepresentationProtection):
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and masks that are both on and off."""
-        if self.fresh_masks and self.masks:
+        if self.fresh_masks and self.masks is not None:
             raise refuse("masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two.")
-        if self.masks is None:
-            object.__setattr__(self, "masks", 0 if self.fresh_masks else DEFAULT_MASKS)
         if whole("masks", self.pool_size, 0, "It is the size of the pool; 0 is none.") > _MOST:
             raise refuse("masks", self.masks, f"<= {_MOST}", "Use fresh masks instead of so large a pool.")
         whole("mix", self.mix, 1, "It counts the sentences in a mixture; 1 mixes nothing.")
@@ -110,7 +108,7 @@ class TextHide(RepresentationProtection):
     @property
     def pool_size(self) -> int:
         """The number of masks in the pool; 0 with fresh masks, or with none."""
-        return self.masks or 0
+        return 0 if self.fresh_masks else DEFAULT_MASKS if self.masks is None else self.masks
 
     @property
     def mixes(self) -> int:
@@ -125,7 +123,7 @@ class TextHide(RepresentationProtection):
     @property
     def masked(self) -> bool:
         """Whether signs are flipped."""
-        return bool(self.masks) or self.fresh_masks
+        return self.pool_size > 0 or self.fresh_masks
 
     def identity(self) -> object:
         """Return what decides its draws."""
@@ -134,7 +132,7 @@ class TextHide(RepresentationProtection):
     def public_settings(self) -> dict[str, Any]:
         """Return the settings under the names that reports have always used."""
         return {
-            "masks": self.masks,
+            "masks": self.pool_size,
             "mix": self.mix,
             "fresh": self.fresh_masks,
             "cap": self.mix_cap,
@@ -178,12 +176,12 @@ class TextHide(RepresentationProtection):
     def averaged(self, width: int, secret: Rng) -> AllMasks:
         """Return what predicts as the mean over the whole pool, without mixing: `predict(model, rows, query=…)`."""
         if not self.masked:
-            raise refuse("masks", self.masks, "at least 1 and not fresh", "There is no pool to average over.")
+            raise refuse("masks", self.pool_size, "at least 1 and not fresh", "There is no pool to average over.")
         return AllMasks(self.pool(width, secret))
 
     def views(self, width: int, secret: Rng) -> AllMasks | None:
         """Return every mask of the pool, where there is one."""
-        return self.averaged(width, secret) if self.masks and not self.fresh_masks else None
+        return self.averaged(width, secret) if self.pool_size else None
 
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
         """Refuse: TextHide hides every batch anew."""
@@ -193,7 +191,7 @@ class TextHide(RepresentationProtection):
         """Return what hides the vectors of every step."""
         if self.public is not None and self.public_label == "even" and not classes:
             raise refuse("public_label", self.public_label, "dropped for scores", "Only classes can be shared evenly.")
-        pool = self.pool(width, secret).to(device) if self.masks and not self.fresh_masks else None
+        pool = self.pool(width, secret).to(device) if self.pool_size else None
         return Hidden(self, rows, width, classes, secret.fork("texthide"), device, pool)
 
 

@@ -69,6 +69,7 @@ class TrainingPlan:
     seed: int = 0
     noise_seed: int | None = None
     public: Corpus | None = field(default=None, repr=False)
+    notice: str | None = field(default=None, repr=False)  # what the owner should know of how the budget is used
 
     @classmethod
     def make(
@@ -109,7 +110,8 @@ class TrainingPlan:
             raise refuse("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
         at = next((value for value in (delta, protect.delta) if value is not None), None)
         at = delta_for(units) if at is None else open_probability("delta", at)
-        resolved = protect.resolve(_conditions(model, split, settings, units, at, public))
+        conditions = _conditions(model, split, settings, units, at, public)
+        resolved = protect.resolve(conditions)
         if isinstance(resolved, RepresentationProtection):
             resolved.check(min(settings.size, len(split)), len(split))
         counted = sampler_for(resolved, settings.size, units, len(split))
@@ -136,6 +138,7 @@ class TrainingPlan:
             seed,
             noise_seed,
             public,
+            protect.notice(conditions, split.unit_name),
         )
 
     def check(self, split: Corpus) -> None:

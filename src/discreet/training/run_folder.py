@@ -33,7 +33,8 @@ from discreet.training.tensors import cannot_write, load_tensors, save_tensors
 
 SECRET = "secret"
 _SUFFIX = ".unfinished"
-_FORMAT = 2
+_FORMAT = 3
+_UNIT_BUDGETS = 3  # since this format the epsilon of ldp is that of a unit, not of each sentence
 _STABLE_SPLITS = 2  # since this format each unit is held out by a keyed hash of its own identity
 
 
@@ -229,7 +230,10 @@ def settings_text(settings: RunSettings) -> str:
 def read_settings(path: Path) -> RunSettings:
     """Return the settings of a run from its TOML file, strict in every key."""
     values = read_values(path)
-    protect: Protection | None = protection_from_table(values.pop("protect")) if "protect" in values else None
+    table = values.pop("protect", None)
+    if isinstance(table, dict) and table.get("name") == "ldp" and values.get("format", 1) < _UNIT_BUDGETS:
+        table = {"epsilon_per_message" if key == "epsilon" else key: value for key, value in table.items()}
+    protect = None if table is None else protection_from_table(table)
     return dataclasses.replace(parse(RunSettings, values, path.name), protect=protect)
 
 

@@ -109,8 +109,8 @@ class StoredStep(OpenStep):
 
     @property
     def steps(self) -> int:
-        """How many steps the training takes: where the head is solved, one for each epoch."""
-        return max(1, round(self.plan.settings.passes)) if self.solved else super().steps
+        """How many steps read the release so many times; it may hold fewer rows than the corpus, or a solved head."""
+        return max(1, round(self.plan.settings.passes * self.per_epoch))
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take an ordinary step, or none where the head is solved: it then reads no row."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.accounting.calibrate import least_noise
+from discreet.accounting.calibrate import largest_rate, least_noise
 from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as price
 from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, LocalLayerCost, Sending
@@ -229,11 +229,16 @@ def paper_claim(clip_norm: float, sending: Sending, noise_std: float, delta: flo
 POSITIONS = ("sentence", "token")
 PROJECTIONS = ("principal", "labels", "whole")
 _MADE_UP = 2000
+_MARGIN = 1e-9  # for rounding, so that noise solved for a budget keeps it
+_BELOW = 1 - 1e-12  # the same for parts that add up to a budget
 
 
 @dataclass(frozen=True)
 class LocalPrivacy(Protection):
-    """Budgets of each sentence in training and of each query, the mechanism, and what is released.
+    """Budgets of training and of each query, the mechanism, and what is released.
+
+    `epsilon` is the budget of one unit, all of whose sentences share it; `epsilon_per_message` is that of each sentence
+    instead, so that a unit of several pays the sum. `inference_epsilon` is the budget of one query.
 
     `dimension` is the width of a release in training, and `query_dimension` that of a query: where it is smaller, a
     query is turned to the axes that the head has learned. The projection is learned from `public` text, or from made-up
@@ -244,6 +249,7 @@ class LocalPrivacy(Protection):
     """
 
     epsilon: float | None = None
+    epsilon_per_message: float | None = None
     inference_epsilon: float | None = None
     delta: float | None = None
     mechanism: str = "privunit"
@@ -265,9 +271,18 @@ class LocalPrivacy(Protection):
 
     def __post_init__(self) -> None:
         """Refuse settings outside their rules, and the ones that contradict each other."""
-        if self.epsilon is None:
-            raise SettingError("Expected --epsilon for ldp. It is the budget of each training sentence; 8 is a start.")
-        positive("epsilon", self.epsilon, "It is the budget of each training sentence; smaller is more private.")
+        if self.epsilon is None and self.epsilon_per_message is None:
+            raise SettingError(
+                "Expected --epsilon or --epsilon-per-message for ldp. The first is the budget of one unit, the second "
+                "that of each of its sentences; 8 is a start."
+            )
+        if self.epsilon is not None:
+            positive("epsilon", self.epsilon, "It is the budget of all sentences of one unit.")
+            if self.epsilon_per_message is not None:
+                remedy = "Either a unit has a budget, or each of its sentences has one."
+                raise refuse("epsilon_per_message", self.epsilon_per_message, "left out beside epsilon", remedy)
+        if self.epsilon_per_message is not None:
+            positive("epsilon_per_message", self.epsilon_per_message, "It is the budget of each training sentence.")
         if self.inference_epsilon is not None:
             positive("inference_epsilon", self.inference_epsilon, "It is the budget of each query.")
         if self.delta is not None:
@@ -281,8 +296,8 @@ class LocalPrivacy(Protection):
             whole(name, getattr(self, name), LEAST_DIMENSION, "With fewer, a release is little else than the label.")
         positive("clip_norm", self.clip_norm, "It bounds how far two vectors can be apart.")
         whole("queries", self.queries)
-        if self.label_epsilon is not None and not 0 < self.label_epsilon < self.epsilon:
-            raise refuse("label_epsilon", self.label_epsilon, f"in (0, {self.epsilon:g})", "It is a part of epsilon.")
+        if self.label_epsilon is not None and not 0 < self.label_epsilon < self.asked_for:
+            raise refuse("label_epsilon", self.label_epsilon, f"in (0, {self.asked_for:g})", "It is a part of epsilon.")
         if self.projection == "labels" and self.public is None:
             raise refuse("projection", self.projection, "principal without --public", "Give labelled public text.")
         if self.mechanism != "gaussian":
@@ -298,20 +313,35 @@ class LocalPrivacy(Protection):
 
     @property
     def limits(self) -> bool:
-        """The ledger has no budget of its own: epsilon is a sentence's, and a unit may own several of them."""
-        return False
+        """Whether the ledger holds training to the epsilon: not if it is each sentence's, nor to the paper's claim."""
+        return self.epsilon is not None and self.calibration == "sound"
+
+    @property
+    def asked_for(self) -> float:
+        """The budget that was asked for, of a unit or of each sentence."""
+        budget = self.epsilon if self.epsilon is not None else self.epsilon_per_message
+        assert budget is not None
+        return budget
+
+    def notice(self, conditions: Conditions, unit: str) -> str | None:
+        """Return that the sentences of a unit share its budget, where some have several."""
+        if self.epsilon is None or conditions.most_rows == 1:
+            return None
+        return (
+            f"Epsilon {self.epsilon:g} is the budget of one {unit}, which its up to {conditions.most_rows} sentences "
+            "share. It was that of each sentence in earlier versions; --epsilon-per-message sets that."
+        )
 
     @property
     def per_query(self) -> float:
         """The epsilon of one query: the training's, unless said otherwise."""
-        assert self.epsilon is not None
-        return self.epsilon if self.inference_epsilon is None else self.inference_epsilon
+        return self.asked_for if self.inference_epsilon is None else self.inference_epsilon
 
     def resolve(self, conditions: Conditions) -> LocalLayer:
         """Return the protection: projection learned, noise solved for training and for queries."""
-        assert self.epsilon is not None
         width = conditions.model.width
         dimension = self._width(width)
+        shared = conditions.most_rows if self.epsilon is not None else 1  # sentences that share the budget
         sending = Sending(conditions.rows)
         if self.sampling != "once":
             if conditions.units != conditions.rows:
@@ -322,8 +352,11 @@ class LocalPrivacy(Protection):
             )
         projection, public = self._learned(conditions, dimension)
         label_epsilon = self.label_epsilon
-        if self.sampling == "once" or label_epsilon is None or self.calibration != "sound":
-            training = self._layer(dimension, self.epsilon - (label_epsilon or 0.0), conditions.delta, sending)
+        if shared > 1:
+            label_epsilon = None if label_epsilon is None else label_epsilon / shared * _BELOW
+            training = self._layer_of_unit(dimension, conditions.delta, shared, label_epsilon)
+        elif self.sampling == "once" or label_epsilon is None or self.calibration != "sound":
+            training = self._layer(dimension, self.asked_for - (label_epsilon or 0.0), conditions.delta, sending)
         else:
             training, label_epsilon = self._with_labels(dimension, sending, conditions)
         inference = self._queries(dimension, conditions.model, conditions.delta)
@@ -340,7 +373,7 @@ class LocalPrivacy(Protection):
             pairs=conditions.pairs,
             typical=(bounded.mean(0), torch.cov(bounded.T, correction=0)),
             dynamic=self.sampling == "coins" and self.calibration == "paper",
-            epsilon=self.epsilon,
+            epsilon=self.asked_for,
             calibration=self.calibration,
         )
 
@@ -391,16 +424,44 @@ class LocalPrivacy(Protection):
             calibration=self.calibration,
         )
 
+    def _layer_of_unit(self, dimension: int, delta: float, sentences: int, label_epsilon: float | None) -> LDPLayer:
+        """Return the layer with the least noise that keeps all sentences and labels of a unit within its epsilon."""
+        epsilon = self.asked_for
+        each = epsilon / sentences * _BELOW - (label_epsilon or 0.0)
+        if self.mechanism == "privunit":  # pure budgets add up
+            return LDPLayer(self.mechanism, dimension, each, self.clip_norm)
+        if self.calibration != "sound":
+            return self._layer(dimension, each, delta, Sending(sentences))
+
+        def event(strength: float) -> DpEvent:
+            one = LDPLayer(self.mechanism, dimension, strength, self.clip_norm).event
+            both = one if label_epsilon is None else ComposedDpEvent([one, LocalDpEvent(label_epsilon)])
+            return SelfComposedDpEvent(both, sentences)
+
+        if self.mechanism == "gaussian":
+            noise = least_noise(event, epsilon=epsilon, delta=delta, adjacency=Adjacency.REPLACE_ONE)
+            return LDPLayer(self.mechanism, dimension, noise * (1 + _MARGIN), self.clip_norm)
+        kappa = largest_rate(
+            event,
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=Adjacency.REPLACE_ONE,
+            low=1e-6,
+            high=60.0 * max(epsilon, 1.0) * max(1.0, dimension**0.5),
+            guess=epsilon / sentences,
+        )
+        return LDPLayer(self.mechanism, dimension, kappa, self.clip_norm)
+
     def _with_labels(self, dimension: int, sending: Sending, conditions: Conditions) -> tuple[LDPLayer, float]:
         """Return the noise of vectors and the epsilon of each report of a label that all steps together can afford."""
-        assert self.epsilon is not None and self.label_epsilon is not None
+        assert self.label_epsilon is not None
         high = self.label_epsilon + 40.0
         each = sending.strongest(LocalDpEvent, self.label_epsilon, conditions.delta, high)
         noise_std = least_noise(
             lambda std: sending.event(
                 ComposedDpEvent([GaussianDpEvent(std / (2 * self.clip_norm)), LocalDpEvent(each)])
             ),
-            epsilon=self.epsilon,
+            epsilon=self.asked_for,
             delta=conditions.delta,
             adjacency=Adjacency.REPLACE_ONE,
         )
