@@ -30,7 +30,7 @@ from discreet.models.classifier import Classifier
 from discreet.models.language_head import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 Release = Callable[[Corpus, Rng], GradientRelease]
 

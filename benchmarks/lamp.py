@@ -33,7 +33,7 @@ from discreet.models.classifier import Classifier
 from discreet.models.ngram import NGram
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 ATTACKS: dict[str, Any] = {"lamp": Lamp, "tag": Tag, "dlg": Dlg, "word-draws": WordDraws}
 METRICS = ("lcs_over_longer", "rouge_l", "rouge_1", "rouge_2", "exact_match")

@@ -22,7 +22,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.training.release import open_release
+from discreet.releases.gradient import open_release
 
 TEXT = "the nurse wrote down what the patient had said and went home before the rain began to fall on the town"
 

@@ -26,7 +26,7 @@ from discreet.models.classifier import Classifier
 from discreet.models.ngram import NGram
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 DELTA = 1e-5
 Setting = dict[str, Any]

@@ -38,9 +38,9 @@ from discreet.attacks.matching.word_draws import WordDraws
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial
 from discreet.data.corpus import Corpus
-from discreet.experiment.releases import by_adjacency
 from discreet.metrics.text import match, text_leakage
 from discreet.models.classifier import Classifier
+from discreet.releases.protected import by_adjacency
 from discreet.study.grid import key_of
 from discreet.study.store import NAME as TRIALS
 from discreet.study.store import Store, read_trials

@@ -24,7 +24,7 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.models.ngram import NGram
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import protected_release
+from discreet.releases.gradient import protected_release
 
 WRONG = (1, 2, 4, 99)
 DRAWS, WHOLE = 16, 128

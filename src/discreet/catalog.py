@@ -1,7 +1,7 @@
 """Every attack, protection and built-in corpus by name: where it is, its label and one line of help.
 
 This is the only place where names become objects. Nothing is imported until an entry is loaded, so that commands, run
-folders and studies can list names at no cost. Metrics are values in one table of their own, `discreet.metrics.table`.
+folders and studies can list names at no cost. Metrics are entries of `discreet.metrics.table`, which `metrics` returns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.checks import one_of, refuse
@@ -18,6 +18,8 @@ from discreet.core.settings import parse
 
 if TYPE_CHECKING:
     from discreet.attacks.base import Attack
+    from discreet.data.corpus import Corpus
+    from discreet.metrics.table import Metric
     from discreet.protections.base import Protection
 
 
@@ -37,6 +39,20 @@ class Entry:
         """
         module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True)
+class CorpusEntry(Entry):
+    """A built-in corpus: a function, what it is called with, and whether a seed and a number of rows shape it."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    generated: bool = False
+
+    def make(self, seed: int, rows: int | None) -> Corpus:
+        """Return the corpus; one that is not generated is the same for every seed, and whole."""
+        shape = {"seed": seed, **({} if rows is None else {"count": rows})} if self.generated else {}
+        corpus: Corpus = self.load()(**shape, **self.arguments)
+        return corpus
 
 
 ATTACKS: dict[str, Entry] = {
@@ -165,6 +181,36 @@ PROTECTIONS: dict[str, Entry] = {
     ),
 }
 
+_NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.reviews:reviews"
+CORPORA: dict[str, CorpusEntry] = {
+    "notes": CorpusEntry(
+        "discreet.data.notes:notes",
+        "clinic notes",
+        "Fictional clinic notes with their department; the patient is the unit of privacy.",
+        generated=True,
+    ),
+    "notes-pairs": CorpusEntry(
+        _NOTE_PAIRS,
+        "pairs of clinic notes",
+        "Pairs of fictional clinic notes: about the same patient or not.",
+        generated=True,
+    ),
+    "notes-pairs-scores": CorpusEntry(
+        _NOTE_PAIRS,
+        "pairs of clinic notes with scores",
+        "Pairs of fictional clinic notes with a score from 0 to 5 for how alike the visits are.",
+        {"scores": True},
+        generated=True,
+    ),
+    "reviews": CorpusEntry(
+        _REVIEWS, "film reviews", "Film reviews from IMDb and Rotten Tomatoes, positive or negative; public text."
+    ),
+    "reviews-imdb": CorpusEntry(_REVIEWS, "IMDb reviews", "The reviews from IMDb alone.", {"part": "imdb"}),
+    "reviews-rotten-tomatoes": CorpusEntry(
+        _REVIEWS, "Rotten Tomatoes reviews", "The reviews from Rotten Tomatoes alone.", {"part": "rotten_tomatoes"}
+    ),
+}
+
 
 def attack_class(name: str) -> type[Attack]:
     """Return the class of an attack by its name.
@@ -224,3 +270,10 @@ def protection_from_table(values: Mapping[str, Any]) -> Protection:
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise SettingError(f"Expected [protect] with a name in {', '.join(PROTECTIONS)}. Add it.")
     return protection(values["name"], {key: value for key, value in values.items() if key != "name"})
+
+
+def metrics() -> Mapping[str, Metric]:
+    """Return every metric by its name."""
+    from discreet.metrics.table import METRICS
+
+    return METRICS

@@ -16,7 +16,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 TEXTS = ("the heart was dull", "a knee", "the lung is bright", "sharp pain in the back", "fever and cough", "sleep")
 

@@ -14,7 +14,7 @@ from discreet.metrics.text import token_accuracy
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 pytestmark = pytest.mark.search
 

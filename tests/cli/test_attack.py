@@ -71,8 +71,8 @@ def test_only_the_first_words_of_texts_may_be_released(say: Say) -> None:
 
 def test_a_long_name_of_the_score_is_folded_and_not_cut(say: Say) -> None:
     status, out, _ = say("--attack", "embedding-rows", "--examples", 1)
-    assert status == 0 and "words f" not in out.splitlines()[0]
-    assert out.splitlines()[0].rstrip().endswith("words") and out.splitlines()[1].strip() == "found"
+    assert status == 0 and "words r" not in out.splitlines()[0]
+    assert out.splitlines()[0].rstrip().endswith("words") and out.splitlines()[1].strip() == "read"
 
 
 LONG = "the heart was dull and the knee was cold and the hand was warm and the plot was slow and calm all week"

@@ -99,7 +99,7 @@ def test_typed_moved_and_read(page: Page) -> None:
     assert page.text("truth") == page.text("guess") == TYPED
     assert page.run("document.querySelectorAll('#guess mark').length") >= 1
     assert page.text("leak") == "100%" and page.text("epsilon").startswith("none") and page.text("bound") == "no bound"
-    assert "not protected" in page.text("guarantee") and "yours is one beside 106 others" in page.text("release")
+    assert "not protected" in page.text("guarantee") and "107 candidate texts" in page.text("release")
     # the protection, then its dial with the keyboard: each change is a reading
     page.choose("protection", "dp-ie")
     page.until("document.getElementById('history').rows.length === 2")

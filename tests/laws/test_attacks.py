@@ -18,14 +18,14 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.attack import knowledge, mixing
-from discreet.experiment.reading import compared, metrics_for
-from discreet.experiment.releases import GRADIENT, released
-from discreet.metrics.text import PAIRS
+from discreet.experiment.attack import knowledge, mixing, released
+from discreet.experiment.scoring import compared, metrics_for
+from discreet.metrics.table import METRICS
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import quiet
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.releases.description import GRADIENT
 
 THINGS, WAYS = ("film", "plot", "pain", "child", "knee", "hand"), ("slow", "quick", "sharp", "calm")
 CORPUS = Corpus(
@@ -147,7 +147,7 @@ def test_a_release_that_tells_nothing_gives_chance_level(name: str, scene: Scene
         metric = metrics_for(attack, ("rouge_1", "bag_recall"))[0]
         guess = attack.run(random_release(name, model, trial), knows, Rng(trial))
         scores = [
-            PAIRS[metric](example.guess, example.scored)
+            METRICS[metric].score(example.guess, example.scored)
             for row in range(ROWS)
             for example in compared(attack, guess, scene.rows.take([row]), model, (metric,), 0)
         ]
@@ -214,6 +214,7 @@ def test_a_protection_of_something_else_is_refused(name: str, scene: Scene) -> N
     class Other:
         name = "other"
         place = "update"
+        stored = True
 
     with pytest.raises(
         DiscreetError, match=f"fits other, found {name}, which reads gradients.* Under other updates leave"

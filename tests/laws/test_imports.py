@@ -14,10 +14,10 @@ _EXPERIMENT = _TRAINING | {"training", "releases", "federated", "serving", "atta
 _EVERYTHING = _EXPERIMENT | {"experiment", "estimator", "study", "report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
-    "catalog": {"core", "attacks", "protections"},  # a lazy table: it imports what it names when that is loaded
+    "catalog": {"core", "attacks", "protections", "data", "metrics"},  # it imports what it names when that is loaded
     "accounting": {"core"},
     "mechanisms": {"core", "accounting"},
-    "data": {"core", "accounting"},
+    "data": {"core", "accounting", "catalog"},
     "models": {"core"},
     "clipping": {"core"},
     "metrics": {"core"},
@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": _EXPERIMENT,
     "estimator": _EXPERIMENT | {"experiment"},
     "study": _EXPERIMENT | {"experiment", "catalog"},
-    "report": {"core", "metrics", "study"},
+    "report": {"core", "metrics", "study", "releases"},
     "explorer": _EVERYTHING,  # never cli
     "cli": _EVERYTHING | {"explorer"},
     "__init__": _EVERYTHING,

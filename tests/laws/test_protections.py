@@ -204,7 +204,7 @@ def read_back(folder: Path) -> tuple[Any, Mapping[str, Any]]:
 def one_release(case: Case, model: Classifier, corpus: Corpus, sensitive: Path) -> float:
     """Return the epsilon of one release to an attacker, asked for with the case's budget."""
     from discreet.releases.protected import protection_of
-    from discreet.training.released_vectors import representation_release
+    from discreet.releases.representation import representation_release
 
     given = {key: str(sensitive) if value == SENSITIVE else value for key, value in case.values.items()}
     protect = protection_of(case.name, model, given, delta=DELTA, batch_size=len(corpus))

@@ -6,8 +6,8 @@ import pytest
 
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
+from discreet.metrics.table import METRICS
 from discreet.metrics.text import (
-    PAIRS,
     lcs_over_longer,
     match,
     rouge,
@@ -19,11 +19,11 @@ from discreet.metrics.text import (
 TRUTHS = ["the heart was calm", "a sharp pain in the knee", "no fever since monday", "rest and water", "bad cough"]
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if name != "meteor"])
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.pair and name != "meteor"])
 def test_a_perfect_guess_scores_one_and_an_unrelated_one_zero(name: str) -> None:
-    assert PAIRS[name](TRUTHS[0], TRUTHS[0]) == 1.0
-    assert PAIRS[name]("xyz", TRUTHS[0]) == 0.0
-    assert PAIRS[name]("", TRUTHS[0]) == 0.0
+    assert METRICS[name].score(TRUTHS[0], TRUTHS[0]) == 1.0
+    assert METRICS[name].score("xyz", TRUTHS[0]) == 0.0
+    assert METRICS[name].score("", TRUTHS[0]) == 0.0
 
 
 def test_the_two_kinds_of_rouge_l_differ_where_lengths_do() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from discreet.catalog import PROTECTIONS
-from discreet.cli.attack_table import release_words
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.base import in_words
+from discreet.releases.description import describe_release
 from discreet.releases.protected import protection_of
 from discreet.training.card import protection
 
@@ -45,7 +45,7 @@ def test_every_protection_names_its_mechanism_and_its_price(
     assert ("list_fingerprint" in facts) == (name == "santext+")
     assert all(value not in (None, "") for value in facts.values())
     seen = {"kind": "representation", "steps": 1, "batch_size": 2, "vectors": 2, "width": 8, "model": "m", "known": []}
-    line = release_words({**seen, "protection": facts})
+    line = describe_release({**seen, "protection": facts}, protection=True)
     card = protection({"protection": facts, "epsilon_by_adjacency": {"replace-one": 2.3421}, "steps": 1}, PROMISE)
     for text in (line, card):
         for key, value in wanted.items():

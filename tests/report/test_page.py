@@ -19,7 +19,7 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.report.figures import noise_curves
 from discreet.report.page import blanks, cell, readings, write_report
 from discreet.report.reading import pieces
-from discreet.report.words import at_most, badge_of, release_words, verdict, verdict_of
+from discreet.report.words import at_most, badge_of, verdict, verdict_of
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
 from discreet.study.result import read_result
@@ -230,13 +230,6 @@ def test_a_verdict_says_when_a_ceiling_is_missed_for_want_of_texts_alone() -> No
     assert "surely keeps the rule" in told and "noise 2 comes to 13%, but that may be up to 100%" in told
     assert "one text alone, too few to rely on" in told
     assert "surely" not in verdict([point(0.5, 0.991)], None, goal, "accuracy")[1]
-
-
-def test_one_vector_is_not_several() -> None:
-    facts = {"kind": "representation", "width": 32, "model": "a fresh minilm"}
-    assert "(1 vector of 32 numbers)" in release_words(facts | {"vectors": 1})
-    assert "(8 vectors of 32 numbers)" in release_words(facts | {"vectors": 8})
-    assert "of at most 6 first words of one text (" in release_words(facts | {"vectors": 8, "first_words": 6})
 
 
 def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen() -> None:

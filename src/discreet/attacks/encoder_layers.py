@@ -94,7 +94,7 @@ class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass 
 
 
 def model_of(knows: Knowledge, attack: str) -> Classifier:
-    """Return the public model that an attack needs, or refuse."""
+    """Return the public model that an attack needs, or reject."""
     if not isinstance(knows.model, Classifier):
         found = type(knows.model).__name__
         raise UnsupportedError(
@@ -105,7 +105,7 @@ def model_of(knows: Knowledge, attack: str) -> Classifier:
 
 
 def dissect(model: Classifier) -> Anatomy:
-    """Return the parts of a BERT-like or GPT-2-like model by sending a few tokens through it, or refuse by name.
+    """Return the parts of a BERT-like or GPT-2-like model by sending a few tokens through it, or reject by name.
 
     What is found is checked: the embeddings and their LayerNorm must give the very input that the first block received.
     """
@@ -129,7 +129,7 @@ def dissect(model: Classifier) -> Anatomy:
 
 
 def blocks_of(model: Classifier) -> tuple[Block, ...]:
-    """Return the linear maps of every block of a BERT-like or GPT-2-like model, or refuse by name."""
+    """Return the linear maps of every block of a BERT-like or GPT-2-like model, or reject by name."""
     ids = _probe_ids(model)
     with _evaluating(model):
         calls = _calls(model, ids)
@@ -299,8 +299,8 @@ def _unlike(model: Classifier, expected: str, found: str) -> UnsupportedError:
     )
 
 
-def refuse_pairs(seen: GradientRelease, anatomy: Anatomy, attack: str) -> None:
-    """Refuse the gradient of pairs of texts, where no noise hides that it is one."""
+def reject_pairs(seen: GradientRelease, anatomy: Anatomy, attack: str) -> None:
+    """Reject the gradient of pairs of texts, where no noise hides that it is one."""
     types = seen.gradients.get(anatomy.embeddings.type_name or "")
     if types is not None and seen.noise_std == 0 and seen.guarantee is None and bool((types[1:] != 0).any()):
         raise UnsupportedError(

@@ -57,7 +57,7 @@ class OneOfN(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 
     def __post_init__(self) -> None:
-        """Refuse an unknown noise and a norm that is none."""
+        """Reject an unknown noise and a norm that is none."""
         one_of("noise", self.noise, NOISES)
         positive("clip_norm", self.clip_norm)
 

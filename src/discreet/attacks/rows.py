@@ -51,7 +51,7 @@ class PositionRows(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         whole("kept", self.kept)
         whole("beams", self.beams)
         non_negative("prior", self.prior)
@@ -102,7 +102,7 @@ def _fit(rows: Tensor, noise: float, found: Embeddings) -> Tensor:
 
 
 def _table(seen: GradientRelease, model: Classifier, found: Embeddings) -> Tensor:
-    """Return the released gradient of the positions from the first in use on, or refuse."""
+    """Return the released gradient of the positions from the first in use on, or reject."""
     if seen.batch_size != 1:
         raise UnsupportedError(
             f"Expected one text for {_PLACES}, found {seen.batch_size}. Rows of several texts are added up; use DAGER."
@@ -157,7 +157,7 @@ class EmbeddingRows(Attack):
     returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         non_negative("rounding", self.rounding)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:

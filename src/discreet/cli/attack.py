@@ -11,6 +11,7 @@ import typer
 
 from discreet.catalog import ATTACKS, attack_of
 from discreet.cli.attack_strengths import (
+    Protected,
     attack_for_run,
     naming_others,
     protections_asked,
@@ -142,7 +143,7 @@ def attack(
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
         from discreet.experiment.identification import delta_of_run
-        from discreet.experiment.reading import METRICS
+        from discreet.experiment.scoring import DEFAULT_METRICS
         from discreet.models.classifier import ModelSettings
         from discreet.models.spelling import unknown_words
 
@@ -170,7 +171,7 @@ def attack(
         first_words=first_words,
         seconds=seconds,
         delta=AttackRequest.delta if delta is None else delta,
-        metrics=tuple(metric or METRICS),
+        metrics=tuple(metric or DEFAULT_METRICS),
         seed=seed,
         noise_seed=noise_seed,
         candidates=candidates,
@@ -207,14 +208,14 @@ def attack(
         if own_protection and delta is None and vectors and scene.run is not None:
             request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
         protections = protections_asked(request, scene, protect, strengths, given)
-    if chosen.misled_by_masks and any(_masked(protection) for _, protection in protections):
+    if chosen.misled_by_masks and any(one.protect is not None and one.protect.masked for one in protections):
         note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
     own_steps = chosen.identifies and steps is None and scene.run is not None
     if own_steps and delta is None and scene.run is not None:
         request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
     if own_protection:
-        say_other_noise(protections[0][1])
+        say_other_noise(protections[0].protect)
     with naming_others(scene, attack, protections):
         results = _attacked(request, scene, protections, json, whole_texts, own_steps)
     if any(not one.scored.isascii() for result in results for one in result.examples):
@@ -227,14 +228,10 @@ def attack(
     _show(results, protections, loading)
 
 
-def _masked(protection: Any) -> bool:
-    return bool(getattr(protection, "masks", 0) or getattr(protection, "fresh", False))
-
-
 def _attacked(
     request: AttackRequest,
     scene: Scene,
-    protections: Sequence[tuple[str, Any]],
+    protections: Sequence[Protected],
     json: bool,
     whole_texts: bool,
     own_steps: bool = False,
@@ -248,20 +245,20 @@ def _attacked(
     from discreet.cli.attack_table import reading
     from discreet.experiment import run_attack
     from discreet.experiment.identification import updates_of_run
-    from discreet.experiment.reading import metrics_for
+    from discreet.experiment.scoring import metrics_for
 
     results: list[AttackResult] = []
     main = metrics_for(request.attack, request.metrics)[0]
     total = request.examples if request.attack.is_ordered else request.examples // request.batch_size
     with stop_on_interrupt() as asked:
-        for words, protect in protections:
+        for each in protections:
             if len(protections) > 1 and not request.attack.identifies and not json:
-                console().print(plain(f"\n{words}"), style="bold")
-            one = replace(request, protect=protect)
+                console().print(plain(f"\n{each.words}"), style="bold")
+            one = replace(request, protect=each.protect)
             if own_steps and scene.run is not None:
-                one = replace(one, updates=updates_of_run(scene.run, protect))
+                one = replace(one, updates=updates_of_run(scene.run, each.protect))
             if request.attack.identifies:  # nothing is read there: candidates are compared
-                with working(f"comparing candidates under {words}"):
+                with working(f"comparing candidates under {each.words}"):
                     results.append(run_attack(one, scene))
             else:
                 with reading(total, main, hidden=json, whole_texts=whole_texts) as watch:
@@ -273,7 +270,7 @@ def _attacked(
 
 
 def _values(
-    request: AttackRequest, results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]]
+    request: AttackRequest, results: Sequence[AttackResult], protections: Sequence[Protected]
 ) -> dict[str, Any]:
     """Return what --json prints: the result, or for several strengths all of them in order."""
     if len(protections) == 1:
@@ -286,7 +283,7 @@ def _values(
     }
 
 
-def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]], loading: float) -> None:
+def _show(results: Sequence[AttackResult], protections: Sequence[Protected], loading: float) -> None:
     from discreet.cli.attack_table import stopped_words, summary, sweep
 
     screen = console()
@@ -294,9 +291,7 @@ def _show(results: Sequence[AttackResult], protections: Sequence[tuple[str, Any]
     if len(results) == 1 and results[0].bound is None:
         summary(results[0], screen)
     else:
-        words = [words for words, _ in protections[: len(results)]]
-        head, _, first = words[0].rpartition(" ")
-        sweep(results, [w.rpartition(" ")[2] for w in words] if head else [first], head or "protection", screen)
+        sweep(results, [each.value for each in protections[: len(results)]], protections[0].setting, screen)
     whole, preparing = (sum(getattr(result, name) for result in results) for name in ("seconds", "preparing"))
     prepared = f", {preparing:.1f} s to prepare what the attacker knows" if preparing >= _WORTH_TELLING else ""
     screen.print(plain(f"{loading:.1f} s to load{prepared}, {whole - preparing:.1f} s to attack."))

@@ -28,6 +28,22 @@ _NOISES = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0)
 _OPTIONS = {"noise_multiplier", "kappa", "epsilon", "delta", "clip_norm"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Protected:
+    """A protection to attack, and what sets it apart in a table: a setting and its value."""
+
+    protect: Any
+    setting: str = "protection"
+    value: str = NONE
+
+    @property
+    def words(self) -> str:
+        """What sets it apart, in words."""
+        if self.setting != "protection":
+            return f"{self.setting} {self.value}"
+        return "no protection" if self.protect is None else self.value
+
+
 def strengths_given(**given: list[str] | None) -> tuple[str, list[float]] | None:
     """Return the one option that says how strong the protection is, and its values."""
     named = {name: _numbers(name, values) for name, values in given.items() if values}
@@ -55,8 +71,8 @@ def protections_asked(
     protect: str | None,
     strengths: tuple[str, list[float]] | None,
     given: dict[str, Any],
-) -> list[tuple[str, Any]]:
-    """Return the protections to attack with the words for each: the one asked for, at every strength asked for."""
+) -> list[Protected]:
+    """Return the protections to attack: the one in the options, at every strength in the options."""
     from discreet.releases.protected import protection_of, protection_of_run
 
     name, base = protect, dict(given)
@@ -74,8 +90,8 @@ def protections_asked(
             raise refuse(
                 option, given.get(option, strengths and strengths[1][0]), "together with --protect", "Name one."
             )
-        return [("no protection", None)]
-    _refuse_misfit(request, scene, name)
+        return [Protected(None)]
+    _reject_misfit(request, scene, name)
     if name == "dp-sgd":
         base.setdefault("clip_norm", CLIP_NORM)
     values: list[float | None] = list(strengths[1]) if strengths else [None]
@@ -87,9 +103,9 @@ def protections_asked(
             built = protection_of(
                 name, scene.model, asked, delta=request.delta, batch_size=request.batch_size, public=public
             )
-        _refuse_misfit(request, scene, name, built)
-        words = name if strengths is None else f"{strengths[0].replace('_', ' ')} {value:g}"
-        found.append((words, built))
+        _reject_misfit(request, scene, name, built)
+        apart = ("protection", name) if strengths is None else (strengths[0].replace("_", " "), f"{value:g}")
+        found.append(Protected(built, *apart))
     return found
 
 
@@ -124,7 +140,7 @@ def attack_for_run(run: Path, protect: str | None) -> str:
 
 def _fitting(train: str, protect: str | None) -> list[str]:
     """Return the attacks that fit what leaves, the best first: by what is trained, and by the place of a protection."""
-    from discreet.experiment.releases import GRADIENT, REPRESENTATION
+    from discreet.releases.description import GRADIENT, REPRESENTATION
 
     place = GRADIENT if protect in (None, NONE) else protection_class(str(protect)).place
     if place == REPRESENTATION:
@@ -149,27 +165,26 @@ class _NamesOthersError(UnsupportedError):
 
 
 @contextmanager
-def naming_others(scene: Scene, name: str, protections: Sequence[tuple[str, Any]]) -> Iterator[None]:
+def naming_others(scene: Scene, name: str, protections: Sequence[Protected]) -> Iterator[None]:
     """Let an attack that rejects a release name those that fit it."""
     try:
         yield
     except _NamesOthersError:
         raise
     except UnsupportedError as error:
-        built = protections[0][1]
-        others = [
-            n for n in _fitting(scene.model.settings.train, getattr(built, "name", None)) if n not in (name, "masked")
-        ]
+        built = protections[0].protect
+        others = [n for n in _fitting(scene.model.settings.train, None if built is None else built.name) if n != name]
         if not others:
             raise
         again = f"discreet attack {'RUN' if scene.run is not None else '…'} --attack {others[0]}"
         raise _NamesOthersError(f"{error} These fit: {', '.join(others)}; for example `{again}`.") from None
 
 
-def _refuse_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
-    """Refuse an attack on what a protection does not let go, and name those that fit; what is `built` says it all."""
+def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
+    """Reject an attack on what a protection does not let go, and name those that fit; what is `built` says it all."""
     from discreet.experiment.identification import NOISY
-    from discreet.experiment.releases import GRADIENT, READS, REPRESENTATION, fits, misfit
+    from discreet.releases.description import GRADIENT, READS, REPRESENTATION, misfit
+    from discreet.releases.protected import fits
 
     place, identifies = protection_class(name).place, request.attack.identifies
     kind = request.attack.sees.kind

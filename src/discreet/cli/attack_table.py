@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from discreet.cli.output import console as screen
 from discreet.cli.output import note, one_line, plain
 from discreet.cli.progress import spinner
 from discreet.core.guarantee import in_digits
+from discreet.metrics.table import short_label_of
+from discreet.releases.description import describe_knowledge, describe_release
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,18 +24,6 @@ if TYPE_CHECKING:
     from discreet.core.types import Leakage
     from discreet.experiment import AttackResult, Example
 
-NAMES = {
-    "rouge_1": "ROUGE-1",
-    "rouge_2": "ROUGE-2",
-    "rouge_l": "ROUGE-L",
-    "lcs_over_longer": "LCS / longer",
-    "bag_recall": "words found",
-    "exact_match": "exact",
-    "token_accuracy": "words in place",
-    "jaccard": "Jaccard",
-    "semantic_cosine": "meaning",
-    "identified": "identified",
-}
 _NUMBER, _SCORE, _GAPS = 3, 5, 6
 _FOUND = "bold green"
 _LINES = 3  # of a text, unless it is wanted whole
@@ -68,7 +58,7 @@ def reading(total: int, metric: str, hidden: bool, whole_texts: bool = False) ->
     console = screen()
     width = max(12, (console.width - _NUMBER - _SCORE - _GAPS) // 2)
     heading = _grid(width)
-    heading.add_row("", "truth", "what the attacker read", fill(NAMES.get(metric, metric), _SCORE + 2))
+    heading.add_row("", "truth", "what the attacker read", fill(short_label_of(metric), _SCORE + 2))
     done = 0
 
     def say() -> str:
@@ -131,7 +121,7 @@ def _counted(total: int, metric: str) -> Callable[[Example], None]:
         nonlocal done
         done += 1
         score = example.scores.get(metric)
-        note(f"{done}/{total}" + ("" if score is None else f"  {NAMES.get(metric, metric)} {score:.2f}"))
+        note(f"{done}/{total}" + ("" if score is None else f"  {short_label_of(metric)} {score:.2f}"))
 
     return show
 
@@ -146,10 +136,10 @@ def summary(result: AttackResult, console: Console) -> None:
     for name in ("mean", "95% interval", "chance"):
         table.add_column(name, justify="right")
     for leakage in result.leakages:
-        table.add_row(NAMES.get(leakage.metric, leakage.metric), *_cells(leakage))
+        table.add_row(short_label_of(leakage.metric), *_cells(leakage))
     console.print(table)
-    console.print(plain("Release: " + release_words(result.release) + "."))
-    console.print(plain(given_words(result.release)))
+    console.print(plain(f"Release: {describe_release(result.release, protection=True)}."))
+    console.print(plain(describe_knowledge(result.release)))
     console.print(plain("Privacy of this release: " + guarantee_words(result)))
 
 
@@ -176,7 +166,7 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     bounded = any(result.bound is not None for result in results)
     main = results[0].leakages[0]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    heads = [name, "epsilon", NAMES.get(main.metric, main.metric), "95% interval"]
+    heads = [name, "epsilon", short_label_of(main.metric), "95% interval"]
     for head in heads + (["bound"] if bounded else []) + ["chance"]:
         table.add_column(head, justify="right")
     for strength, result in zip(strengths, results, strict=True):
@@ -186,8 +176,8 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     console.print(table)
     facts = dict(results[0].release)
     facts["protection"] = {"name": (facts.get("protection") or {}).get("name", "none")}
-    console.print(plain("Release: " + release_words(facts) + "."))
-    console.print(plain(given_words(facts)))
+    console.print(plain(f"Release: {describe_release(facts, protection=True)}."))
+    console.print(plain(describe_knowledge(facts)))
     if bounded:
         seen = results[0].release
         what = f"all {seen['steps']} updates of the training" if seen.get("scope") == "training" else "this release"
@@ -216,35 +206,6 @@ def guarantee_words(result: AttackResult) -> str:
     kind = "Epsilon is" if result.guarantee.certified else "Estimates of epsilon are"
     more = f" {kind} {' and '.join(others)}." if others and result.guarantee.exists else ""
     return result.guarantee.sentence() + more
-
-
-def release_words(facts: Any) -> str:
-    """Return what the attacker saw, in a sentence's worth of words."""
-    from discreet.protections.base import in_words
-
-    times = "once" if facts["steps"] == 1 else f"{facts['steps']} times"
-    if facts.get("scope") == "training":
-        times = f"in all {facts['steps']} updates of its training, each with probability {facts['sampling_rate']:.3g}"
-    texts = "1 text" if facts["batch_size"] == 1 else f"{facts['batch_size']} texts"
-    if facts["kind"] == "gradient":
-        if "first_words" in facts:
-            texts = f"at most {facts['first_words']} first words of {texts}"
-        what = f"the gradient of {texts} at {facts['model']}, {times}; {facts['parameters']}"
-    else:
-        count = "1 vector" if facts["vectors"] == 1 else f"{facts['vectors']} vectors"
-        what = f"{count} of {facts['width']} numbers from {facts['model']}, {times}"
-    protection = facts["protection"]
-    words = "no protection" if protection is None else in_words(protection)
-    return f"{what}; {words}"
-
-
-def given_words(facts: Any) -> str:
-    """Return all that the attacker was given besides the release, in a sentence.
-
-    >>> given_words({"given": ["the model and its weights"]})
-    'The attacker was given besides: the model and its weights.'
-    """
-    return f"The attacker was given besides: {'; '.join(facts.get('given') or ['nothing'])}."
 
 
 def _cells(leakage: Leakage) -> tuple[str, str, str]:

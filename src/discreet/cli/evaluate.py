@@ -37,8 +37,9 @@ def evaluate(
 
     began = time.monotonic()
     with working("loading the model"):
+        from discreet.catalog import CORPORA
         from discreet.data.batches import tokenise
-        from discreet.data.sources import BUILT_IN, Columns, load
+        from discreet.data.sources import Columns, load
         from discreet.training.evaluate import assess, matched
         from discreet.training.precision import find_device
         from discreet.training.run_folder import load_run, refuse_old_split
@@ -49,7 +50,7 @@ def evaluate(
     if same:
         refuse_old_split(asked)
         if asked.protect is not None:
-            made = data in BUILT_IN and seed is not None and seed != asked.seed  # other rows under the same name
+            made = data in CORPORA and seed is not None and seed != asked.seed  # other rows under the same name
             own = asked.data
             changed: dict[str, tuple[object, object]] = {
                 "--seed": (seed, asked.seed),
@@ -59,7 +60,7 @@ def evaluate(
             }
             refuse_protected(data, split, {} if made else changed)
     # The hold-out depends on the columns, so on the run's own data the run's own are read.
-    usual = Columns() if data in BUILT_IN and not same else asked.data.columns
+    usual = Columns() if data in CORPORA and not same else asked.data.columns
     corpus = load(
         data,
         Columns(
@@ -73,7 +74,7 @@ def evaluate(
         seed=asked.seed if seed is None else seed,
         rows=asked.data.rows if same else None,
         share=asked.data.share if same else None,
-        validation=asked.data.validation if same else None if data in BUILT_IN else 0,
+        validation=asked.data.validation if same else None if data in CORPORA else 0,
         task="regression" if model.task == "regression" else None,
         label_names=model.label_names or None,
         adjacency=asked.adjacency if same else Adjacency.ZERO_OUT,

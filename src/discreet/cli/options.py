@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from discreet.catalog import CORPORA
 from discreet.core.errors import SettingError
 
 Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="notes, notes-pairs, notes-pairs-scores, reviews, a CSV, TSV, JSONL or Parquet file, a folder "
+        help=f"{', '.join(CORPORA)}, a CSV, TSV, JSONL or Parquet file, a folder "
         "with train.* and validation.*, or hub:NAME.",
     ),
 ]

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from discreet.catalog import CORPORA
 from discreet.core.checks import did_you_mean, refuse, whole
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency
@@ -77,7 +78,7 @@ class TextSource:
     @property
     def built_in(self) -> bool:
         """Whether the text comes with the package."""
-        return self.source in BUILT_IN
+        return self.source in CORPORA
 
     def load(self, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:
         """Read the corpus, whose held-out rows are selected for an adjacency.
@@ -140,11 +141,11 @@ def load(
     each_row = columns.unit == EACH_ROW
     if each_row:
         columns = dataclasses.replace(columns, unit=None)
-    if name in BUILT_IN:
+    if name in CORPORA:
         if columns != Columns():
             raise DataError(f"Expected no column names for {name!r}. It is built in and has its own; leave them out.")
-        made = name in _GENERATED
-        corpus = _with_label_names(BUILT_IN[name](seed, rows if made else None), label_names)
+        made = CORPORA[name].generated
+        corpus = _with_label_names(CORPORA[name].make(seed, rows), label_names)
         if each_row:
             corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
         if validation is None and near is Adjacency.ADD_REMOVE and corpus.units is None:
@@ -237,9 +238,9 @@ def _tables(name: str, layout: Layout) -> dict[str, Table]:
     if path.is_dir():
         return _folder(path, layout)
     if not path.exists() and path.suffix.lower() not in READERS:
-        guess = did_you_mean(name, list(BUILT_IN)) or "For a Hugging Face data set write hub:NAME."
+        guess = did_you_mean(name, list(CORPORA)) or "For a Hugging Face data set write hub:NAME."
         raise DataError(
-            f"Expected data={name!r} to be a file, a folder or one of {', '.join(BUILT_IN)}. "
+            f"Expected data={name!r} to be a file, a folder or one of {', '.join(CORPORA)}. "
             f"There is no such file. {guess}"
         )
     return {"train": read_table(path, layout)}
@@ -373,46 +374,3 @@ def _check_train_classes(corpus: Corpus) -> None:
 def _split_again(corpus: Corpus, fraction: float, adjacency: Adjacency) -> Corpus:
     whole_again = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
     return hold_out(whole_again, fraction, adjacency=adjacency, every_class=False) if fraction > 0 else whole_again
-
-
-def _notes(seed: int, rows: int | None) -> Corpus:
-    from discreet.data.notes import NOTES, notes
-
-    return notes(rows or NOTES, seed)
-
-
-def _pairs(seed: int, rows: int | None) -> Corpus:
-    from discreet.data.note_pairs import PAIRS, note_pairs
-
-    return note_pairs(rows or PAIRS, seed)
-
-
-def _pair_scores(seed: int, rows: int | None) -> Corpus:
-    from discreet.data.note_pairs import PAIRS, note_pairs
-
-    return note_pairs(rows or PAIRS, seed, scores=True)
-
-
-def _reviews(seed: int, rows: int | None, part: Literal["imdb", "rotten_tomatoes"] | None = None) -> Corpus:
-    from discreet.data.reviews import reviews
-
-    return reviews(part)
-
-
-def _imdb(seed: int, rows: int | None) -> Corpus:
-    return _reviews(seed, rows, "imdb")
-
-
-def _rotten_tomatoes(seed: int, rows: int | None) -> Corpus:
-    return _reviews(seed, rows, "rotten_tomatoes")
-
-
-BUILT_IN: dict[str, Callable[[int, int | None], Corpus]] = {
-    "notes": _notes,
-    "notes-pairs": _pairs,
-    "notes-pairs-scores": _pair_scores,
-    "reviews": _reviews,
-    "reviews-imdb": _imdb,
-    "reviews-rotten-tomatoes": _rotten_tomatoes,
-}
-_GENERATED = ("notes", "notes-pairs", "notes-pairs-scores")  # of these, `rows` says how many are made

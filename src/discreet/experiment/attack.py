@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from discreet.accounting.events import DpEvent
 from discreet.attacks.base import Attack, Mixing, Need
 from discreet.core.checks import open_probability, positive, refuse, whole
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack_updates import Updates
-from discreet.experiment.reading import METRICS, Example, compared, leakages, metrics_for
-from discreet.experiment.releases import (
-    as_they_leave,
-    attacker_given,
-    by_adjacency,
-    own_pairs,
-    refuse_misfit,
-    release_facts,
-    released,
-)
+from discreet.data.samplers import FixedSize, Poisson, Sampler
 from discreet.experiment.scene import Scene
+from discreet.experiment.scoring import DEFAULT_METRICS, Example, compared, leakages, metrics_for, spelled
+from discreet.metrics.table import METRICS, Compares
 from discreet.models.classifier import Classifier
 from discreet.models.spelling import unknown_share
+from discreet.releases.description import READS, attacker_given, misfit, release_facts
+from discreet.releases.protected import Released, as_they_leave, by_adjacency, fits, own_pairs, release_of
 
 _PUBLIC = 2000  # public texts for attacks on vectors, which must encode them
+
+
+@dataclass(frozen=True)
+class Updates:
+    """All updates of one training: how many, how often a unit is in one, and the event of all of them together.
+
+    `per_step` is the number of units expected in an update, `certified` whether what the event costs is proven for it,
+    and `caveats` are those of the training that it was taken from.
+    """
+
+    steps: int
+    rate: float
+    event: DpEvent = field(repr=False)
+    per_step: float = 1.0
+    certified: bool = True
+    caveats: frozenset[Caveat] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class AttackRequest:
     first_words: int | None = None
     seconds: float | None = None
     delta: float = 1e-5
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str, ...] = DEFAULT_METRICS
     seed: int = 0
     noise_seed: int | None = None
     candidates: int | None = None
@@ -64,7 +75,7 @@ class AttackRequest:
     updates: Updates | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         whole("batch_size", self.batch_size, 1, "It counts the texts in one release.")
         whole("examples", self.examples, 1, "It counts the texts to attack.")
         if self.examples % self.batch_size:
@@ -161,7 +172,7 @@ def run_attack(
         if request.first_words is not None:
             raise refuse("first_words", request.first_words, "left out for 1-of-n", "It names whole texts.")
         return identify(request, scene)
-    refuse_misfit(request)
+    reject_misfit(request)
     began = time.monotonic()
     rng = Rng(request.seed)
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
@@ -188,7 +199,15 @@ def run_attack(
         behind = batch if made.rows is None or not attack.aligned else batch.take(made.rows)
         found = compared(attack, guess, behind, model, metrics, number)
         if not number:
-            facts = release_facts(made.seen, model, request, scene.origin)
+            facts = release_facts(
+                made.seen,
+                model,
+                scene.origin,
+                request.protect,
+                batch_size=request.batch_size,
+                steps=request.steps,
+                first_words=request.first_words,
+            )
             facts["given"] = attacker_given(made.seen, knows, hidden, scene.public_origin, attack.crafts)
         promise = dearest(promise, made.seen.guarantee)
         examples += found
@@ -196,7 +215,7 @@ def run_attack(
             watch(example)
     return AttackResult(
         attack=request.label,
-        leakages=leakages(examples, metrics, rng.fork("leakage")),
+        leakages=leakages(examples, metrics, rng.fork("leakage"), _chosen_among(knows, model, metrics)),
         examples=tuple(examples),
         release=facts,
         guarantee=promise,
@@ -207,6 +226,32 @@ def run_attack(
         stopped=stopped,
         unknown_share=unknown_share(model.tokenizer, rows.texts),
     )
+
+
+def released(
+    request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None = None
+) -> Released:
+    """Return exactly what a server would see of a batch: the kind that the attack sees, under the protection.
+
+    Guarantee: that of the protection for this one release, in the release; none without one.
+    """
+    reject_misfit(request)
+    sees, protect = request.attack.sees, request.protect
+    return release_of(sees, protect, model, batch, noise, delta=request.delta, steps=request.steps, public=public)
+
+
+def reject_misfit(request: AttackRequest) -> None:
+    """Reject an attack on what its protection does not release, before any work is done for it."""
+    kind, protect = request.attack.sees.kind, request.protect
+    if not fits(kind, protect):
+        raise misfit(request.label, READS[kind], protect.name, protect.place)
+
+
+def _chosen_among(knows: Knowledge, model: Classifier, metrics: Sequence[str]) -> list[str]:
+    """Return the candidates as guesses are spelled, where a metric compares with them."""
+    if not any(METRICS[metric].compares is Compares.CANDIDATES for metric in metrics):
+        return []
+    return [spelled(model, text) for text in knows.candidates]
 
 
 def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Corpus) -> Knowledge:
@@ -233,7 +278,9 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
             }
         if Need.PAIRS in needs:
             own = scene.own(public, len(rows))
-            extra[Need.PAIRS.value] = own_pairs(request, model, own, Rng(request.seed).fork("own"))
+            extra[Need.PAIRS.value] = own_pairs(
+                request.protect, model, own, Rng(request.seed).fork("own"), delta=request.delta, steps=request.steps
+            )
     return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)
 
 
@@ -258,6 +305,13 @@ def dearest(first: Guarantee | None, second: Guarantee | None) -> Guarantee | No
 def mixing(request: AttackRequest) -> Mixing:
     """Return what the public settings of the defence say about released vectors."""
     protect = request.protect
-    masks = getattr(protect, "masks", 0)
-    masked = bool(masks or getattr(protect, "fresh", False))
-    return Mixing(request.batch_size, getattr(protect, "mix", 1), masks, masked)
+    if protect is None:
+        return Mixing(request.batch_size)
+    return Mixing(request.batch_size, protect.mixes, protect.mask_count, protect.masked)
+
+
+def rate_of(sampler: Sampler | None, units: int) -> float | None:
+    """Return how likely a unit is to be in one update, where the sampler draws every update afresh."""
+    if isinstance(sampler, Poisson):
+        return sampler.rate
+    return sampler.size / units if isinstance(sampler, FixedSize) else None

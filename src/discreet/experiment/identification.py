@@ -17,15 +17,15 @@ from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.core.types import TRAINING, UPDATE, Leakage
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack_updates import Updates
-from discreet.experiment.releases import by_adjacency, gradient_facts, misfit, name_of
+from discreet.experiment.attack import AttackRequest, AttackResult, Updates
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.releases.description import gradient_facts, misfit
+from discreet.releases.protected import by_adjacency
 
 if TYPE_CHECKING:
-    from discreet.experiment.attack import AttackRequest, AttackResult
     from discreet.experiment.scene import Scene
     from discreet.training.run_folder import Run
 
@@ -45,10 +45,8 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
     Guarantee: that of the steps together, for a record that is in all of them, or that of the training; the noise of a
         real release must be secret.
     """
-    from discreet.experiment.attack import AttackResult
-
     began = time.monotonic()
-    _refuse(request)
+    _reject(request)
     rng = Rng(request.seed)
     count = USUAL if request.candidates is None else request.candidates
     rows = scene.draw(count, rng.fork("rows"), max_words=request.max_words, what="candidates")
@@ -165,10 +163,10 @@ def _event(request: AttackRequest) -> DpEvent:
     return event if request.steps == 1 else SelfComposedDpEvent(event, request.steps)
 
 
-def _refuse(request: AttackRequest) -> None:
+def _reject(request: AttackRequest) -> None:
     protect = request.protect
     if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
-        raise misfit(request.label, NOISY, name_of(protect), protect.place)
+        raise misfit(request.label, NOISY, protect.name, protect.place)
     if request.batch_size != 1:
         remedy = "The other members of the batch are known to this attacker and subtracted; they change nothing."
         raise refuse("batch_size", request.batch_size, "1 for 1-of-n", remedy)

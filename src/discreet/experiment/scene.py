@@ -12,12 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from discreet.catalog import CORPORA
 from discreet.core.checks import refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.sources import BUILT_IN, Columns, load
+from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.precision import find_device
 from discreet.training.run_folder import Run, load_run, refuse_old_split
@@ -121,7 +122,7 @@ class Scene:
 
     def partners(self, protect: Any, batch: Corpus) -> Corpus | None:
         """Return public text for a protection that mixes with it, without the texts under attack."""
-        if not getattr(protect, "needs_public", False):
+        if protect is None or not protect.needs_public:
             return None
         texts = self.public_without(batch.texts)[:_PARTNERS]
         if len(texts) < len(batch):
@@ -183,7 +184,7 @@ def load_scene(request: SceneRequest) -> Scene:
     if request.public is not None:
         asked = request.columns or Columns()
         columns = Columns(asked.text, label=None, separator=asked.separator, quoting=asked.quoting)
-        columns = Columns() if request.public in BUILT_IN else columns
+        columns = Columns() if request.public in CORPORA else columns
         public = load(request.public, columns, validation=0).texts
     if request.run is not None:
         return _scene_of_run(request, request.run, public)

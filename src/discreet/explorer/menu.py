@@ -11,10 +11,10 @@ import torch
 from discreet.attacks.base import Attack
 from discreet.catalog import PROTECTIONS
 from discreet.core.errors import DiscreetError
-from discreet.experiment.releases import GRADIENT, REPRESENTATION, fits
 from discreet.explorer.dials import Dial, dials_of, started
 from discreet.explorer.stage import EXAMPLES, Stage
-from discreet.releases.protected import protection_of
+from discreet.releases.description import GRADIENT, REPRESENTATION
+from discreet.releases.protected import fits, protection_of
 
 NONE = "none"
 DELTA = 1e-5
@@ -59,7 +59,7 @@ def misfit(menu: Menu, attack: str, protect: Any, *, head: bool) -> str | None:
         return f"{attack} reads the gradient of the encoder, and here only the head is trained."
     if protect is None:
         return None
-    name, place = getattr(protect, "name", "this protection"), protect.place
+    name, place = protect.name, protect.place
     if not fits(kind, protect):
         return f"{attack} reads a {kind}; under {name} that is not what leaves."
     if identifies and place != GRADIENT:

@@ -18,21 +18,20 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
 from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
-from discreet.experiment.reading import METRICS as ASKED
-from discreet.experiment.reading import Example, metrics_for, spelled
-from discreet.experiment.releases import GRADIENT, REPRESENTATION, TEXT
+from discreet.experiment.scoring import DEFAULT_METRICS, Example, metrics_for, spelled
 from discreet.explorer.dials import checked, started
 from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, misfit
 from discreet.explorer.stage import Stage
 from discreet.explorer.typed import TypedScene
-from discreet.metrics.text import PAIRS
+from discreet.metrics.table import METRICS, label_of
 from discreet.models.spelling import unknown_share
+from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT, describe_knowledge, describe_release
 from discreet.releases.protected import protection_of
 from discreet.report.reading import Piece, bare, pieces
-from discreet.report.words import METRICS
 
 CANDIDATES = 64
 OPEN = "the release was not protected"
+_ONE_OF = {"lengths": "length", "labels": "label"}  # what is known of all texts of a release, said of one
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def read(
         "bound": bound(protect, found, scene),
         "candidates": count,
         "alike": alike(found),
-        "release": _release(found, kind, scene),
+        "release": _release(found),
         "seconds": time.monotonic() - began,
     }
 
@@ -159,8 +158,8 @@ def shown(found: AttackResult, attack: Attack, scene: TypedScene, kind: str) -> 
         truth = " ".join(dict.fromkeys(truth.split()))
     main = _main(attack, truth)
     guesses = [one.guess for one in found.examples] or [""]
-    guess = max(guesses, key=lambda text: PAIRS[main](text, truth))
-    scores = {name: float(PAIRS[name](guess, truth)) for name in metrics_for(attack, ASKED)}
+    guess = max(guesses, key=lambda text: METRICS[main].score(text, truth))
+    scores = {name: METRICS[name].score(guess, truth) for name in metrics_for(attack, DEFAULT_METRICS)}
     return Example(typed, guess, scores, spelling=truth)
 
 
@@ -170,7 +169,7 @@ def _main(attack: Attack, truth: str) -> str:
     ROUGE sees the letters a to z and digits alone: of a text with others it would say that nothing was read of them,
     or, where they are few, that all was read without them.
     """
-    names = metrics_for(attack, ASKED)
+    names = metrics_for(attack, DEFAULT_METRICS)
     plain = truth.isascii() and any(c.isalnum() for c in truth)
     order = ("rouge_l",) if plain else ("lcs_over_longer", "bag_recall")
     return next((name for name in order if name in names), names[0])
@@ -179,13 +178,13 @@ def _main(attack: Attack, truth: str) -> str:
 def _leakage(found: AttackResult, example: Example | None, attack: Attack) -> dict[str, Any]:
     if example is None:
         one = found.leakages[0]
-        words = METRICS.get(one.metric, one.metric)
+        words = label_of(one.metric)
         main = {"words": words, "value": one.value, "low": one.low, "high": one.high, "n": one.n, "chance": one.chance}
         return {"leakage": main, "figures": []}
     main_name = _main(attack, example.scored)
-    figures = [{"words": METRICS.get(name, name), "value": value} for name, value in example.scores.items()]
+    figures = [{"words": label_of(name), "value": value} for name, value in example.scores.items()]
     # of one sentence there is no chance level: that would be how far other texts of the release resemble it
-    main = {"words": METRICS.get(main_name, main_name), "value": example.scores[main_name], "n": 1, "chance": None}
+    main = {"words": label_of(main_name), "value": example.scores[main_name], "n": 1, "chance": None}
     return {"leakage": main, "figures": figures}
 
 
@@ -284,35 +283,23 @@ def bound(protect: Any, found: AttackResult, scene: TypedScene) -> float | None:
 def alike(found: AttackResult) -> str:
     """Return in what the candidates of the bound do not differ: what the attacker is told besides the release."""
     told = () if found.release.get("simulated") else found.release.get("known", ())
-    return " and ".join(word.removesuffix("s") for word in told)
+    return " and ".join(_ONE_OF[word] for word in told)
 
 
 def _event(protect: Any, scene: TypedScene) -> Any:
     """Return what one release costs, where that does not depend on its text."""
     if protect.place == GRADIENT:
-        return getattr(protect, "event", None)
-    if protect.place == REPRESENTATION and protect.stored and getattr(protect, "mix", 1) == 1:
+        return protect.event
+    if protect.place == REPRESENTATION and protect.stored and protect.mixes == 1:
         return protect.once(np.zeros(1, dtype=np.int64), scene.model.width, scene.model.classes, Rng.secret()).event
     return None
 
 
-def _release(found: AttackResult, kind: str, scene: TypedScene) -> str:
-    """Return what the attacker saw, and knew besides, in words."""
+def _release(found: AttackResult) -> str:
+    """Return what the attacker saw, and was given besides, in words."""
     facts = found.release
     size = int(facts.get("batch_size", 1))
-    of = "your sentence" if size == 1 else f"{size} sentences, yours among them"
+    texts = "your sentence" if size == 1 else f"{size} sentences, yours among them"
     if facts.get("simulated"):
-        return (
-            f"{found.leakages[0].n:,} simulated gradients ({facts['parameters']}) of one of {facts['candidates']} "
-            f"sentences, yours among them, at {facts['model']}; the attacker knows all {facts['candidates']}."
-        )
-    if kind == REPRESENTATION:
-        others = len(dict.fromkeys(scene.rows.texts))
-        known = "; labels known besides" if facts.get("known") else ""
-        said = f"{facts['vectors']} vectors" if facts["vectors"] != 1 else "one vector"
-        return (
-            f"{said} of {facts['width']} numbers, of {of}, from {facts['model']}; where the attack chooses among "
-            f"candidates, yours is one beside {others} others{known}."
-        )
-    known = " and ".join(facts.get("known", ())) or "nothing"
-    return f"one gradient ({facts['parameters']}) of {of}, at {facts['model']}; {known} known besides."
+        texts = f"one of {facts['candidates']} sentences, yours among them"
+    return f"{describe_release(facts, texts=texts)}. {describe_knowledge(facts)}"

@@ -13,10 +13,10 @@ from discreet.core.checks import one_of
 from discreet.core.errors import DataError
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
-from discreet.experiment.releases import GRADIENT
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.explorer.typed import TypedScene
 from discreet.protections.local.protection import made_up_vectors
+from discreet.releases.description import GRADIENT
 from discreet.releases.protected import protection_of_run
 from discreet.study.frontier import points_of
 from discreet.study.store import read_trials

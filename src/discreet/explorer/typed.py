@@ -18,8 +18,8 @@ from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.experiment.scene import Scene
 from discreet.models.classifier import Classifier
+from discreet.releases.gradient import open_release
 from discreet.training.encode import encode
-from discreet.training.release import open_release
 
 UNIT = "sentence"
 _AT_ONCE = 8

@@ -67,7 +67,7 @@ def score_interval(
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim == 1 and sample.size >= _FEW and np.ptp(sample) > 0:
         return bootstrap(sample, rng=rng, confidence=confidence)
-    low, high = bootstrap(sample, rng=rng, confidence=confidence)  # refuses what has no mean
+    low, high = bootstrap(sample, rng=rng, confidence=confidence)  # rejects what has no mean
     mean = (float(sample.mean()) - least) / (1 - least)
     if not -1e-9 <= mean <= 1 + 1e-9:
         raise refuse("values", float(sample.mean()), f"between {least} and 1", "These limits are for such scores.")

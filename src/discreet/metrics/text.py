@@ -14,7 +14,6 @@ from discreet.core.checks import one_of, refuse
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics.intervals import clopper_pearson, score_interval
-from discreet.metrics.meteor import meteor
 
 Pair = Callable[[str, str], float]
 Embedder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
@@ -88,23 +87,11 @@ def exact_match(guess: str, truth: str) -> float:
     return float(words(guess) == words(truth))
 
 
-PAIRS: dict[str, Pair] = {
-    "rouge_1": partial(rouge, kind="rouge1"),
-    "rouge_2": partial(rouge, kind="rouge2"),
-    "rouge_l": partial(rouge, kind="rougeL"),
-    "lcs_over_longer": lcs_over_longer,
-    "jaccard": jaccard,
-    "token_accuracy": token_accuracy,
-    "bag_recall": bag_recall,
-    "exact_match": exact_match,
-    "meteor": meteor,
-}
-
-
-def match(guesses: Sequence[str], truths: Sequence[str], score: Pair = PAIRS["rouge_1"]) -> tuple[str, ...]:
+def match(guesses: Sequence[str], truths: Sequence[str], score: Pair | None = None) -> tuple[str, ...]:
     """Return for each truth the guess that the best one-to-one matching gives it, or an empty text.
 
-    A batch has no order that an attacker could know. The matching favours the attacker: it is the largest total score.
+    A batch has no order that an attacker could know. The matching favours the attacker: it is the largest total score,
+    by default of ROUGE-1.
 
     >>> match(["the dog", "a cat sat"], ["a cat", "the dog", "rain"])
     ('a cat sat', 'the dog', '')
@@ -113,6 +100,7 @@ def match(guesses: Sequence[str], truths: Sequence[str], score: Pair = PAIRS["ro
         return ("",) * len(truths)
     from scipy.optimize import linear_sum_assignment
 
+    score = score or partial(rouge, kind="rouge1")
     scores = np.array([[score(guess, truth) for truth in truths] for guess in guesses])
     rows, columns = linear_sum_assignment(scores, maximize=True)
     matched = dict(zip(columns.tolist(), rows.tolist(), strict=True))
@@ -125,23 +113,28 @@ def text_leakage(
     """Return the mean of a metric over guesses and truths in the same order, with its interval and chance level.
 
     The interval is a 95% bootstrap over the texts (Hoeffding's for few or like ones), for `exact_match` the exact one
-    of a rate. The chance level is what
-    the same guesses score against truths that belong to other guesses; a single text has none.
+    of a rate. The chance level is what the same guesses score against truths that belong to other guesses; a single
+    text has none. `pair` scores one pair for a metric that is not in the table.
 
     >>> print(text_leakage("jaccard", ["a b", "c d"], ["a b", "c e"], rng=Rng(0)))
     jaccard 0.667 [0.025, 1.000] (n = 2, chance 0.000)
     """
+    from discreet.metrics.table import METRICS
+
     if pair is None:
-        one_of("metric", metric, list(PAIRS))
-        pair = PAIRS[metric]
+        pair = METRICS[one_of("metric", metric, [name for name, one in METRICS.items() if one.pair])].pair
+    assert pair is not None
     _same_number(guesses, truths)
     values = [pair(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
     shifts = _shifts(len(truths), rng.fork("chance"))
     by_chance = [pair(guesses[i], truths[j]) for shift in shifts for i, j in enumerate(shift)]
-    return _leakage(metric, values, by_chance, rng)
+    rate = metric in METRICS and METRICS[metric].is_rate
+    return _leakage(metric, values, by_chance, rng, rate=rate)
 
 
-def semantic_cosine(guesses: Sequence[str], truths: Sequence[str], *, embed: Embedder, rng: Rng) -> Leakage:
+def semantic_cosine(
+    guesses: Sequence[str], truths: Sequence[str], *, embed: Embedder, rng: Rng, metric: str = "semantic_cosine"
+) -> Leakage:
     """Return the mean cosine between the vectors of guesses and truths, with its interval and chance level.
 
     `embed` takes texts and returns a vector for each, (texts, width). A vector of zeros has cosine 0 with any other.
@@ -151,15 +144,22 @@ def semantic_cosine(guesses: Sequence[str], truths: Sequence[str], *, embed: Emb
     values = (first * second).sum(axis=1)
     shifts = _shifts(len(truths), rng.fork("chance"))
     by_chance = [float(first[i] @ second[j]) for shift in shifts for i, j in enumerate(shift)]
-    return _leakage("semantic_cosine", values.tolist(), by_chance, rng)
+    return _leakage(metric, values.tolist(), by_chance, rng, least=-1.0)
 
 
-def _leakage(metric: str, values: Sequence[float], by_chance: Sequence[float], rng: Rng) -> Leakage:
+def _leakage(
+    metric: str,
+    values: Sequence[float],
+    by_chance: Sequence[float],
+    rng: Rng,
+    *,
+    rate: bool = False,
+    least: float = 0.0,
+) -> Leakage:
     mean = float(np.mean(values))
-    if metric == "exact_match":
+    if rate:
         low, high = clopper_pearson(round(sum(values)), len(values))
     else:
-        least = -1.0 if metric == "semantic_cosine" else 0.0
         low, high = score_interval(values, rng=rng.fork("interval"), least=least)
     return Leakage(metric, mean, low, high, len(values), float(np.mean(by_chance)) if by_chance else None)
 

@@ -355,6 +355,10 @@ class RepresentationProtection(Protection):
         """How many coordinates are released, where fewer than the encoder's."""
         return None
 
+    def seen(self, vectors: Tensor) -> Tensor:
+        """Return vectors in the coordinates of a release, before mixing and noise."""
+        return vectors
+
     def fit(self, model: Classifier, rng: Rng) -> None:
         """Make a model fit what leaves, before it is trained; a model that fits already is left alone.
 

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
+from discreet.releases.description import describe_release
 from discreet.report import figures
 from discreet.report.figures import SHAPES, Figure, shape
 from discreet.report.reading import pieces
@@ -29,7 +30,6 @@ from discreet.report.words import (
     of_rows,
     percent,
     percent_at_most,
-    release_words,
     released,
     size_words,
     useless,
@@ -258,7 +258,7 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], result: StudyR
         "truth": kept,
         "guess": pieces(guess, truth),
         "share": count / max(1, sum(len(piece.text.split()) for piece in kept)),
-        "release": release_words(facts.get("release", {})) + stopped,
+        "release": describe_release(facts.get("release", {})) + stopped,
         "epsilon": epsilon_words(promise, facts.get("epsilon_by_adjacency", {})),
     }
 
@@ -273,7 +273,7 @@ def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:
                 {
                     "label": point.label,
                     "attack": attack,
-                    "release": release_words(facts.get("release", {})),
+                    "release": describe_release(facts.get("release", {})),
                     "columns": {name: columns.get(name) for name in ("add/remove", "zero-out", "replace-one")},
                 }
             )

@@ -8,24 +8,11 @@ from typing import Any
 
 from discreet.core.guarantee import Guarantee, Strength, in_digits, strength
 from discreet.core.types import MODEL, TRAINING, UPDATE
+from discreet.metrics.table import METRICS, label_of
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point, limit_for, no_better_than_constant, safe_limit
 from discreet.study.result import StudyResult
 
-METRICS = {
-    "rouge_l": "words read in the right order (ROUGE-L)",
-    "rouge_1": "words read (ROUGE-1)",
-    "rouge_2": "pairs of words read (ROUGE-2)",
-    "lcs_over_longer": "words in order (LCS over longer)",
-    "jaccard": "shared words",
-    "token_accuracy": "words read at their place",
-    "bag_recall": "words read, in any order",
-    "exact_match": "whole texts read without an error",
-    "identified": "identified among the candidates, from all updates of the training",
-    "identified_update": "identified among the candidates, from one update",
-    "identity": "right text found by similarity",
-    "semantic_cosine": "closeness in meaning",
-}
 GREEN = 10.0  # the largest epsilon that is shown as protection
 ENOUGH = 10  # texts; with fewer, one text more may turn a verdict round
 GLOSSARY = (
@@ -85,7 +72,7 @@ def metric_words(name: str) -> str:
     'dager: words read in the right order (ROUGE-L)'
     """
     attack, _, metric = name.partition("/")
-    return f"{attack}: {METRICS.get(metric, metric.replace('_', ' '))}"
+    return f"{attack}: {label_of(metric)}"
 
 
 def percent(value: float) -> str:
@@ -273,7 +260,8 @@ def _advice(
     how = f"proven for every attack on {released(goal.scope, chosen)}"
     if not proven:
         how = f"an estimate from the attack that was run, {measured_on(goal.leakage, found)}, on one release"
-    counted = goal.leakage.partition("/")[2] in {"identified", "identified_update", "identity", "exact_match"}
+    metric = goal.leakage.partition("/")[2]
+    counted = metric in METRICS and METRICS[metric].is_rate
     often, of = ("happens", " of the time") if counted else ("is", " on average")
     kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
     return (
@@ -371,23 +359,6 @@ def badge_of(promise: Guarantee | None) -> str:
     if promise is None or not promise.exists or strength(promise.epsilon) is Strength.NONE:
         return "none"
     return "proven" if promise.certified and promise.epsilon <= GREEN else "estimate"
-
-
-def release_words(facts: Mapping[str, Any]) -> str:
-    """Return what an attacker saw, in words."""
-    if not facts:
-        return "not recorded"
-    if facts.get("scope") == TRAINING:
-        what, model = facts.get("parameters", "?"), facts.get("model", "the model")
-        return f"all {facts.get('steps', '?')} updates of a training ({what}) of {model}"
-    vectors = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
-    what = facts.get("parameters") or f"{vectors} of {facts.get('width', '?')} numbers"
-    size = facts.get("batch_size", 1)
-    of = "one text" if size == 1 else f"a batch of {size} texts"
-    if "first_words" in facts:
-        of = f"at most {facts['first_words']} first words of {of}"
-    kind = "gradient" if facts.get("kind") == "gradient" else "representation"
-    return f"one {kind} of {of} ({what}) from {facts.get('model', 'the model')}"
 
 
 def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> str:

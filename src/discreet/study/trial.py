@@ -26,9 +26,7 @@ from discreet.core.settings import as_dict, parse
 from discreet.core.types import TRAINING, UPDATE, Leakage, Trial
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.attack import AttackResult, run_attack
-from discreet.experiment.attack_updates import Updates, rate_of
-from discreet.experiment.releases import LEAVES, READS, fits
+from discreet.experiment.attack import AttackResult, Updates, rate_of, run_attack
 from discreet.experiment.scene import Scene
 from discreet.experiment.training import RunRequest, plan_for
 from discreet.metrics.trade_off import true_positive_rates
@@ -36,6 +34,8 @@ from discreet.metrics.utility import constant_utility, quality, utility_interval
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.releases.description import LEAVES, READS
+from discreet.releases.protected import fits
 from discreet.study.file import (
     OF_UPDATE,
     ReleaseTable,

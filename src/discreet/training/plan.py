@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.ledger import Budget, Ledger
+from discreet.catalog import CORPORA
 from discreet.core.checks import open_probability, refuse, whole
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -20,7 +21,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.overlap import without_overlap
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
-from discreet.data.sources import BUILT_IN, Columns, load
+from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM
 from discreet.protections._vectors import most_rows
@@ -318,7 +319,7 @@ def public_text(source: str, columns: Columns, seed: int = 0) -> Corpus:
 
     Few uses need its labels, and those say what is missing; partners in a mixture, and principal axes, need none.
     """
-    if source in BUILT_IN:
+    if source in CORPORA:
         return load(source, seed=seed, validation=0)
     columns = replace(columns, unit=None)
     try:

@@ -14,7 +14,7 @@ from discreet.models.encoder import assemble
 from discreet.models.language_head import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 pytestmark = pytest.mark.search
 

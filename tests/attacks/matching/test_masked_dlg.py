@@ -13,7 +13,7 @@ from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.texthide import TextHide
-from discreet.training.release import hidden_release, open_release
+from discreet.releases.gradient import hidden_release, open_release
 
 pytestmark = pytest.mark.search
 

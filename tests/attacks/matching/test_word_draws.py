@@ -16,7 +16,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.models.ngram import NGram
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 pytestmark = pytest.mark.search
 

@@ -17,7 +17,7 @@ from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 pytestmark = pytest.mark.search
 

@@ -13,7 +13,7 @@ from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.release import open_release, protected_release
+from discreet.releases.gradient import open_release, protected_release
 
 pytestmark = pytest.mark.search
 

@@ -14,8 +14,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.releases import GRADIENT
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.releases.description import GRADIENT
 from discreet.releases.protected import protection_of
 
 THINGS, WAYS = ("film", "plot", "pain", "knee", "hand", "child"), ("slow", "quick", "sharp", "calm")

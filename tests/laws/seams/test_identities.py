@@ -26,8 +26,8 @@ from discreet.protections.local.projection import Projection
 from discreet.protections.local.protection import LocalLayer
 from discreet.protections.words.swap import WordSwap
 from discreet.protections.words.table import WordTable
-from discreet.training.release import hidden_release, protected_release
-from discreet.training.released_vectors import representation_release
+from discreet.releases.gradient import hidden_release, protected_release
+from discreet.releases.representation import representation_release
 from discreet.training.settings import TrainSettings
 
 ROWS, SIZE = 24, 8

@@ -21,7 +21,7 @@ from discreet.accounting.interpret import guarantee
 from discreet.cli.main import main
 from discreet.core.types import Trial
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack_updates import Updates
+from discreet.experiment.attack import Updates
 from discreet.protections.dp_sgd import DPSGD
 from discreet.report.words import verdict_of
 from discreet.study import trial as trials

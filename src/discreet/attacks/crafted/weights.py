@@ -227,7 +227,7 @@ def _read_by_sign(model: LanguageModel, layout: Layout, source: torch.Generator)
 
 
 def _require_tags(model: Classifier, layout: Layout, ids: Tensor) -> None:
-    """Refuse a model whose attention did not do what it was crafted for."""
+    """Reject a model whose attention did not do what it was crafted for."""
     anatomy, block = dissect(model), blocks_of(model)[0]
     given = inputs_of(model, block.output.module, ids[:1])[0, -1]
     places = torch.arange(ids.shape[1], device=ids.device)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.attacks.encoder_layers import Anatomy, dissect, refuse_pairs
+from discreet.attacks.encoder_layers import Anatomy, dissect, reject_pairs
 from discreet.clipping.record import Record
 from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
 from discreet.clipping.tape import Tape
@@ -49,7 +49,7 @@ class Imitation:
     def __init__(
         self, model: Classifier, seens: Sequence[GradientRelease], attack: str, signal_norm: float = 0.0
     ) -> None:
-        """Take what can be compared from releases of one kind, or refuse them.
+        """Take what can be compared from releases of one kind, or reject them.
 
         `signal_norm` is how long the gradients were before noise, if the attacker knows it from the protection.
         """
@@ -59,7 +59,7 @@ class Imitation:
         self.device = model.device
         shared = [n for n, _ in model.named_parameters() if all(n in seen.gradients for seen in seens)]
         shared = [n for n in shared if n != anatomy.embeddings.word_name]
-        _refuse_unusable(model, seens, shared, attack)
+        _reject_unusable(model, seens, shared, attack)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name in shared)
         self._alive = alive_masks(self.model, self.words)
@@ -82,7 +82,7 @@ class Imitation:
         self.noise_std = self._noise(seens)
         for seen, noise in zip(seens, self.noise_std.tolist(), strict=True):
             if noise == 0:  # also noise that the release does not name makes every row another than zero
-                refuse_pairs(seen, anatomy, attack)
+                reject_pairs(seen, anatomy, attack)
         self.protected = torch.tensor([seen.guarantee is not None or seen.noise_std > 0 for seen in seens])
         self.protected = self.protected.to(self.device)
         self.signal_squares = self._signal(signal_norm)
@@ -262,7 +262,7 @@ def _is_table(model: Classifier, name: str) -> bool:
     return isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Embedding)
 
 
-def _refuse_unusable(model: Classifier, seens: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
+def _reject_unusable(model: Classifier, seens: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
     if not any(name.startswith("encoder.") for name in names):
         found = ", ".join(names) or "nothing"
         raise UnsupportedError(

@@ -341,7 +341,7 @@ class Matching:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         for name in ("steps", "starts", "kept", "cycles"):
             whole(name, getattr(self, name))
         for name in ("shuffles", "every"):
@@ -425,7 +425,7 @@ class MatchingAttack(SearchingAttack):
 def set_up(
     seens: Sequence[GradientRelease], knows: Knowledge, loss: MatchingLoss, attack: str
 ) -> tuple[Classifier, Objective]:
-    """Return the public model and the loss of candidates against releases of one batch size, or refuse them."""
+    """Return the public model and the loss of candidates against releases of one batch size, or reject them."""
     model = model_of(knows, attack)
     problems = Problems.of(seens, model, attack)
     return model, Objective(Imitation(model, seens, attack, _signal_norm(seens, knows)), problems, loss)

@@ -68,7 +68,7 @@ class Lamp(MatchingAttack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         one_of("loss", self.loss, LOSSES)
         whole("polish", self.polish, 0)
         self.engine()
@@ -104,7 +104,7 @@ class Tag(MatchingAttack):
     name: ClassVar[str] = "tag"
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         self.engine()
 
     def engine(self) -> Matching:
@@ -137,7 +137,7 @@ class Dlg(MatchingAttack):
     name: ClassVar[str] = "dlg"
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         self.engine()
 
     def engine(self) -> Matching:

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from discreet.attacks.base import Attack
-from discreet.attacks.encoder_layers import dissect, refuse_pairs
+from discreet.attacks.encoder_layers import dissect, reject_pairs
 from discreet.attacks.matching.lbfgs import Objective, minimise
 from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.attacks.time_limit import TimeLimit
@@ -80,7 +80,7 @@ class MaskedDLG(Attack):
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         for name in ("inputs", "history", "steps"):
             whole(name, getattr(self, name))
         whole("restarts", self.restarts, 0)
@@ -267,7 +267,7 @@ class _TextProblem:
 
     def __init__(self, model: Classifier, seen: GradientRelease, asked: MaskedDLG) -> None:
         anatomy = dissect(model)
-        refuse_pairs(seen, anatomy, _NAME)
+        reject_pairs(seen, anatomy, _NAME)
         parameters = dict(model.named_parameters())
         names = [name for name in seen.gradients if name != anatomy.embeddings.word_name]
         if any(name not in parameters for name in names) or not any(name.startswith("encoder.") for name in names):
@@ -355,7 +355,7 @@ def _width(model: nn.Module, shape: Sequence[int], like: Tensor) -> int:
 
 
 def _require_inputs_seen(model: nn.Module, seen: GradientRelease, shape: Sequence[int]) -> None:
-    """Refuse a release in which no gradient depends on the inputs but through the masked representation."""
+    """Reject a release in which no gradient depends on the inputs but through the masked representation."""
     assert isinstance(model, Represents)
     parameters = dict(model.named_parameters())
     unknown = [name for name in seen.gradients if name not in parameters]

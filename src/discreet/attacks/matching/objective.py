@@ -64,7 +64,7 @@ class MeanCosine:
     rows: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a share outside [0, 1]."""
+        """Reject a share outside [0, 1]."""
         probability("rows", self.rows)
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
@@ -96,7 +96,7 @@ class SquaredAndAbsolute:
     absolute: float = 0.01
 
     def __post_init__(self) -> None:
-        """Refuse a negative weight."""
+        """Reject a negative weight."""
         non_negative("absolute", self.absolute)
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:

@@ -37,7 +37,7 @@ class Problems:
 
     @classmethod
     def of(cls, seens: Sequence[GradientRelease], model: Classifier, attack: str) -> Problems:
-        """Return what releases of one batch size tell, or refuse them."""
+        """Return what releases of one batch size tell, or reject them."""
         sizes = {seen.batch_size for seen in seens}
         if len(sizes) != 1:
             raise UnsupportedError(f"Expected releases of one batch size, found {sorted(sizes)}. Attack them in turn.")

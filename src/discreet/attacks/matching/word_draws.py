@@ -105,7 +105,7 @@ class Drawing:
             mine = None if onehot is None else onehot[:, part]
             found, slopes = self.objective.slopes(self.words[tokens[:, part]], mine)
             losses.append(found)
-            # A slope that is no number, or endless, tells nothing.
+            # A slope that is NaN or infinite tells nothing.
             total = total + torch.nan_to_num(slopes, nan=0.0, posinf=0.0, neginf=0.0).sum(1)
         scores = torch.nan_to_num(torch.cat(losses, 1), nan=torch.inf)
         return scores + self.objective.surprise(tokens, self.prior), total / count
@@ -216,7 +216,7 @@ class WordDraws(SearchingAttack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         for name in ("rounds", "texts", "parents", "choices"):
             whole(name, getattr(self, name))
         whole("polish", self.polish, 0)

@@ -62,7 +62,7 @@ class BlindReconstruction(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PUBLIC_VECTORS})
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         whole("count", self.count)
         whole("masks", self.masks, 0)
         whole("turns", self.turns)

@@ -71,7 +71,7 @@ def statistics(vectors: Floats) -> tuple[Floats, Floats]:
 
 
 def released(seen: Release, attack: str) -> Floats:
-    """Return the vectors of a release, or refuse a release that has none."""
+    """Return the vectors of a release, or reject a release that has none."""
     if not isinstance(seen, RepresentationRelease):
         raise UnsupportedError(
             f"Expected seen={type(seen).__name__} to be a RepresentationRelease. {attack} reads vectors that a server "
@@ -81,7 +81,7 @@ def released(seen: Release, attack: str) -> Floats:
 
 
 def matrix(name: str, given: torch.Tensor | npt.ArrayLike, width: int | None) -> Floats:
-    """Return vectors as rows of float32, or refuse what is not a matrix of that width and finite."""
+    """Return vectors as rows of float32, or reject what is not a matrix of that width and finite."""
     rows = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
     if rows.ndim != 2 or not rows.size:
         raise refuse(f"{name}.shape", rows.shape, "(rows, width), neither of them 0", "Give one vector in each row.")

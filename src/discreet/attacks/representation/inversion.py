@@ -57,7 +57,7 @@ class EmbeddingInversion(Attack):
     aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         for name in ("words", "least", "hidden", "epochs", "batch_size"):
             whole(name, getattr(self, name))
         positive("rate", self.rate)

@@ -50,7 +50,7 @@ class RepRecon(Attack):
     aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         for name in ("hidden", "epochs", "batch_size"):
             whole(name, getattr(self, name))
         positive("rate", self.rate)

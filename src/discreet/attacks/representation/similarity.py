@@ -53,7 +53,7 @@ class Similarity(Attack):
     aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         one_of("score", self.score, SCORES)
         whole("rounds", self.rounds)
         whole("shortlist", self.shortlist)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from discreet.attacks.base import Attack
-from discreet.attacks.encoder_layers import Anatomy, dissect, model_of, refuse_pairs
+from discreet.attacks.encoder_layers import Anatomy, dissect, model_of, reject_pairs
 from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, grow, narrowed, search
 from discreet.attacks.span.spans import Span, require_room, shares, span_of, token_sets
 from discreet.attacks.time_limit import TimeLimit
@@ -60,7 +60,7 @@ class Dager(Attack):
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         positive("token_distance", self.token_distance)
         positive("sentence_distance", self.sentence_distance)
         positive("rate", self.rate)
@@ -79,7 +79,7 @@ class Dager(Attack):
         limit = TimeLimit(self.seconds)
         model = model_of(knows, _NAME)
         anatomy = dissect(model)
-        refuse_pairs(seen, anatomy, _NAME)
+        reject_pairs(seen, anatomy, _NAME)
         first = span_of(seen, anatomy.first, self.rounding, _NAME)
         second = span_of(seen, anatomy.second, self.rounding, _NAME)
         details: dict[str, Any] = {"ranks": (first.rank, second.rank), "tokens": (), "confirmed": (), "pairs": ()}

@@ -138,7 +138,7 @@ def _rank(values: Tensor, rounding: float) -> int:
 
 
 def require_room(seen: GradientRelease, span: Span, attack: str) -> bool:
-    """Return whether a span tells states apart; refuse one that does not though nothing protects the release."""
+    """Return whether a span tells states apart; reject one that does not though nothing protects the release."""
     total, width = sum(seen.lengths or ()), span.basis.shape[1]
     if total >= width:
         raise UnsupportedError(

@@ -56,7 +56,7 @@ class Subspace(Attack):
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject settings outside their rules."""
         for name in ("choices", "starts", "steps", "sweeps"):
             whole(name, getattr(self, name))
         positive("rate", self.rate)

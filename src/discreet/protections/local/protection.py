@@ -139,6 +139,10 @@ class LocalLayer(RepresentationProtection):
         """A sentence is exchanged for any other."""
         return Adjacency.REPLACE_ONE
 
+    def seen(self, vectors: Tensor) -> Tensor:
+        """Return vectors in the coordinates of the projection, before they are bounded and randomized."""
+        return self.projection(vectors)
+
     def fit(self, model: Classifier, rng: Rng) -> None:
         """Give the model a head as wide as a release, and the user's side to pass queries through."""
         if not (isinstance(model.query, LocalQuery) and model.query.layer == self.inference):

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from discreet.attacks.base import Attack
-from discreet.core.checks import one_of
+from discreet.attacks.base import Attack, Need
+from discreet.core.checks import one_of, refuse
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
-from discreet.metrics.text import PAIRS, match, semantic_cosine, text_leakage
+from discreet.metrics.table import METRICS, Compares, Sample
+from discreet.metrics.text import match
 from discreet.models import spelling
 from discreet.models.classifier import Classifier
 from discreet.models.spelling import pieces, written
 
-METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
+DEFAULT_METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
 BAG_METRICS = ("bag_recall", "jaccard")
 VECTOR_METRICS = ("exact_match", "jaccard", "rouge_l", "bag_recall")  # whole texts are named: the right one, or alike
-SEMANTIC = "semantic_cosine"
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,15 @@ class Example:
 def metrics_for(attack: Attack, asked: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics that fit an attack: where none were chosen, those of what it reads; never an order of none."""
     for name in asked:
-        one_of("metric", name, [*PAIRS, SEMANTIC])
+        metric = METRICS[one_of("metric", name, [n for n, m in METRICS.items() if m.compares is not Compares.INDICES])]
+        if metric.compares is Compares.CANDIDATES and not (attack.aligned and Need.CANDIDATES in attack.needs):
+            remedy = f"It is for attacks that choose among candidates for each vector; {attack.label} does not."
+            raise refuse("metric", name, "left out", remedy)
     if attack.is_ordered:
         vectors = attack.sees is RepresentationRelease
-        return VECTOR_METRICS if vectors and tuple(asked) == METRICS else tuple(asked)
-    fitting = tuple(name for name in asked if name in BAG_METRICS)
-    return fitting if fitting and tuple(asked) != METRICS else BAG_METRICS
+        return VECTOR_METRICS if vectors and tuple(asked) == DEFAULT_METRICS else tuple(asked)
+    fitting = tuple(name for name in asked if METRICS[name].compares is Compares.WORDS)
+    return fitting if fitting and tuple(asked) != DEFAULT_METRICS else BAG_METRICS
 
 
 def compared(
@@ -85,22 +88,21 @@ def compared(
         in_order = (*read, *[""] * (len(batch) - len(read)))
         guesses = in_order if attack.aligned else match(read, truths)
     return [
-        Example(text, read, {m: float(PAIRS[m](read, truth)) for m in metrics if m in PAIRS}, number, truth)
+        Example(text, read, {m: METRICS[m].score(read, truth) for m in metrics if METRICS[m].pair}, number, truth)
         for text, truth, read in zip(shown, truths, guesses, strict=True)
     ]
 
 
-def leakages(examples: Sequence[Example], metrics: Sequence[str], rng: Rng) -> tuple[Leakage, ...]:
-    """Return every metric over the examples with interval, sample size and chance level."""
+def leakages(
+    examples: Sequence[Example], metrics: Sequence[str], rng: Rng, candidates: Sequence[str] = ()
+) -> tuple[Leakage, ...]:
+    """Return every metric over the examples with interval, sample size and chance level.
+
+    `candidates` are the texts that the attacker chose among, as the model's tokenizer spells them.
+    """
     guesses, truths = [e.guess for e in examples], [e.scored for e in examples]
-    found = []
-    for metric in metrics:
-        source = rng.fork(metric)
-        if metric == SEMANTIC:
-            found.append(semantic_cosine(guesses, truths, embed=sentence_vectors, rng=source))
-        else:
-            found.append(text_leakage(metric, guesses, truths, rng=source))
-    return tuple(found)
+    sample = Sample(guesses, truths, candidates, sentence_vectors)
+    return tuple(METRICS[metric].leakage(sample, rng.fork(metric)) for metric in metrics)
 
 
 def spelled(model: Classifier, text: str) -> str:

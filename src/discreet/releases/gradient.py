@@ -1,6 +1,6 @@
 """Exactly what a server would see of one step, before and after protection: what the gradient attacks are given.
 
-Vectors that leave one by one are in `released_vectors`.
+Vectors that leave one by one are in `representation`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from discreet.clipping.tape import Tape
 from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease
+from discreet.core.types import GradientRelease, TextRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
@@ -139,6 +139,19 @@ def hidden_release(
         labels=batch.labels,
         guarantee=promise,
     )
+
+
+def rewritten_release(model: Classifier, batch: Corpus, protect: Any, rng: Rng, *, delta: float) -> GradientRelease:
+    """Return the gradient of a batch whose texts were rewritten first; what follows is post-processing.
+
+    Guarantee: that of the rewritten texts, in the release.
+    """
+    from discreet.accounting.interpret import guarantee
+
+    check_protection(protect, TextRelease.kind)
+    seen = open_release(model, protect.rewrite(batch, rng.fork("rewrite")))
+    promise = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
+    return replace(seen, guarantee=protect.stated(as_drawn(promise, rng)))
 
 
 def fresh(rng: Rng, *released: Any) -> Rng:

@@ -14,8 +14,8 @@ from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.base import RepresentationProtection, check_protection
+from discreet.releases.gradient import fresh, of_one_release
 from discreet.training.encode import encode
-from discreet.training.release import fresh, of_one_release
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
-from discreet.training.released_vectors import representation_release
+from discreet.releases.representation import representation_release
 
 
 @pytest.fixture

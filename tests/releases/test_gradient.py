@@ -12,8 +12,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
-from discreet.training.release import hidden_release, open_release, protected_release
-from discreet.training.released_vectors import representation_release
+from discreet.releases.gradient import hidden_release, open_release, protected_release
+from discreet.releases.representation import representation_release
 
 
 @pytest.fixture

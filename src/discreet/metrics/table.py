@@ -1,0 +1,182 @@
+"""Every metric by name: its label, what it compares, its function and its chance level. Adding one is one entry.
+
+A function is either a `pair`, which scores one guess against one truth, or a `sample`, which measures all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+from discreet.core.checks import refuse
+from discreet.core.randomness import Rng
+from discreet.core.types import Leakage
+from discreet.metrics import text
+from discreet.metrics.meteor import meteor
+from discreet.metrics.retrieval import retrieval
+from discreet.metrics.sentence_encoder import universal_sentence_encoder
+from discreet.metrics.text import Embedder, Pair
+
+
+class Compares(Enum):
+    """What a metric compares."""
+
+    TEXTS = "texts"  # a text that was read with the true one
+    WORDS = "words"  # the words of both, without their order
+    CANDIDATES = "candidates"  # a text that was chosen among candidates with the true one
+    INDICES = "indices"  # the candidate that was named with the right one
+
+
+class Chance(Enum):
+    """What the chance level of a metric is."""
+
+    OTHER_TRUTHS = "what the same guesses score against other truths"
+    RANDOM_CANDIDATE = "what a candidate drawn at random scores"
+    ONE_OF_N = "one over the number of candidates"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Guesses and truths in the same order, the candidates that an attacker chose among, and an encoder of texts."""
+
+    guesses: Sequence[str]
+    truths: Sequence[str]
+    candidates: Sequence[str] = ()
+    embed: Embedder | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One way to say how much a guess gives away.
+
+    `label` is for sentences and reports, `short` for the head of a table. `is_rate` says that every single value is 0
+    or 1, and `least` is the least value that it can have.
+    """
+
+    name: str
+    label: str
+    short: str
+    compares: Compares
+    pair: Pair | None = None
+    sample: Callable[[Sample, Rng], Leakage] | None = None
+    chance: Chance = Chance.OTHER_TRUTHS
+    is_rate: bool = False
+    least: float = 0.0
+
+    def score(self, guess: str, truth: str) -> float:
+        """Return the score of one guess.
+
+        >>> METRICS["jaccard"].score("the cat sat", "the cat ran")
+        0.5
+        """
+        if self.pair is None:
+            raise refuse("metric", self.name, "one that scores single texts", "It measures a sample as a whole.")
+        return float(self.pair(guess, truth))
+
+    def leakage(self, sample: Sample, rng: Rng) -> Leakage:
+        """Return the mean over a sample with its interval and chance level."""
+        if self.sample is not None:
+            return self.sample(sample, rng)
+        return text.text_leakage(self.name, sample.guesses, sample.truths, rng=rng)
+
+
+def _semantic_cosine(sample: Sample, rng: Rng) -> Leakage:
+    if sample.embed is None:
+        raise refuse("embed", None, "an encoder of texts", "Meaning is compared by its vectors.")
+    return text.semantic_cosine(sample.guesses, sample.truths, embed=sample.embed, rng=rng)
+
+
+def _use_cosine(sample: Sample, rng: Rng) -> Leakage:
+    embed = universal_sentence_encoder()
+    return text.semantic_cosine(sample.guesses, sample.truths, embed=embed, rng=rng, metric="use_cosine")
+
+
+def _retrieved(name: str, sample: Sample, rng: Rng) -> Leakage:
+    """Return one of the measures of texts that were chosen among candidates."""
+    embed = sample.embed if name == "embedding_cosine" else None
+    measured = retrieval(sample.guesses, sample.truths, sample.candidates, rng=rng, embed=embed)
+    return next(leakage for leakage in measured if leakage.metric == name)
+
+
+_TEXTS, _WORDS, _CANDIDATES, _INDICES = Compares
+_ALL = (
+    Metric("rouge_l", "words read in the right order (ROUGE-L)", "ROUGE-L", _TEXTS, partial(text.rouge, kind="rougeL")),
+    Metric("rouge_1", "words read (ROUGE-1)", "ROUGE-1", _TEXTS, partial(text.rouge, kind="rouge1")),
+    Metric("rouge_2", "pairs of words read (ROUGE-2)", "ROUGE-2", _TEXTS, partial(text.rouge, kind="rouge2")),
+    Metric(
+        "lcs_over_longer", "words read in order (LCS / longer)", "LCS / longer", _TEXTS, text.lcs_over_longer
+    ),
+    Metric("token_accuracy", "words read in their place", "words in place", _TEXTS, text.token_accuracy),
+    Metric("bag_recall", "words read, in any order", "words read", _WORDS, text.bag_recall),
+    Metric("jaccard", "shared words (Jaccard)", "Jaccard", _WORDS, text.jaccard),
+    Metric("exact_match", "whole texts read without an error", "exact", _TEXTS, text.exact_match, is_rate=True),
+    Metric("meteor", "words read, with stems and synonyms (METEOR)", "METEOR", _TEXTS, meteor),
+    Metric("semantic_cosine", "closeness in meaning", "meaning", _TEXTS, sample=_semantic_cosine, least=-1.0),
+    Metric(
+        "use_cosine",
+        "closeness in meaning (Universal Sentence Encoder)",
+        "USE cosine",
+        _TEXTS,
+        sample=_use_cosine,
+        least=-1.0,
+    ),
+    Metric(
+        "identity",
+        "right text chosen among the candidates",
+        "identity",
+        _CANDIDATES,
+        sample=partial(_retrieved, "identity"),
+        chance=Chance.RANDOM_CANDIDATE,
+        is_rate=True,
+    ),
+    Metric(
+        "tfidf_cosine",
+        "TF-IDF cosine of the text chosen",
+        "TF-IDF",
+        _CANDIDATES,
+        sample=partial(_retrieved, "tfidf_cosine"),
+        chance=Chance.RANDOM_CANDIDATE,
+    ),
+    Metric(
+        "embedding_cosine",
+        "closeness in meaning of the text chosen",
+        "embedding",
+        _CANDIDATES,
+        sample=partial(_retrieved, "embedding_cosine"),
+        chance=Chance.RANDOM_CANDIDATE,
+        least=-1.0,
+    ),
+    Metric(
+        "identified",
+        "identified among the candidates, from all updates of the training",
+        "identified",
+        _INDICES,
+        chance=Chance.ONE_OF_N,
+        is_rate=True,
+    ),
+    Metric(
+        "identified_update",
+        "identified among the candidates, from one update",
+        "identified",
+        _INDICES,
+        chance=Chance.ONE_OF_N,
+        is_rate=True,
+    ),
+)  # fmt: skip
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+def label_of(metric: str) -> str:
+    """Return the label of a metric, or its own words where the table does not have it.
+
+    >>> label_of("rouge_1"), label_of("own_metric")
+    ('words read (ROUGE-1)', 'own metric')
+    """
+    return METRICS[metric].label if metric in METRICS else metric.replace("_", " ")
+
+
+def short_label_of(metric: str) -> str:
+    """Return the label of a metric for the head of a table."""
+    return METRICS[metric].short if metric in METRICS else metric

@@ -1,0 +1,177 @@
+"""What was released, what the attacker was given besides, and which attack fits: facts, and one wording of them.
+
+The command line, the report and the explorer use the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from discreet.core.errors import UnsupportedError
+from discreet.core.types import TRAINING, GradientRelease, Knowledge, Release, RepresentationRelease, TextRelease
+from discreet.protections.base import in_words
+
+if TYPE_CHECKING:
+    from discreet.models.classifier import Classifier
+
+GRADIENT, REPRESENTATION, TEXT = GradientRelease.kind, RepresentationRelease.kind, TextRelease.kind
+READS = {GRADIENT: "gradients", REPRESENTATION: "sentence vectors"}  # by the kind of release that an attack sees
+LEAVES = {**READS, TEXT: "gradients of rewritten texts"}  # by the place of a protection
+# What an attacker may hold besides, by its name in `Knowledge.extra`.
+_EXTRA = {
+    "prior": "a language model fitted to the texts above",
+    "vectors": "the vectors of the candidates",
+    "public": "the vectors of the texts above",
+    "auxiliary": "the vectors of the texts above",
+    "pairs": "vectors of the texts above that it protected itself, beside the plain ones",
+}
+
+
+def misfit(attack: str, reads: str, protect: str, place: str) -> UnsupportedError:
+    """Return the error for an attack on one thing and a protection that lets go of another.
+
+    >>> print(misfit("rss", READS[REPRESENTATION], "dp-sgd", GRADIENT))
+    Expected an attack that fits dp-sgd, found rss, which reads sentence vectors. Under dp-sgd gradients leave: choose \
+an attack on those, or another protection.
+    """
+    return UnsupportedError(
+        f"Expected an attack that fits {protect}, found {attack}, which reads {reads}. Under {protect} "
+        f"{LEAVES.get(place, f'{place}s')} leave: choose an attack on those, or another protection."
+    )
+
+
+def release_facts(
+    seen: Release,
+    model: Classifier,
+    origin: str,
+    protect: Any,
+    *,
+    batch_size: int,
+    steps: int,
+    first_words: int | None = None,
+) -> dict[str, Any]:
+    """Return what the attacker saw as plain values: which numbers, of how many texts, how often, how protected.
+
+    `origin` says which model it is.
+    """
+    facts: dict[str, Any] = {"model": origin, "batch_size": batch_size, "steps": steps}
+    if isinstance(seen, GradientRelease):
+        labels = ["labels"] if seen.labels is not None else []
+        known = ["lengths", *labels] if seen.lengths is not None else labels
+        sizes = {name: value.numel() for name, value in seen.gradients.items()}
+        facts = {**gradient_facts(sizes, model), **facts, "known": known}
+        if first_words is not None:
+            facts["first_words"] = first_words
+    elif isinstance(seen, RepresentationRelease):
+        count, width = seen.vectors.shape
+        known = ["labels"] if seen.labels is not None else []
+        facts = {"kind": REPRESENTATION, "vectors": int(count), "width": int(width), **facts, "known": known}
+    return {**facts, "protection": None if protect is None else protect.facts()}
+
+
+def attacker_given(seen: Release, knows: Knowledge, attacked: Sequence[str], origin: str, crafted: bool) -> list[str]:
+    """Return in words all that an attacker was given besides the release: what is passed to it, and nothing else.
+
+    `attacked` are the texts under attack, `origin` says where the attacker's own text comes from, and `crafted` whether
+    the model whose release it sees is of its making.
+    """
+    given: list[str] = []
+    if knows.model is not None:
+        given.append("the model and its weights" + (", which it made itself" if crafted else ""))
+    if isinstance(seen, GradientRelease):
+        given.append(f"the number of texts in a release ({seen.batch_size})")
+        given += ["the length of each text in tokens"] if seen.lengths is not None else []
+    if isinstance(seen, GradientRelease | RepresentationRelease) and seen.labels is not None:
+        given.append("the label of each text")
+    if isinstance(seen, GradientRelease) and seen.noise_std:
+        given.append("the standard deviation of the noise")
+    if knows.defence is not None:
+        given.append("the settings of the protection")
+    if knows.auxiliary:
+        given.append(f"{len(knows.auxiliary):,} {origin}")
+    if knows.candidates:
+        private = len(set(attacked) & set(knows.candidates))
+        texts = "private text" if private == 1 else f"{private} private texts"
+        which = f"among them the {texts} under attack" if private else "none of them private"
+        given.append(f"{len(knows.candidates):,} candidate texts, {which}")
+    given += [_EXTRA.get(name, name.replace("_", " ")) for name in knows.extra]
+    return list(dict.fromkeys(given))
+
+
+def gradient_facts(sizes: Mapping[str, int], model: Classifier) -> dict[str, Any]:
+    """Return which of the model's parameters a release holds, and how many numbers they are."""
+    numbers = sum(sizes.values())
+    return {
+        "kind": GRADIENT,
+        "parameters": parameters(set(sizes), numbers, {name for name, _ in model.named_parameters()}),
+        "tensors": len(sizes),
+        "numbers": numbers,
+    }
+
+
+def parameters(names: set[str], numbers: int, every: set[str]) -> str:
+    """Return which parameters these are, in a few words.
+
+    >>> parameters({"head.weight", "head.bias"}, 770, {"encoder.weight", "head.weight", "head.bias"})
+    'head only: 2 tensors, 770 numbers'
+    """
+    count = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
+    size = f"{count}, {_short(numbers)} numbers"
+    if names == every:
+        return f"all {size}"
+    if all(name.startswith("head.") for name in names):
+        return f"head only: {size}"
+    if all(name.startswith(("head.", "pooler.")) for name in names):
+        return f"pooler and head: {size}"
+    if not any("embeddings" in name for name in names) and all("embeddings" in name for name in every - names):
+        return f"all but the embeddings: {size}"
+    return f"{size}, of {len(every)} tensors in all"
+
+
+def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, protection: bool = False) -> str:
+    """Return what the attacker saw, in a sentence's worth of words.
+
+    `texts` names the texts behind it, where they are not just counted; `protection` adds how it was protected.
+
+    >>> facts = {"kind": "representation", "vectors": 1, "width": 32, "model": "a fresh minilm", "protection": None}
+    >>> describe_release(facts, protection=True)
+    '1 vector of 32 numbers from 1 text at a fresh minilm, once; no protection'
+    """
+    if not facts:
+        return "not recorded"
+    steps = facts.get("steps", 1)
+    times = "once" if steps == 1 else f"{steps} times"
+    if facts.get("scope") == TRAINING:
+        rate = f", each with probability {facts['sampling_rate']:.3g}" if "sampling_rate" in facts else ""
+        times = f"in all {steps} updates of its training{rate}"
+    if texts is None:
+        size = facts.get("batch_size", 1)
+        texts = "1 text" if size == 1 else f"{size} texts"
+        if facts.get("simulated"):
+            texts = f"one of {facts['candidates']} texts"
+        if "first_words" in facts:
+            texts = f"at most {facts['first_words']} first words of {texts}"
+    model = facts.get("model", "the model")
+    if facts.get("kind") == GRADIENT:
+        simulated = "the simulated gradient" if facts.get("simulated") else "the gradient"
+        what = f"{simulated} of {texts} at {model}, {times}; {facts.get('parameters', '?')}"
+    else:
+        count = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
+        what = f"{count} of {facts.get('width', '?')} numbers from {texts} at {model}, {times}"
+    if not protection:
+        return what
+    return f"{what}; {'no protection' if facts.get('protection') is None else in_words(facts['protection'])}"
+
+
+def describe_knowledge(facts: Mapping[str, Any]) -> str:
+    """Return all that the attacker was given besides the release, in a sentence.
+
+    >>> describe_knowledge({"given": ["the model and its weights"]})
+    'The attacker was given besides: the model and its weights.'
+    """
+    return f"The attacker was given besides: {'; '.join(facts.get('given') or ['nothing'])}."
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
