@@ -95,6 +95,16 @@ def test_importing_the_package_leaves_the_heavy_libraries_alone() -> None:
     assert heavy.split() == []
 
 
+def test_a_report_never_loads_torch() -> None:
+    folder = Path(__file__).parents[1] / "fixtures" / "study_1" / "sweep"
+    code = (
+        "import sys, tempfile, shutil, pathlib\nimport discreet\n"
+        f"folder = pathlib.Path(tempfile.mkdtemp()) / 'sweep'\nshutil.copytree({str(folder)!r}, folder)\n"
+        "discreet.write_report(folder)\nshutil.rmtree(folder.parent)\nprint('torch' in sys.modules)"
+    )
+    assert run(code).strip() == "False"
+
+
 def test_accounting_never_loads_torch() -> None:
     rooms = sorted(p.stem for p in (SOURCE / "accounting").glob("*.py") if p.stem != "__init__")
     code = (

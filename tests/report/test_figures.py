@@ -65,4 +65,4 @@ def test_the_verdict_says_proven_only_of_what_is() -> None:
 
 def test_no_setting_that_keeps_the_rule_is_said_plainly() -> None:
     told = verdict([point("none", 0.99, 0.9)], None, Goal("one-of-n/identified", ceiling=0.05), "accuracy")
-    assert "release with none of them" in told[1]
+    assert "do not release with any of them" in told[1]

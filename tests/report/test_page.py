@@ -212,7 +212,7 @@ def test_a_verdict_says_how_little_it_rests_on() -> None:
 
     goal = Goal("lamp/rouge_l", floor=0.5)
     assert (
-        "measured on one text alone, too few to rely on" in verdict([point("a", 1)], point("a", 1), goal, "accuracy")[1]
+        "measured on one text only, too few to rely on" in verdict([point("a", 1)], point("a", 1), goal, "accuracy")[1]
     )
     told = verdict([point("a", 40)], point("a", 40), goal, "accuracy")[1]
     assert "measured on 40 texts, on one release)" in told and "too few" not in told
@@ -227,9 +227,9 @@ def test_a_verdict_says_when_a_ceiling_is_missed_for_want_of_texts_alone() -> No
 
     goal = Goal("lamp/rouge_l", ceiling=0.3)
     told = verdict([point(0.13, 0.991)], None, goal, "accuracy")[1]
-    assert "surely keeps the rule" in told and "noise 2 comes to 13%, but that may be up to 100%" in told
-    assert "one text alone, too few to rely on" in told
-    assert "surely" not in verdict([point(0.5, 0.991)], None, goal, "accuracy")[1]
+    assert "is shown to keep the rule" in told and "noise 2 reaches 13%, but that may be up to 100%" in told
+    assert "one text only, too few to rely on" in told
+    assert "is shown to keep" not in verdict([point(0.5, 0.991)], None, goal, "accuracy")[1]
 
 
 def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen() -> None:
@@ -245,7 +245,7 @@ def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen
     ):
         point = Point("a", {"name": "a"}, useful, {"lamp/rouge_l": leak(0.2), other: leak(value)}, None)
         told = verdict([point], point, goal, "accuracy")[1]
-        assert ("but draws comes to 60% there by the same measure: let the goal name draws." in told) is warned
+        assert ("but draws reaches 60% there by the same metric: name draws in the goal." in told) is warned
 
 
 def test_a_proven_share_is_never_rounded_down() -> None:

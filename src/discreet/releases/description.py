@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import TRAINING, GradientRelease, Knowledge, Release, RepresentationRelease, TextRelease
-from discreet.protections.base import in_words
 
 if TYPE_CHECKING:
     from discreet.models.classifier import Classifier
@@ -161,6 +160,8 @@ def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, prot
         what = f"{count} of {facts.get('width', '?')} numbers from {texts} at {model}, {times}"
     if not protection:
         return what
+    from discreet.protections.base import in_words  # here, because it loads torch, which a report does without
+
     return f"{what}; {'no protection' if facts.get('protection') is None else in_words(facts['protection'])}"
 
 

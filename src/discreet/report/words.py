@@ -1,4 +1,4 @@
-"""What the figures say, in sentences: the verdict, what was guaranteed, and what the words mean."""
+"""Describe the results of a study in sentences: the verdict, warnings, guarantees, and a glossary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from discreet.study.frontier import Measured, Point, limit_for, no_better_than_c
 from discreet.study.result import StudyResult
 
 GREEN = 10.0  # the largest epsilon that is shown as protection
-ENOUGH = 10  # texts; with fewer, one text more may turn a verdict round
+ENOUGH = 10  # texts; with fewer, one more text may change the verdict
 GLOSSARY = (
     (
         "attack",
-        "A program that plays the curious or hostile reader: it gets the release, and what such a reader could know "
-        "besides, and says what the private text was.",
+        "A program that takes the part of a curious or hostile reader: it gets the release, and what such a reader "
+        "could know besides, and guesses the private text.",
     ),
     (
         "adjacency",
@@ -28,7 +28,7 @@ GLOSSARY = (
         "not comparable.",
     ),
     ("certified", "Proven: an upper limit for every attack, known or not, if the assumptions hold."),
-    ("chance", "What blind guessing reaches."),
+    ("chance", "The success of random guessing."),
     (
         "delta",
         "A small probability with which the guarantee may fail; it should be far below one over the number of people.",
@@ -44,13 +44,16 @@ GLOSSARY = (
         "Measured with the attacks that were run on the texts that were used. A better attack may do better.",
     ),
     ("frontier", "The settings that no other setting beats in both utility and leakage."),
-    ("interval", "Where the true value lies in 95 of 100 repetitions. [0.4, 0.6] means: between 0.4 and 0.6."),
+    (
+        "interval",
+        "A range that contains the true value in 95 of 100 repetitions. [0.4, 0.6] means: between 0.4 and 0.6.",
+    ),
     ("leakage", "How much an attack read, between nothing and everything."),
     ("noise multiplier", "The spread of the added noise, relative to the largest contribution one person can make."),
     (
         "release",
-        "Exactly what leaves the house: a gradient, vectors, texts or a model. The attack sees this and nothing else "
-        "that is private.",
+        "Exactly what leaves your control: a gradient, vectors, texts or a model. The attack sees this and nothing "
+        "else that is private.",
     ),
     ("ROUGE-L", "The share of words an attacker got right in the right order; 1 is the whole text."),
     (
@@ -58,10 +61,13 @@ GLOSSARY = (
         "What a ceiling is about: one update of a training, all its updates, or the trained model. What is proven for "
         "all updates holds for the model, which follows from them; what is proven for one update holds for no more.",
     ),
-    ("trade-off (ROC) curve", "How many members of the training data a test finds, for every share wrongly accused."),
+    (
+        "trade-off (ROC) curve",
+        "The share of training records that a test detects, for every share of false alarms.",
+    ),
     ("unit", "Whose privacy is counted: a text, a person with all their texts, or a client."),
     ("utility", "How well the model does its task on texts it has not seen."),
-    ("well-behaved", "An attack whose success falls steadily as noise grows, so that it can be used as a ruler."),
+    ("well-behaved", "An attack whose success falls steadily as noise grows, so that it can serve as a reference."),
 )
 
 
@@ -76,7 +82,7 @@ def metric_words(name: str) -> str:
 
 
 def percent(value: float) -> str:
-    """Return a share as a percentage with sensible digits.
+    """Return a share as a percentage, with more digits for small shares.
 
     >>> [percent(v) for v in (1.0, 0.943, 0.0478, 0.0004)]
     ['100%', '94%', '4.8%', '0.04%']
@@ -88,7 +94,7 @@ def percent(value: float) -> str:
 
 
 def at_most(value: float, places: int = 3) -> str:
-    """Return a bound with so many decimal places, rounded up: what is proven of 0.0421 is not proven of 0.042.
+    """Return a bound with a number of decimal places, rounded up: a bound of 0.0421 is not a bound of 0.042.
 
     >>> [at_most(v) for v in (0.0421, 0.042, 1.0)]
     ['0.043', '0.042', '1.000']
@@ -107,54 +113,56 @@ def percent_at_most(value: float) -> str:
     return f"{float(at_most(shown, places)):g}%"
 
 
-def measured_on(name: str, found: Measured) -> str:
-    """Return how much a leakage was measured on, and whether that is too little to decide by.
+def measured_on(name: str, leakage: Measured) -> str:
+    """Return the sample size of a leakage in words, and whether it is too small to rely on.
 
     >>> measured_on("lamp/rouge_l", Measured(0.0, 0.0, 0.975, seeds=1, n=1))
-    'measured on one text alone, too few to rely on'
+    'measured on one text only, too few to rely on'
     >>> measured_on("one-of-n/identified", Measured(0.02, 0.018, 0.022, seeds=1, n=20000))
     'measured in 20,000 draws'
     """
-    if found.n is None:
-        return "on how many texts is not recorded"
+    if leakage.n is None:
+        return "sample size not recorded"
     if name.partition("/")[2].startswith("identified"):
-        return f"measured in {found.n:,} draws"
-    told = "measured on one text alone" if found.n == 1 else f"measured on {found.n:,} texts"
-    return told if found.n >= ENOUGH else f"{told}, too few to rely on"
+        return f"measured in {leakage.n:,} draws"
+    text = "measured on one text only" if leakage.n == 1 else f"measured on {leakage.n:,} texts"
+    return text if leakage.n >= ENOUGH else f"{text}, too few to rely on"
 
 
-def interval(found: Measured) -> str:
+def interval(measured: Measured) -> str:
     """Return a mean with its interval."""
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    return f"{measured.value:.3f} [{measured.low:.3f}, {measured.high:.3f}]"
 
 
-def of_rows(found: Measured, metric: str) -> str:
-    """Return what stands beside a utility: how many rows it is from, and what a constant answer reaches.
+def of_rows(measured: Measured, metric: str) -> str:
+    """Return the number of rows of a utility and the utility of a constant answer, in words.
 
     >>> of_rows(Measured(0.8, 0.7, 0.9, seeds=2, n=240, chance=0.4), "accuracy")
     '240 rows over 2 seeds; always answering the most frequent class: 0.400'
     """
-    rows = "number of rows not recorded" if found.n is None else f"{found.n:,} rows"
-    over = f" over {found.seeds} seeds" if found.seeds > 1 else ""
-    if found.chance is None:
+    rows = "number of rows not recorded" if measured.n is None else f"{measured.n:,} rows"
+    over = f" over {measured.seeds} seeds" if measured.seeds > 1 else ""
+    if measured.chance is None:
         return f"{rows}{over}; baseline not recorded"
     what = "always answering the most frequent class" if metric == "accuracy" else "a constant answer"
-    return f"{rows}{over}; {what}: {found.chance:.3f}"
+    return f"{rows}{over}; {what}: {measured.chance:.3f}"
 
 
 def useless(points: Sequence[Point], utility: str) -> list[str]:
-    """Return a warning for every setting that is no better than a constant answer, or cannot be told from one."""
-    told = []
+    """Return a warning for every setting that is not better, or not significantly better, than a constant answer."""
+    warnings = []
     for point in points:
-        found = point.utility.get(utility)
-        if found is None or found.chance is None:
+        measured = point.utility.get(utility)
+        if measured is None or measured.chance is None:
             continue
-        figures = f"{utility} {interval(found)} on {of_rows(found, utility)}"
-        if no_better_than_constant(found, utility):
-            told.append(f"{point.label} is no better than a constant answer ({figures}). {_remedy(point)}")
-        elif found.low <= found.chance <= found.high:
-            told.append(f"{point.label} cannot be told from a constant answer ({figures}). Evaluate on more rows.")
-    return told
+        figures = f"{utility} {interval(measured)} on {of_rows(measured, utility)}"
+        if no_better_than_constant(measured, utility):
+            warnings.append(f"{point.label} is no better than a constant answer ({figures}). {_remedy(point)}")
+        elif measured.low <= measured.chance <= measured.high:
+            warnings.append(
+                f"{point.label} is not significantly better than a constant answer ({figures}). Evaluate on more rows."
+            )
+    return warnings
 
 
 def _remedy(point: Point) -> str:
@@ -164,7 +172,7 @@ def _remedy(point: Point) -> str:
 
 
 def released(scope: str, point: Point | None) -> str:
-    """Return what a goal's release is, in words."""
+    """Return the release of a goal in words."""
     steps = None if point is None or not point.trials else point.trials[0].details.get("steps")
     every = f"all {steps:,} updates of the training" if isinstance(steps, int) else "all updates of the training"
     if scope == MODEL:
@@ -179,15 +187,15 @@ def verdict(
     utility: str,
     risk: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[str, str, str]:
-    """Return the verdict in three sentences: the danger, the recommendation, and what it costs and rests on.
+    """Return the verdict in three sentences: the risk, the recommendation, and its cost and evidence.
 
-    The goal is a resolved one: its leakage is that of the release it names.
+    The goal must be resolved: its leakage is that of the release it names.
     """
     open_point = next((p for p in points if p.name == "none"), None)
     return (
-        _danger(open_point),
+        _risk(open_point),
         _advice(points, chosen, goal, utility, risk),
-        _price(open_point, chosen, goal, utility),
+        _cost(open_point, chosen, goal, utility),
     )
 
 
@@ -196,22 +204,26 @@ def verdict_of(result: StudyResult) -> tuple[str, str, str]:
     return verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
 
 
-def _danger(point: Point | None) -> str:
+def _risk(point: Point | None) -> str:
     if point is None or not point.leakage:
-        return "What an attacker reads without any protection was not measured in this study."
+        return "What an attacker reads without protection was not measured in this study."
     parts = []
-    for name, found in sorted(point.leakage.items(), key=lambda item: -item[1].value):  # the worst first
+    for name, leakage in sorted(point.leakage.items(), key=lambda item: -item[1].value):  # the worst first
         attack, _, metric = name.partition("/")
         if metric == "rouge_l":
-            few = "" if found.n is None or found.n >= ENOUGH else f" of {found.n} text{'s' if found.n > 1 else ''}"
-            parts.append(f"{attack} reads {percent(found.value)} of the words{few} in order, punctuation aside")
+            few = (
+                ""
+                if leakage.n is None or leakage.n >= ENOUGH
+                else f" of {leakage.n} text{'s' if leakage.n > 1 else ''}"
+            )
+            parts.append(f"{attack} reads {percent(leakage.value)} of the words{few} in order, punctuation aside")
         elif metric in {"identified", "identity"}:
-            chance = f" (chance {percent(found.chance)})" if found.chance is not None else ""
-            parts.append(f"{attack} names the right text {percent(found.value)} of the time{chance}")
+            chance = f" (chance {percent(leakage.chance)})" if leakage.chance is not None else ""
+            parts.append(f"{attack} identifies the right text {percent(leakage.value)} of the time{chance}")
     if not parts:
-        name, found = next(iter(point.leakage.items()))
-        parts.append(f"{metric_words(name)} is {found.value:.2f}")
-    return f"Without protection the release gives the text away: {'; '.join(parts[:3])}."
+        name, leakage = next(iter(point.leakage.items()))
+        parts.append(f"{metric_words(name)} is {leakage.value:.2f}")
+    return f"Without protection the release reveals the text: {'; '.join(parts[:3])}."
 
 
 def _advice(
@@ -222,7 +234,7 @@ def _advice(
     risk: Sequence[Mapping[str, Any]],
 ) -> str:
     if goal is None:
-        return "The study names no ceiling or floor, so nothing is recommended; the frontier shows what can be had."
+        return "The study has no ceiling or floor, so nothing is recommended; the frontier shows the best trade-offs."
     what = metric_words(goal.leakage).replace(": ", " (", 1) + ")"
     if chosen is None:
         where = released(goal.scope, next((p for p in points if p.name != "none"), None))
@@ -248,44 +260,45 @@ def _advice(
             )
         unsure = "" if goal.identifies else _unsure(points, goal)
         if unsure:
-            return f"No setting that was tried surely keeps the rule [{rule}]: {unsure}."
+            return f"No setting that was tried is shown to keep the rule [{rule}]: {unsure}."
         least = _least(points, goal)
         return (
-            f"No setting that was tried keeps the rule [{rule}]{least}: release with none of them; try stronger ones"
+            f"No setting that was tried keeps the rule [{rule}]{least}: do not release with any of them; try stronger "
+            "ones"
             f"{_enough_noise(goal, risk)}."
         )
-    found = chosen.leakage[goal.leakage]
-    proven = found.bound is not None and (goal.ceiling is None or found.bound <= goal.ceiling)
-    limit = found.bound if proven and found.bound is not None else safe_limit(found)
+    leakage = chosen.leakage[goal.leakage]
+    proven = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
+    limit = leakage.bound if proven and leakage.bound is not None else safe_limit(leakage)
     how = f"proven for every attack on {released(goal.scope, chosen)}"
     if not proven:
-        how = f"an estimate from the attack that was run, {measured_on(goal.leakage, found)}, on one release"
+        how = f"an estimate from the attack that was run, {measured_on(goal.leakage, leakage)}, on one release"
     metric = goal.leakage.partition("/")[2]
     counted = metric in METRICS and METRICS[metric].is_rate
     often, of = ("happens", " of the time") if counted else ("is", " on average")
-    kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of those useful"
+    kept = f"under the ceiling of {percent(goal.ceiling)}" if goal.ceiling is not None else "the least of all useful"
     return (
         f"Recommended: {chosen.label}, with {utility} {interval(chosen.utility[utility])} "
         f"({of_rows(chosen.utility[utility], utility)}); "
-        f"{what} {often} {percent(found.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})"
+        f"{what} {often} {percent(leakage.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})"
         f"{_stronger(chosen, goal, limit)}."
     )
 
 
 def _least(points: Sequence[Point], goal: Goal) -> str:
-    """Return which setting comes nearest to a ceiling on 1-of-n, by its bound."""
+    """Return the setting that is closest to a ceiling on 1-of-n, by its bound."""
     if not goal.identifies:
         return ""
-    found = [(p.leakage[goal.leakage].bound, p.label) for p in points if goal.leakage in p.leakage]
-    bounds = [(bound, label) for bound, label in found if bound is not None]
+    every = [(p.leakage[goal.leakage].bound, p.label) for p in points if goal.leakage in p.leakage]
+    bounds = [(bound, label) for bound, label in every if bound is not None]
     if not bounds:
         return ""
     bound, label = min(bounds)
-    return f" (the nearest, {label}, allows {percent_at_most(bound)})"
+    return f" (the closest, {label}, allows {percent_at_most(bound)})"
 
 
 def _enough_noise(goal: Goal, risk: Sequence[Mapping[str, Any]]) -> str:
-    """Return which noise of dp-sgd is proven to keep the ceiling for the release that the goal names."""
+    """Return the noise of dp-sgd that is proven to keep the ceiling for the release of the goal."""
     scope = UPDATE if goal.scope == UPDATE else TRAINING
     row = next((row for row in risk if row.get("scope", UPDATE) == scope), None)
     if row is None:
@@ -295,22 +308,22 @@ def _enough_noise(goal: Goal, risk: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _unsure(points: Sequence[Point], goal: Goal) -> str:
-    """Return which setting would keep the ceiling but for how little it was measured on, and what to do."""
+    """Return the setting that would keep the ceiling if it had been measured on more texts, and what to do."""
     if goal.ceiling is None:
         return ""
-    found = [(p.leakage[goal.leakage], p.label) for p in points if p.name != "none" and goal.leakage in p.leakage]
-    near = [(safe_limit(m), m.value, label, m) for m, label in found if m.value <= goal.ceiling < safe_limit(m)]
+    every = [(p.leakage[goal.leakage], p.label) for p in points if p.name != "none" and goal.leakage in p.leakage]
+    near = [(safe_limit(m), m.value, label, m) for m, label in every if m.value <= goal.ceiling < safe_limit(m)]
     if not near:
         return ""
     limit, value, label, measured = min(near, key=lambda each: each[:3])
     return (
-        f"{label} comes to {percent(value)}, but that may be up to {percent_at_most(limit)} "
-        f"({measured_on(goal.leakage, measured)}); attack more, or try stronger ones"
+        f"{label} reaches {percent(value)}, but that may be up to {percent_at_most(limit)} "
+        f"({measured_on(goal.leakage, measured)}); attack more texts, or try stronger settings"
     )
 
 
 def _stronger(chosen: Point, goal: Goal, limit: float) -> str:
-    """Return which other attack reads more than the rule allows under the setting chosen, by the same measure."""
+    """Return the attack that reads more than the rule allows under the chosen setting, by the same metric."""
     most = limit if goal.ceiling is None else max(limit, goal.ceiling)
     metric = goal.leakage.partition("/")[2]
     others = [(m.value, name) for name, m in chosen.leakage.items() if name.partition("/")[2] == metric]
@@ -318,10 +331,10 @@ def _stronger(chosen: Point, goal: Goal, limit: float) -> str:
     if value <= most:
         return ""
     attack = name.partition("/")[0]
-    return f"; but {attack} comes to {percent(value)} there by the same measure: let the goal name {attack}"
+    return f"; but {attack} reaches {percent(value)} there by the same metric: name {attack} in the goal"
 
 
-def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, utility: str) -> str:
+def _cost(open_point: Point | None, chosen: Point | None, goal: Goal | None, utility: str) -> str:
     if chosen is None or goal is None:
         return "Measured leakage holds for these attacks and texts; only figures marked certified are proven."
     parts = []
@@ -329,9 +342,9 @@ def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, ut
         lost = open_point.utility[utility].value - chosen.utility[utility].value
         spread = max(open_point.utility[utility].high - open_point.utility[utility].low, 0.0) / 2
         if abs(lost) <= spread:
-            parts.append(f"the price in {utility} is too small to tell from chance ({lost:+.3f})")
+            parts.append(f"the cost in {utility} is not significant ({lost:+.3f})")
         else:
-            parts.append(f"the price is {lost:.3f} in {utility} against no protection")
+            parts.append(f"the cost is {lost:.3f} in {utility} compared with no protection")
     promise = chosen.guarantee
     if promise is not None and promise.exists:
         kind = "certified" if promise.certified else "estimated"
@@ -346,7 +359,7 @@ def _price(open_point: Point | None, chosen: Point | None, goal: Goal | None, ut
 
 
 def size_words(epsilon: float) -> str:
-    """Return how much an epsilon promises, in the words of `discreet.core.guarantee.strength`.
+    """Return the strength of an epsilon, in the words of `discreet.core.guarantee.strength`.
 
     >>> [size_words(value) for value in (0.5, 8.0, 23610.0)]
     ['strong', 'moderate', 'no practical protection']
@@ -355,7 +368,7 @@ def size_words(epsilon: float) -> str:
 
 
 def badge_of(promise: Guarantee | None) -> str:
-    """Return the class of a guarantee's badge: green only where it is proven and epsilon at most 10."""
+    """Return the CSS class of a guarantee's badge: green only if it is proven and epsilon is at most 10."""
     if promise is None or not promise.exists or strength(promise.epsilon) is Strength.NONE:
         return "none"
     return "proven" if promise.certified and promise.epsilon <= GREEN else "estimate"
@@ -366,6 +379,6 @@ def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any])
     if promise is None or promise.get("epsilon") is None:
         return "no guarantee"
     kind = "certified" if promise.get("certified") else "estimated"
-    told = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
+    figures = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
     delta = in_digits(promise["delta"], 6)
-    return f"{kind} epsilon of this release {told or in_digits(promise['epsilon'])} (delta {delta})"
+    return f"{kind} epsilon of this release {figures or in_digits(promise['epsilon'])} (delta {delta})"
