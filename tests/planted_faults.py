@@ -47,8 +47,8 @@ FAULTS = (
     ),
     Fault(
         "half the noise",
-        "return add_normals(sums, self.noise_multiplier * self.clip.sensitivity, rng)",
-        "return add_normals(sums, self.noise_multiplier * self.clip.sensitivity / 2, rng)",
+        "return add_normals(sums, self.noise * self.clip.sensitivity, rng)",
+        "return add_normals(sums, self.noise * self.clip.sensitivity / 2, rng)",
         ("test_the_noise_has_the_declared_width_and_is_fresh",),
     ),
     Fault(
@@ -80,7 +80,7 @@ FAULTS = (
     ),
     Fault(
         "the sum is divided by the size of the batch that was drawn",
-        "divisor = self.sampler.expected_size(self.count)",
+        "divisor = self.plan.sampler.expected_size(self.count)",
         "divisor = float(max(1, len(drawn)))",
         ("test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size",),
     ),
@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "an encoder trained on private text counts as public",
-        "account = Account.of(ledger, secret, delta, corpus, live, model.settings.frozen)",
-        "account = Account.of(ledger, secret, delta, corpus, live, True)",
+        "account = Account.of(ledger, secret, plan, corpus, live, model.settings.frozen)",
+        "account = Account.of(ledger, secret, plan, corpus, live, True)",
         ("test_an_encoder_trained_along_makes_a_guarantee_of_vectors_an_estimate",),
     ),
     Fault(
