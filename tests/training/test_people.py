@@ -24,7 +24,7 @@ from discreet.core.errors import BudgetError, LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
 from discreet.training.parts import PrivateParts
-from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, Total, record_study
+from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Total, record_study
 from discreet.training.private import PrivateStep
 from discreet.training.shapes import Part
 
@@ -50,10 +50,8 @@ class Training:
         path: Path | None = None, adjacency: str = "zero-out", delta: float = DELTA,
     ) -> None:  # fmt: skip
         self.ledger = Ledger.open(path, unit=rows.unit_name, adjacency=adjacency)
-        self.entry = Entry.of(
-            People(home), rows, self.ledger, kind=kind, delta=delta, out=home / "run", protection="dp-sgd",
-            planned={ONE: planned}, budget=budget,
-        )  # fmt: skip
+        about = About(kind, delta, home / "run", "dp-sgd")
+        self.entry = Entry.of(People(home), rows, self.ledger, about, {ONE: planned}, budget)
         self.ledger.also = self.entry
 
     def steps(self, first: int, last: int, terms: Terms | None = None) -> None:

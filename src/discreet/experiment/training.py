@@ -27,7 +27,7 @@ from discreet.training.evaluate import assess, evaluate, matched
 from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
 from discreet.training.meter import Report
-from discreet.training.people import FIXED_SEED, TRAINING, Entry, People, Shared
+from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
 from discreet.training.plan import TrainingPlan, public_corpus
 from discreet.training.precision import find_device
 from discreet.training.run_folder import RunSettings, finish, prepared, workspace_of
@@ -212,10 +212,8 @@ def counted_for(
         entry = Shared.open(options.ledger, own, plan.delta, planned, options.budget)
     else:
         kind = TRAINING if plan.noise_seed is None else FIXED_SEED
-        entry = Entry.of(
-            People(), split, own, kind=kind, delta=plan.delta, out=out,
-            protection=plan.protect.name, planned=planned, budget=options.budget,
-        )  # fmt: skip
+        about = About(kind, plan.delta, out, plan.protect.name)
+        entry = Entry.of(People(), split, own, about, planned, options.budget)
         before = entry.before()
         if before.releases or before.elsewhere:
             options.say(f"Before this training. {before.sentence()}")

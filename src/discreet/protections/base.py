@@ -181,6 +181,11 @@ class Protection(ABC):
         """The standard deviation of the noise on each coordinate of a sum; 0 where there is none of that kind."""
         return 0.0
 
+    @property
+    def signal_norm(self) -> float | None:
+        """How long what is left of a unit's gradient is on average, at most; None where gradients are not altered."""
+        return None
+
     def resolve(self, conditions: Conditions) -> Protection:
         """Return the protection that runs: its noise solved for the budget, its parts learned from public text."""
         return self

@@ -127,6 +127,11 @@ class DPSGD(GradientProtection):
         return self.noise_multiplier
 
     @property
+    def signal_norm(self) -> float:
+        """The clip norm."""
+        return self.clip_norm
+
+    @property
     def noise_scale(self) -> float:
         """The standard deviation of the noise on each coordinate of a sum."""
         return self.noise * self.clip_norm

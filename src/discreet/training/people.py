@@ -374,6 +374,17 @@ class People:
         )
 
 
+@dataclass(frozen=True)
+class About:
+    """What is recorded of a release besides its people and its cost; `out` is None for what is written to stdout."""
+
+    kind: str
+    delta: float
+    out: Path | None
+    protection: str
+    command: str = "train"
+
+
 @dataclass
 class Entry:
     """The record of one training or rewritten file while it is made; whoever spends in its ledger spends here first.
@@ -394,19 +405,14 @@ class Entry:
         people: People,
         corpus: Corpus,
         ledger: Ledger,
-        *,
-        kind: str,
-        delta: float,
-        out: Path | None,
-        protection: str,
+        about: About,
         planned: Spent,
         budget: float | None = None,
         marks: Marks | None = None,
-        command: str = "train",
     ) -> Entry:
         """Return the entry of a release, found again by the name of its ledger if it is resumed.
 
-        `out` is None for what is written to stdout. `marks` are given where a unit may be known by several.
+        `marks` are given where a unit may be known by several.
         """
         told = ledger.statement
         used = Counter({event_to_json(event): count for event, count in told.spent})
@@ -414,16 +420,16 @@ class Entry:
         marks = people.marks_of(corpus) if marks is None else marks
         record = people.find(ledger.name) or Record(
             ledger.name,
-            kind,
+            about.kind,
             told.unit,
             told.adjacency.value,
-            delta,
+            about.delta,
             len(marks) if count is None else count,
-            "stdout" if out is None else str(out.resolve()),
-            protection,
+            "stdout" if about.out is None else str(about.out.resolve()),
+            about.protection,
             _now(),
             spent=dict(used),
-            command=command,
+            command=about.command,
         )
         return cls(people, _resting_on(record, told.terms), marks, used, planned, budget)
 

@@ -16,7 +16,7 @@ from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus
 from discreet.protections.words.swap import WordSwap
-from discreet.training.people import FIXED_SEED, SANITIZED, Entry, Marks, People, Shared
+from discreet.training.people import FIXED_SEED, SANITIZED, About, Entry, Marks, People, Shared
 
 Told = tuple[str, dict[str, Any]]
 
@@ -84,11 +84,9 @@ def counted_file(
             counted = Shared.open(ledger, own, delta, planned, budget, SANITIZED)
         else:
             people = People()
-            counted = Entry.of(
-                people, rows, own, kind=kind, delta=delta, out=out, protection=swap.name, planned=planned,
-                budget=budget, marks=marks_of(people, columns, rows, units is not None),
-                command="sanitize",
-            )  # fmt: skip
+            about = About(kind, delta, out, swap.name, "sanitize")
+            marks = marks_of(people, columns, rows, units is not None)
+            counted = Entry.of(people, rows, own, about, planned, budget, marks)
             before = counted.before()
             if before.releases or before.elsewhere:
                 say(f"Before this file. {before.sentence()}")

@@ -5,7 +5,6 @@ DLG, TAG and LAMP are settings of it. Many releases are attacked at once, each w
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -453,12 +452,8 @@ def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
 
 def _signal_norm(seens: Sequence[GradientRelease], knows: Knowledge) -> float:
     """Return how long what is left of the gradients is, if the attacker knows the protection; 0 if not."""
-    clip, kappa = (getattr(knows.defence, name, None) for name in ("clip_norm", "kappa"))
-    if kappa is not None:
-        # The mean of a von Mises–Fisher direction, by a bound on the ratio of Bessel functions; tight at this width.
-        half = knows.defence.dimension / 2
-        clip = (kappa / half) / (1 + math.sqrt(1 + (kappa / half) ** 2))
-    return 0.0 if clip is None else float(clip) * seens[0].batch_size / seens[0].divisor
+    norm = None if knows.defence is None else knows.defence.signal_norm
+    return 0.0 if norm is None else float(norm) * seens[0].batch_size / seens[0].divisor
 
 
 def guess_of(
