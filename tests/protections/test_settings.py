@@ -54,9 +54,9 @@ def test_every_registered_protection_has_settings_that_say_what_they_are_for() -
 
 
 def test_the_command_line_has_an_option_for_each_setting_of_every_protection() -> None:
-    from discreet.cli.train_options import PRIVACY
+    from discreet.cli.train import options_of_protections
 
-    options = {option.name for option in PRIVACY} | {"delta"}
+    options = {option.name for option in options_of_protections()} | {"epsilon", "delta"}
     for name in PROTECTIONS:
         assert set(settings_of_protection(name)) <= options, name
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Data, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
+from discreet.cli.options import Data, Json, Seed, SourceOptions, generated
 from discreet.cli.output import as_json, console, one_line
 from discreet.cli.progress import working
 from discreet.core.errors import DataError
@@ -20,16 +21,10 @@ _UNDIVIDED = "The table above shows all rows as they are in the file, before any
 _LONGEST = 400  # characters of an example
 
 
+@generated()
 def data(
     data: Data,
-    text: Text = "text",
-    text_pair: TextPair = None,
-    label: Label = "label",
-    unit: Unit = None,
-    separator: Separator = None,
-    quoting: Quoting = None,
-    rows: Rows = None,
-    share: Share = None,
+    source: SourceOptions,
     examples: Annotated[int, typer.Option(min=0, help="How many rows to show; they are shown as they are.")] = 3,
     model: Annotated[str, typer.Option("--model", help="Encoder whose unknown characters are counted.")] = "minilm",
     seed: Seed = 0,
@@ -41,17 +36,17 @@ def data(
     """
     with working("reading the text"):
         from discreet.data.doubts import doubts
-        from discreet.data.sources import Columns, load
+        from discreet.data.sources import TextSource
 
-        columns = Columns(text, text_pair, label, unit, separator, quoting)
+        how = TextSource(data, **vars(source), seed=seed)
         try:
-            corpus = load(data, columns, seed=seed, rows=rows, share=share)
+            corpus = how.load()
         except DataError as error:
             # what cannot be divided can be looked at; what cannot be read is rejected again, with the same words
-            corpus = load(data, columns, seed=seed, rows=rows, share=share, validation=0)
+            corpus = replace(how, validation="0").load()
             corpus = corpus.renamed(corpus.name, f"train rejects this: {error}", _UNDIVIDED)
         found = summary(corpus, examples)
-        found["doubts"] = doubts(corpus, label, unit)
+        found["doubts"] = doubts(corpus, source.label, source.unit)
         if (told := _unknown(corpus, model)) is not None:
             found["doubts"].append(told)
     if json:

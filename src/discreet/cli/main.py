@@ -26,7 +26,7 @@ from discreet.cli.sanitize import sanitize
 from discreet.cli.serve import serve
 from discreet.cli.solve import solve
 from discreet.cli.spend import spend
-from discreet.cli.train import train
+from discreet.cli.train import TrainCommand, train
 from discreet.core.errors import DiscreetError
 
 app = typer.Typer(
@@ -57,7 +57,7 @@ def _root(
 
 
 app.command("data")(data)
-app.command("train")(train)
+app.command("train", cls=TrainCommand)(train)
 app.command("calibrate")(calibrate)
 app.command("report")(report)
 app.command("evaluate")(evaluate)

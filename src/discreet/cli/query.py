@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from discreet.cli.options import Json, TextPair
@@ -57,6 +56,8 @@ def query(
     noise, each time with one chance in N + 1; that pays for a small epsilon
     and many decoys. A text that chance has never drawn has no answer.
     """
+    import numpy as np
+
     from discreet.core.checks import positive, whole
     from discreet.serving.client import RemoteServer
     from discreet.training.local import UserSide
@@ -100,6 +101,8 @@ def _among(user: UserSide, first: list[str], second: list[str] | None, count: in
 
 def _gathered(answers: list[dict[str, Any]], mixed: Mixed, about: About) -> list[dict[str, Any] | None]:
     """Return the mean answer to each text over the steps in which it was sent, None where it never was."""
+    import numpy as np
+
     values = np.array([a["probabilities"] if "probabilities" in a else [a["score"]] for a in answers], dtype=np.float32)
     means = mixed.collect(list(values.reshape(len(mixed.steps), -1, values.shape[1])))
     found: list[dict[str, Any] | None] = []

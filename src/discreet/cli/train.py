@@ -1,98 +1,178 @@
-"""`discreet train`: from text to a run folder."""
+"""`discreet train`: from text to a run folder.
+
+The options of protections are the fields of their classes, which need torch: they are read when one of them is given,
+or when their help is wanted.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from discreet.catalog import PROTECTIONS
-from discreet.cli.options import Data, Device, Json, Label, Quoting, Rows, Seed, Separator, Share, Text, TextPair, Unit
+from discreet.catalog import PROTECTIONS, protection_class
+from discreet.cli.options import Data, Json, SourceOptions, command_of, fields_with_help, generated, option_of
 from discreet.cli.output import as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
-from discreet.cli.train_options import MODEL, PRIVACY, TRAINING, gathering
-from discreet.core.checks import positive, refuse
+from discreet.core.checks import one_of, positive, refuse
 from discreet.core.guarantee import in_digits
+from discreet.core.settings import option
+from discreet.models.model_settings import ModelSettings
+from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
 
 _MOST_ROWS = 100_000_000
+# What the short help shows; everything else works too.
+_SHORT = (
+    "out", "protect", "epsilon", "unit", "text", "label", "encoder", "train", "epochs", "resume", "json",
+    "help_protection", "help_all",
+)  # fmt: skip
 
 
-@gathering(private=(PRIVACY, "Privacy"), model=(MODEL, "Model"), training=(TRAINING, "Training"))
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of a training that are neither columns of the text nor settings of model, loop or protection."""
+
+    protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
+    epsilon: float | None = field(
+        default=None,
+        metadata=option(
+            "Privacy budget of the whole training for one unit; the noise is computed from it.",
+            "Privacy",
+        ),
+    )
+    delta: str = field(default="auto", metadata=option("auto is a tenth of one over the number of units.", "Privacy"))
+    population: int | None = field(
+        default=None,
+        metadata=option(
+            "dp-sgd: a public number of units, chosen beforehand, to use instead of the true one; the guarantee is "
+            "then under add/remove.",
+            "Privacy",
+        ),
+    )
+    noise_seed: int | None = field(
+        default=None,
+        metadata=option("Repeatable noise for experiments; epsilon is then an estimate.", "Privacy", "secret"),
+    )
+    ledger: Path | None = field(
+        default=None, metadata=option("Ledger that several trainings spend from.", "Privacy", "one for these people")
+    )
+    budget: float | None = field(
+        default=None, metadata=option("Largest epsilon of these people over all their trainings.", "Privacy")
+    )
+    checkpoint_seconds: float = field(default=30.0, metadata=option("Save progress every so many seconds.", "Training"))
+    resume: bool = field(default=False, metadata=option("Resume a run that was stopped.", "Options"))
+    cache: bool | None = field(
+        default=None,
+        metadata=option(
+            "Keep the outputs of a frozen encoder for the next training.", "Training", "yes; no with a protection"
+        ),
+    )
+    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
+    task: str | None = field(default=None, metadata=option("classification or regression.", "Data", "by the labels"))
+    classes: str | None = field(
+        default=None, metadata=option("Names of the classes, A,B,C.", "Data", "those in the data")
+    )
+    validation: str | None = field(
+        default=None, metadata=option("File with held-out rows, or the share to hold out.", "Data", "0.1")
+    )
+    seed: int = field(default=0, metadata=option("Seed of everything that needs no secret.", "Options"))
+    device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
+
+
+class TrainCommand(typer.core.TyperCommand):
+    """A command that adds the options of all protections when it is given one that it does not know."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; what was given of a protection's settings becomes `ctx.obj`."""
+        known = {"--", "--help", *(name for one in self.params for name in (*one.opts, *one.secondary_opts))}
+        ctx.obj = {}
+        if all(one.partition("=")[0] in known for one in args if one.startswith("--")):
+            return super().parse_args(ctx, args)
+        with working("starting"):
+            theirs = command_of(options_of_protections(), "train").params
+        own, self.params = self.params, [*self.params, *theirs]
+        try:
+            rest = super().parse_args(ctx, args)
+        finally:
+            self.params = own
+        given = {one.name: ctx.params.pop(one.name) for one in theirs}
+        ctx.obj = {name: value for name, value in given.items() if value is not None}
+        return rest
+
+
+def options_of_protections() -> list[inspect.Parameter]:
+    """Return an option for each setting of any protection that `train` does not have by itself."""
+    own = {one.name for one, _ in fields_with_help(TrainOptions)}
+    options: dict[str, inspect.Parameter] = {}
+    for name in PROTECTIONS:
+        for one, hint in fields_with_help(protection_class(name)):
+            if one.name not in own:
+                options.setdefault(one.name, option_of(one, hint, partial=True, hidden=True))
+    return list(options.values())
+
+
+def _help_protection(name: str | None) -> None:
+    """Print the options of one protection, and stop."""
+    if name is not None:
+        with working("starting"):
+            kind = protection_class(one_of("help-protection", name, PROTECTIONS))
+        _print_protection(name, kind)
+        raise typer.Exit
+
+
+def _help_all(ctx: typer.Context, wanted: bool) -> None:
+    """Print all options, those of each protection in a list of their own, and stop."""
+    if wanted:
+        for one in ctx.command.params:
+            if isinstance(one, typer.core.TyperOption):
+                one.hidden = False
+        line(ctx.get_help())
+        for name in PROTECTIONS:
+            _print_protection(name, protection_class(name))
+        raise typer.Exit
+
+
+def _print_protection(name: str, kind: type[Protection]) -> None:
+    fields = sorted(fields_with_help(kind), key=lambda pair: pair[0].name != "epsilon")  # what is mostly given
+    options = [option_of(one, hint) for one, hint in fields]
+    command = command_of(options, "train", PROTECTIONS[name].help, "--help-protection")
+    command(["--help-protection"], prog_name=f"discreet train DATA --protect {name}", standalone_mode=False)
+
+
+@generated(short=_SHORT)
 def train(
+    ctx: typer.Context,
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist yet.")],
-    model: dict[str, Any],
-    private: dict[str, Any],
-    training: dict[str, Any],
-    protect: Annotated[
-        str | None,
-        typer.Option("--protect", help=f"{', '.join(PROTECTIONS)}.", rich_help_panel="Privacy"),
-    ] = None,
-    delta: Annotated[
-        str, typer.Option(help="auto is a tenth of one over the units.", rich_help_panel="Privacy")
-    ] = "auto",
-    population: Annotated[
-        int | None,
-        typer.Option(
-            help="dp-sgd: a public number of units, given beforehand, in place of the true one; add/remove then holds.",
-            rich_help_panel="Privacy",
-        ),
-    ] = None,
-    noise_seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise for experiments; keep it secret.", rich_help_panel="Privacy")
-    ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option("--ledger", help="Ledger that several trainings spend from.", rich_help_panel="Privacy"),
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option("--budget", help="Most epsilon of these people, all trainings.", rich_help_panel="Privacy"),
-    ] = None,
-    checkpoint_seconds: Annotated[
-        float, typer.Option(help="Save progress this often.", rich_help_panel="Training")
-    ] = 30.0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was stopped.", rich_help_panel="Training")
-    ] = False,
-    cache: Annotated[
-        bool | None,
-        typer.Option(
-            "--cache/--no-cache",
-            help="Keep a frozen encoder's outputs; not by default with --protect.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Allow fetching the encoder from the hub.", rich_help_panel="Model")
-    ] = False,
-    text: Text = "text",
-    text_pair: TextPair = None,
-    label: Label = "label",
-    unit: Unit = None,
-    separator: Separator = None,
-    quoting: Quoting = None,
-    rows: Rows = None,
-    share: Share = None,
-    task: Annotated[str | None, typer.Option(help="classification or regression, if labels leave it open.")] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="The names of the classes, A,B,C, where they should not be found in the data.")
-    ] = None,
-    validation: Annotated[
-        str | None, typer.Option(help="File with held-out rows, or the share to hold out (0.1).")
-    ] = None,
-    seed: Seed = 0,
-    device: Device = "auto",
+    source: SourceOptions,
+    options: TrainOptions,
+    model: Annotated[dict[str, Any], ModelSettings],
+    training: Annotated[dict[str, Any], TrainSettings],
     json: Json = False,
+    help_protection: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", is_eager=True, callback=_help_protection, help="Show the options of one protection."
+        ),
+    ] = None,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options.")
+    ] = False,
 ) -> None:
     """Train a classifier and write a run folder.
 
-    It holds model, tokenizer, settings, metrics, a model card and, with --protect, the ledger.
+    It holds model, tokenizer, settings, metrics, a model card and, with
+    --protect, the ledger.
+
+    Below are the options that most people need. --help-protection NAME shows
+    the other options of a protection, --help-all shows all options.
     """
     with working("starting"):
         from discreet.data.doubts import NOT_FOR_RELEASE, doubts
@@ -100,47 +180,64 @@ def train(
         from discreet.experiment import RunOptions, RunRequest, load_corpus, run_training
         from discreet.protections.base import FEW_UNITS
         from discreet.training.plan import model_settings
-        from discreet.training.settings import TrainSettings
 
-    protection = protection_of(protect, delta, private)
-    positive("checkpoint-seconds", checkpoint_seconds)
-    for option, value in (("ledger", ledger), ("budget", budget), ("population", population)):
-        if value is not None and protection is None:
-            raise refuse(option, str(value), "together with --protect", "Add it, or leave this out.")
-    if budget is not None:
-        positive("budget", budget, "It is the most epsilon that these people may lose in all trainings together.")
-    if rows is not None and rows > _MOST_ROWS:
-        raise refuse("rows", rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
+    protection = protection_of(options.protect, options.delta, _private(options, ctx.obj))
+    positive("checkpoint-seconds", options.checkpoint_seconds)
+    for name in ("ledger", "budget", "population"):
+        if (value := getattr(options, name)) is not None and protection is None:
+            raise refuse(name, str(value), "together with --protect", "Add it, or leave this out.")
+    if options.budget is not None:
+        positive(
+            "budget", options.budget, "It is the most epsilon that these people may lose in all trainings together."
+        )
+    if source.rows is not None and source.rows > _MOST_ROWS:
+        raise refuse("rows", source.rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
     model_settings(model, protection, 1)  # what is outside its range is said before the text is read
     settings = TrainSettings(**training)
-    source = TextSource(
-        data, text, text_pair, label, unit, rows, share, validation, _task(task), seed, separator, quoting,
-        _classes(classes),
-    )  # fmt: skip
+    chosen_text = TextSource(
+        data,
+        **vars(source),
+        validation=options.validation,
+        task=_task(options.task),
+        seed=options.seed,
+        label_names=_classes(options.classes),
+    )
     with working("reading the text"):
-        corpus = load_corpus(source, population)
-    for doubt in doubts(corpus, label, unit):
+        corpus = load_corpus(chosen_text, options.population)
+    for doubt in doubts(corpus, source.label, source.unit):
         note(f"{NOT_FOR_RELEASE}: {doubt}")
-    units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
+    units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     chosen = model_settings(model, protection, units)
     if protection is not None and "train" not in model and chosen.train != protection.default_part:
         note(
-            f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {protect}: the encoder is frozen and the head is "
-            "trained, which learns more from few. Use --train all to train every layer."
+            f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {options.protect}: the encoder is frozen and the head "
+            "is trained, which learns more from few. Use --train all to train every layer."
         )
-    request = RunRequest(source, chosen, settings, protection, seed, population, noise_seed)
+    request = RunRequest(
+        chosen_text, chosen, settings, protection, options.seed, options.population, options.noise_seed
+    )
     with stop_on_interrupt() as stopping, training_bar() as watch:
-        options = RunOptions(
-            device, resume, checkpoint_seconds, download, cache, ledger, budget, watch, note, lambda: bool(stopping)
+        how = RunOptions(
+            watch=watch,
+            say=note,
+            should_stop=lambda: bool(stopping),
+            **{
+                name: getattr(options, name)
+                for name in ("device", "resume", "checkpoint_seconds", "download", "cache", "ledger", "budget")
+            },
         )
-        done = run_training(request, out, corpus=corpus, options=options)
+        done = run_training(request, out, corpus=corpus, options=how)
     if not done["finished"]:
-        note(f"Stopped at step {done['steps']} and saved. Go on with the same command and --resume.")
+        note(f"Stopped at step {done['steps']} and saved. Resume with the same command and --resume.")
         raise typer.Exit(130)
     if json:
         as_json(_finite(done))
     else:
         _say(done, out)
+
+
+def _private(options: TrainOptions, given: dict[str, Any]) -> dict[str, Any]:
+    return given if options.epsilon is None else {"epsilon": options.epsilon, **given}
 
 
 def protection_of(name: str | None, delta: str, given: dict[str, Any]) -> Protection | None:

@@ -16,6 +16,14 @@ T = TypeVar("T")
 _LONGEST = 300  # characters of what the TOML reader says
 
 
+def option(text: str, panel: str, default: str | None = None) -> dict[str, str]:
+    """Return the metadata of a field that users set: one sentence of help, and the heading it is listed under.
+
+    `default` is said instead of the field's own default, where another part of the program replaces that.
+    """
+    return {"help": text, "panel": panel} | ({} if default is None else {"default": default})
+
+
 def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
     """Return a frozen dataclass from plain values, refusing unknown and missing keys by name.
 

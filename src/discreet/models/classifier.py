@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.core.checks import one_of, probability, refuse, whole
+from discreet.core.checks import refuse
 from discreet.core.randomness import Rng
 from discreet.models.encoder import Encoder, layers_of, load_encoder
-from discreet.models.heads import TEXTHIDE_HIDDEN, head
+from discreet.models.heads import head
+from discreet.models.model_settings import ModelSettings as ModelSettings
 
-POOLINGS = ("cls", "mean", "last")
-TRAINABLE = ("head", "pooler+head", "all")
 VECTORS = "vectors"  # the key under which a batch carries sentence vectors instead of tokens
 
 
@@ -31,46 +28,6 @@ class Labelled(Protocol):
     @property
     def label_names(self) -> tuple[str, ...]:
         """The names of the classes, in the order of their numbers."""
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Which encoder, how its states become one vector, which head, and what is trained.
-
-    `embeddings=False` keeps the word, position and type vectors as they are; `dropout=None` keeps the encoder's own.
-    """
-
-    encoder: str = "minilm"
-    pooling: str = "mean"
-    head: str = "linear"
-    hidden: tuple[int, ...] = TEXTHIDE_HIDDEN
-    train: str = "all"
-    embeddings: bool = True
-    pooler: bool | None = None
-    dropout: float | None = None
-    max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
-        one_of("pooling", self.pooling, POOLINGS)
-        if self.train not in TRAINABLE and not re.fullmatch(r"top-[1-9]\d*", self.train):
-            raise refuse("train", self.train, "in head, pooler+head, top-N, all", "N counts the last blocks.")
-        if self.train == "pooler+head" and self.pooler is False:
-            raise refuse("pooler", False, "left out or true when train='pooler+head'", "It is what is trained.")
-        if self.dropout is not None:
-            probability("dropout", self.dropout)
-        if self.max_length is not None:
-            whole("max_length", self.max_length, 3, "The first and the last token are special ones.")
-
-    @property
-    def has_pooler(self) -> bool:
-        """Whether a dense layer with tanh stands before the head; by default only where it is trained."""
-        return self.train == "pooler+head" if self.pooler is None else self.pooler
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the encoder keeps its weights, so that its outputs can be computed once."""
-        return self.train in {"head", "pooler+head"}
 
 
 class Classifier(nn.Module):

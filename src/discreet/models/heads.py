@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from discreet.core.checks import one_of, whole
+from discreet.models.model_settings import TEXTHIDE_HIDDEN
 
 HEADS = ("linear", "mlp")
-TEXTHIDE_HIDDEN = (768, 768, 768)
 
 
 def head(kind: str, width: int, outputs: int, hidden: tuple[int, ...] = TEXTHIDE_HIDDEN) -> nn.Module:

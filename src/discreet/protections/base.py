@@ -23,7 +23,7 @@ from discreet.core.checks import open_probability, positive
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
-from discreet.core.settings import as_dict
+from discreet.core.settings import as_dict, option
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -41,6 +41,9 @@ C = TypeVar("C")
 FEW_UNITS = 5000  # below, a protected training of all layers mostly learns nothing
 FROZEN = ("head", "pooler+head")  # what is trained where the encoder keeps its weights
 RESOLVED = {"resolved": True}  # the metadata of a field that is set when a protection is resolved, and not asked for
+DELTA = option(
+    "Delta of the guarantee; far below one over the number of units.", "Budget", "a tenth of one over that number"
+)
 _ACTS_ON: dict[str, str] = {
     "text": "text (SanText, SanTextPlus, NoisyWords)",
     "representation": "sentence vectors (TextHide, InstanceEncoding, LocalPrivacy)",

@@ -21,9 +21,11 @@ from discreet.core.checks import non_negative, one_of, refuse, whole
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.core.settings import option
 from discreet.mechanisms.normals import NormalSource, release
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.protections.base import (
+    DELTA,
     FROZEN,
     RESOLVED,
     Conditions,
@@ -69,11 +71,22 @@ class DirDPSGD(GradientProtection):
     VonMisesFisherDpEvent(kappa=500.0, dimension=770)
     """
 
-    kappa: float | None = None
+    kappa: float | None = field(
+        default=None,
+        metadata=option(
+            "Concentration of the directions; 0 is only noise. With epsilon too, training stops at that budget.",
+            "Budget",
+        ),
+    )
     blocks: tuple[Block, ...] = field(default=(), metadata=RESOLVED)
-    partition: str = "whole"
-    epsilon: float | None = None
-    delta: float | None = None
+    partition: str = field(
+        default="whole",
+        metadata=option("whole (one direction for all parameters) or layers (one for each layer).", "Method"),
+    )
+    epsilon: float | None = field(
+        default=None, metadata=option("Privacy budget of the whole training, for one unit.", "Budget")
+    )
+    delta: float | None = field(default=None, metadata=DELTA)
     name: ClassVar[str] = "dir-dp-sgd"
     learns_little: ClassVar[bool] = True
 

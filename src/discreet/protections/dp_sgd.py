@@ -18,8 +18,10 @@ from discreet.core.checks import non_negative, one_of, open_probability, positiv
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.core.settings import option
 from discreet.mechanisms.normals import add_normals
 from discreet.protections.base import (
+    DELTA,
     FROZEN,
     Conditions,
     GradientProtection,
@@ -54,13 +56,32 @@ class DPSGD(GradientProtection):
     1.57
     """
 
-    noise_multiplier: float | None = None
-    clip_norm: float = 0.1
-    clipping: str = "flat"
-    epsilon: float | None = None
-    delta: float | None = None
-    true_positive_rate: float | None = None
-    false_positive_rate: float = field(default=0.01, repr=False)
+    noise_multiplier: float | None = field(
+        default=None,
+        metadata=option(
+            "Standard deviation of the noise over the clip norm; with epsilon too, training stops at that budget.",
+            "Budget",
+        ),
+    )
+    clip_norm: float = field(default=0.1, metadata=option("Gradients of a unit are clipped to this norm.", "Method"))
+    clipping: str = field(
+        default="flat", metadata=option("flat (one norm for all layers), per-layer or automatic.", "Method")
+    )
+    epsilon: float | None = field(
+        default=None, metadata=option("Privacy budget of the whole training, for one unit.", "Budget")
+    )
+    delta: float | None = field(default=None, metadata=DELTA)
+    true_positive_rate: float | None = field(
+        default=None,
+        metadata=option(
+            "Instead of epsilon: the highest true positive rate that any membership attack may reach.", "Budget"
+        ),
+    )
+    false_positive_rate: float = field(
+        default=0.01,
+        repr=False,
+        metadata=option("False positive rate at which the true positive rate is limited.", "Budget"),
+    )
     name: ClassVar[str] = "dp-sgd"
     learns_little: ClassVar[bool] = True
 

@@ -24,6 +24,7 @@ from discreet.core.checks import one_of, positive, refuse, whole
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
+from discreet.core.settings import option
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.laplace import L2Laplace, Laplace
 from discreet.mechanisms.normals import release
@@ -31,6 +32,7 @@ from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.models.classifier import Classifier
 from discreet.protections._vectors import clip, most_rows, soft_targets, steps_at_once
 from discreet.protections.base import (
+    DELTA,
     RESOLVED,
     Conditions,
     RepresentationProtection,
@@ -67,21 +69,36 @@ class InstanceEncoding(RepresentationProtection):
     'gaussian'
     """
 
-    epsilon: float | None = None
-    delta: float | None = None
-    clip_norm: float = 1.0
-    mix: int = 1
-    mix_cap: float | None = None
-    mechanism: str = "gaussian"
-    labels: str = "public"
-    label_epsilon: float | None = None
-    calibration: str = "sound"
+    epsilon: float | None = field(
+        default=None, metadata=option("Privacy budget of all released vectors and labels, for one unit.", "Budget")
+    )
+    delta: float | None = field(default=None, metadata=DELTA)
+    clip_norm: float = field(default=1.0, metadata=option("Vectors are clipped to this norm.", "Method"))
+    mix: int = field(default=1, metadata=option("Sentences in a mixture; 1 mixes nothing.", "Method"))
+    mix_cap: float | None = field(default=None, metadata=option("Largest weight of a sentence in a mixture.", "Method"))
+    mechanism: str = field(default="gaussian", metadata=option("Noise: gaussian, laplace or laplace-l2.", "Method"))
+    labels: str = field(
+        default="public", metadata=option("public (sent as they are), or noisy (by randomized response).", "Method")
+    )
+    label_epsilon: float | None = field(
+        default=None, metadata=option("The part of epsilon that goes to noisy labels.", "Budget")
+    )
+    calibration: str = field(
+        default="sound",
+        metadata=option("sound (proven), or paper (as published; then epsilon is an estimate).", "Method"),
+    )
     rounds: int = field(default=1, metadata=RESOLVED)
     stored: bool = field(default=True, metadata=RESOLVED)
     epochs: int = field(default=1, metadata=RESOLVED)
     projection: Projection | None = field(default=None, repr=False, metadata=RESOLVED)
-    dimension: int | None = field(default=None, repr=False)
-    public: str | None = field(default=None, repr=False)
+    dimension: int | None = field(
+        default=None,
+        repr=False,
+        metadata=option("Project vectors to this many dimensions, learned from public text.", "Method"),
+    )
+    public: str | None = field(
+        default=None, repr=False, metadata=option("Public data from which the projection is learned.", "Method")
+    )
     name: ClassVar[str] = "dp-ie"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     default_part: ClassVar[str] = "head"

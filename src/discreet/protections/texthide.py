@@ -21,6 +21,7 @@ from discreet.core.checks import one_of, refuse, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
+from discreet.core.settings import option
 from discreet.models.classifier import Classifier
 from discreet.protections._vectors import soft_targets, steps_at_once
 from discreet.protections.base import (
@@ -66,12 +67,21 @@ class TextHide(RepresentationProtection):
     TextHide(masks=256, mix=4, fresh_masks=False, mix_cap=None, public=None, public_label='dropped')
     """
 
-    masks: int | None = None
-    mix: int = 4
-    fresh_masks: bool = False
-    mix_cap: float | None = None
-    public: str | None = None
-    public_label: str = "dropped"
+    masks: int | None = field(
+        default=None, metadata=option("Number of secret masks to choose from; 0 is none.", "Method", "256")
+    )
+    mix: int = field(default=4, metadata=option("Sentences in a mixture; 1 mixes nothing.", "Method"))
+    fresh_masks: bool = field(
+        default=False, metadata=option("Sample a new mask for every vector, instead of choosing from a pool.", "Method")
+    )
+    mix_cap: float | None = field(default=None, metadata=option("Largest weight of a sentence in a mixture.", "Method"))
+    public: str | None = field(
+        default=None, metadata=option("Public data to mix with; half of the partners come from it.", "Method")
+    )
+    public_label: str = field(
+        default="dropped",
+        metadata=option("Labels of public partners: dropped (left out), or even (every class alike).", "Method"),
+    )
     name: ClassVar[str] = "texthide"
     priced: ClassVar[bool] = False
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE

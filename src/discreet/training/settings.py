@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
+from discreet.core.settings import option
 
 if TYPE_CHECKING:
     from discreet.protections.base import TrainDefaults
@@ -21,19 +22,38 @@ class TrainSettings:
     `head_rate` is how many times as fast the head and the pooler learn, which start from nothing.
     """
 
-    epochs: float | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    head_rate: float = 1.0
-    warmup: float = 0.06
-    weight_decay: float | None = None
-    optimizer: str = "adamw"
+    epochs: float | None = field(
+        default=None, metadata=option("Passes over the text.", "Training", "3, or 20 for the head; by protection")
+    )
+    batch_size: int | None = field(
+        default=None,
+        metadata=option("Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; by protection"),
+    )
+    learning_rate: float | None = field(
+        default=None, metadata=option("Highest learning rate.", "Training", "by what is trained and protected")
+    )
+    head_rate: float = field(
+        default=1.0, metadata=option("Learning rate of the head, as a multiple of the encoder's.", "Training")
+    )
+    warmup: float = field(
+        default=0.06, metadata=option("Share of the steps in which the learning rate rises.", "Training")
+    )
+    weight_decay: float | None = field(
+        default=None, metadata=option("Weight decay of matrices.", "Training", "0.01; 0 with dp-sgd, dir-dp-sgd")
+    )
+    optimizer: str = field(default="adamw", metadata=option("adamw or sgd.", "Training"))
     momentum: float = 0.9
     averaging: float = 0.0
     gradient_norm: float = 1.0
-    accumulate: int = 1
-    patience: int | None = None
-    precision: str = "auto"
+    accumulate: int = field(
+        default=1, metadata=option("Read each batch in this many parts, to save memory.", "Training")
+    )
+    patience: int | None = field(
+        default=None, metadata=option("Stop after this many epochs without improvement.", "Training")
+    )
+    precision: str = field(
+        default="auto", metadata=option("auto (bf16 on a GPU, else float32), float32 or bf16.", "Training")
+    )
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

@@ -25,11 +25,13 @@ from discreet.core.checks import one_of, open_probability, positive, refuse, who
 from discreet.core.errors import DataError, SettingError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
+from discreet.core.settings import option
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.normals import release
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.protections._vectors import most_rows
 from discreet.protections.base import (
+    DELTA,
     Conditions,
     Place,
     Position,
@@ -252,21 +254,55 @@ class LocalPrivacy(Protection):
     every step) or coins (at every step each sentence is sent with the same probability).
     """
 
-    epsilon: float | None = None
-    epsilon_per_message: float | None = None
-    inference_epsilon: float | None = None
-    delta: float | None = None
-    mechanism: str = "privunit"
-    position: str = "sentence"
-    dimension: int = 32
-    query_dimension: int = 8
-    clip_norm: float = 1.0
-    projection: str = "principal"
-    public: str | None = None
-    label_epsilon: float | None = None
-    sampling: str = "once"
-    calibration: str = "sound"
-    queries: int = 1000
+    epsilon: float | None = field(
+        default=None, metadata=option("Privacy budget of one unit; all of its training sentences share it.", "Budget")
+    )
+    epsilon_per_message: float | None = field(
+        default=None,
+        metadata=option(
+            "Instead of epsilon: privacy budget of each training sentence; those of one unit add up.", "Budget"
+        ),
+    )
+    inference_epsilon: float | None = field(
+        default=None, metadata=option("Privacy budget of each query.", "Budget", "that of training")
+    )
+    delta: float | None = field(default=None, metadata=DELTA)
+    mechanism: str = field(default="privunit", metadata=option("Noise: privunit, vmf or gaussian.", "Method"))
+    position: str = field(
+        default="sentence",
+        metadata=option("What gets noise: the sentence vector, or every token (gaussian only).", "Method"),
+    )
+    dimension: int = field(
+        default=32, metadata=option("Project vectors to this many dimensions in training.", "Method")
+    )
+    query_dimension: int = field(
+        default=8, metadata=option("Numbers in a query, on the axes that the head has learned.", "Method")
+    )
+    clip_norm: float = field(default=1.0, metadata=option("Vectors are clipped to this norm.", "Method"))
+    projection: str = field(
+        default="principal",
+        metadata=option("principal, labels (uses the labels of the public text), or whole (no projection).", "Method"),
+    )
+    public: str | None = field(
+        default=None,
+        metadata=option("Public data from which the projection is learned.", "Method", "built-in sentences"),
+    )
+    label_epsilon: float | None = field(
+        default=None,
+        metadata=option("The part of epsilon that hides the label; without it labels are public.", "Budget"),
+    )
+    sampling: str = field(
+        default="once",
+        metadata=option(
+            "once (each sentence is sent once), fixed (a batch at each step) or coins (a Poisson batch at each step).",
+            "Method",
+        ),
+    )
+    calibration: str = field(
+        default="sound",
+        metadata=option("sound (proven), or paper (as published; then epsilon is an estimate).", "Method"),
+    )
+    queries: int = field(default=1000, metadata=option("Number of queries that the client's ledger allows.", "Budget"))
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE

@@ -25,8 +25,9 @@ from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.errors import DataError, SettingError
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
+from discreet.core.settings import option
 from discreet.core.types import TextRelease
-from discreet.protections.base import Conditions, Place, Protection, TextProtection, check_budget
+from discreet.protections.base import DELTA, Conditions, Place, Protection, TextProtection, check_budget
 from discreet.protections.words.neighbours import Rows, choose, nearest_to_noisy
 from discreet.protections.words.table import WordTable, listed_words
 
@@ -318,11 +319,21 @@ def honest(stated: Guarantee, secret: bool) -> Guarantee:
 class SanText(Protection):
     """Every word is drawn by the exponential mechanism; what is trained on is the rewritten text, released once."""
 
-    epsilon_per_word: float | None = None
-    delta: float | None = None
-    keep_marks: bool = False
-    unknown: str = "pieces"
-    rewrite_queries: bool = True
+    epsilon_per_word: float | None = field(
+        default=None,
+        metadata=option(
+            "Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.", "Budget"
+        ),
+    )
+    delta: float | None = field(default=None, metadata=DELTA)
+    keep_marks: bool = field(default=False, metadata=option("Keep punctuation (. , ; : ! ?) as it is.", "Method"))
+    unknown: str = field(
+        default="pieces",
+        metadata=option(
+            "Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).", "Method"
+        ),
+    )
+    rewrite_queries: bool = field(default=True, metadata=option("Rewrite held-out text too.", "Method"))
     name: ClassVar[str] = SANTEXT
     place: ClassVar[Place] = "text"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
@@ -364,8 +375,12 @@ class NoisyWords(SanText):
 class SanTextPlus(SanText):
     """Only the words of a list, and those outside the vocabulary, are drawn, among the words of the list."""
 
-    sensitive: str | None = None
-    sample_others: float = 0.2
+    sensitive: str | None = field(
+        default=None, metadata=option("File with the sensitive words, one on each line.", "Method")
+    )
+    sample_others: float = field(
+        default=0.2, metadata=option("Probability with which a word that is not sensitive is replaced too.", "Method")
+    )
     name: ClassVar[str] = SANTEXT_PLUS
     mechanism: ClassVar[str] = SANTEXT_PLUS
 

@@ -1,0 +1,66 @@
+"""The settings of a classifier, readable without torch: which encoder, pooling and head, and what is trained."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from discreet.core.checks import one_of, probability, refuse, whole
+from discreet.core.settings import option
+
+POOLINGS = ("cls", "mean", "last")
+TRAINABLE = ("head", "pooler+head", "all")
+TEXTHIDE_HIDDEN = (768, 768, 768)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which encoder, how its states become one vector, which head, and what is trained.
+
+    `embeddings=False` keeps the word, position and type vectors as they are; `dropout=None` keeps the encoder's own.
+    """
+
+    encoder: str = field(default="minilm", metadata=option("minilm, bilstm, a folder, or a name on the hub.", "Model"))
+    pooling: str = field(
+        default="mean", metadata=option("How token states become one vector: cls, mean or last.", "Model")
+    )
+    head: str = field(default="linear", metadata=option("linear or mlp.", "Model", "linear; mlp for texthide"))
+    hidden: tuple[int, ...] = TEXTHIDE_HIDDEN
+    train: str = field(
+        default="all",
+        metadata=option(
+            "What is trained: head, pooler+head, top-N (the last N blocks) or all.",
+            "Model",
+            "all; with a protection, mostly head",
+        ),
+    )
+    embeddings: bool = field(
+        default=True, metadata=option("Train the embeddings too.", "Model", "yes; no with dp-sgd, dir-dp-sgd")
+    )
+    pooler: bool | None = field(default=None, metadata=option("Put a dense layer with tanh before the head.", "Model"))
+    dropout: float | None = field(
+        default=None, metadata=option("Dropout.", "Model", "the encoder's; 0 with dp-sgd, dir-dp-sgd")
+    )
+    max_length: int | None = field(default=None, metadata=option("Truncate texts to this many tokens.", "Model"))
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their rules."""
+        one_of("pooling", self.pooling, POOLINGS)
+        if self.train not in TRAINABLE and not re.fullmatch(r"top-[1-9]\d*", self.train):
+            raise refuse("train", self.train, "in head, pooler+head, top-N, all", "N counts the last blocks.")
+        if self.train == "pooler+head" and self.pooler is False:
+            raise refuse("pooler", False, "left out or true when train='pooler+head'", "It is what is trained.")
+        if self.dropout is not None:
+            probability("dropout", self.dropout)
+        if self.max_length is not None:
+            whole("max_length", self.max_length, 3, "The first and the last token are special ones.")
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether a dense layer with tanh stands before the head; by default only where it is trained."""
+        return self.train == "pooler+head" if self.pooler is None else self.pooler
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the encoder keeps its weights, so that its outputs can be computed once."""
+        return self.train in {"head", "pooler+head"}
