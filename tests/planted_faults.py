@@ -292,9 +292,15 @@ FAULTS = (
     ),
     Fault(
         "a checkpoint can be read by everyone",
-        "        partial.chmod(0o600)\n",
-        "        partial.chmod(0o644)\n",
-        ("test_outputs_of_a_frozen_encoder_are_computed_once",),
+        "            temporary.chmod(_OWNER_ONLY)",
+        "            temporary.chmod(0o644)",
+        ("test_outputs_of_a_frozen_encoder_are_computed_once", "test_a_private_file_is_readable_by_its_owner_only"),
+    ),
+    Fault(
+        "a file is not synced before it gets its name",
+        "        _sync(temporary)\n",
+        "",
+        ("test_file_and_folder_are_synced_in_order",),
     ),
     Fault(
         "the seed of the noise stays in a finished run",

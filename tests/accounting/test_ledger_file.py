@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -300,6 +301,19 @@ def test_a_ledger_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
     open_ledger(path).close()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_ledger_is_readable_by_its_owner_only_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        open_ledger(tmp_path / "ledger").close()
+        assert stat.S_IMODE((tmp_path / "ledger").stat().st_mode) == 0o600
+        (tmp_path / "ledger").chmod(0o640)  # shared with a group on purpose
+        with open_ledger(tmp_path / "ledger") as ledger:
+            ledger.spend(EVENT, "step 1")
+        assert stat.S_IMODE((tmp_path / "ledger").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
 
 
 def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

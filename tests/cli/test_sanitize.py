@@ -147,7 +147,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("discreet.data.columns.os.fsync", full)
+    monkeypatch.setattr("discreet.core.files.os.fsync", full)
     out = notes.with_name("clean.csv")
     status, _, err = say(capsys, notes, "--epsilon-per-word", 8, "--out", out, "--model", encoder)
     assert status == 2

@@ -212,6 +212,7 @@ def test_the_guarantee_read_back_is_never_below_the_one_used(book: tuple[bytes, 
 KILLS = """
 import json, os, random, signal, sys, time
 from pathlib import Path
+from discreet.core import files
 from discreet.accounting import ledger_file
 from discreet.accounting.events import GaussianDpEvent, LaplaceDpEvent
 from discreet.accounting.ledger import Ledger
@@ -226,7 +227,7 @@ def spend_for_ever(pipe, run, die_at):
                 os.kill(os.getpid(), signal.SIGKILL)
             left[0] -= len(data)
             return write(descriptor, data)
-        ledger_file.os = type("Os", (), {**vars(os), "write": staticmethod(dying)})
+        files.os = ledger_file.os = type("Os", (), {**vars(os), "write": staticmethod(dying)})
     with Ledger.open(path, unit="note", adjacency="add/remove") as ledger:
         step = 0
         while True:
@@ -384,9 +385,9 @@ def test_a_torn_line_was_within_the_budget(tmp_path: Path) -> None:
 def test_the_lines_are_the_only_thing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte goes through one append, each followed by a sync: the two rules of the proof."""
     log: list[str] = []
-    write, sync = ledger_file._write, ledger_file._sync
+    write, sync = ledger_file.write_all, ledger_file._sync
     with open_ledger(tmp_path / "ledger") as ledger:
-        monkeypatch.setattr(ledger_file, "_write", lambda fd, data: (log.append("write"), write(fd, data))[1])
+        monkeypatch.setattr(ledger_file, "write_all", lambda fd, data: (log.append("write"), write(fd, data))[1])
         monkeypatch.setattr(ledger_file, "_sync", lambda fd: (log.append("sync"), sync(fd))[1])
         for event, name in SPENDS:
             ledger.spend(event, name)

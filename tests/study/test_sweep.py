@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import random
+import stat
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ def test_a_failed_trial_costs_only_itself_and_is_run_again(run, said: str, study
     again = sweep(study, toy.quick, tmp_path / "s", workers=1)
     assert (again.done, again.before, again.failures) == (2, 6, {})
     assert read_failures(tmp_path / "s") == {}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "s").iterdir()} == {0o600}
 
 
 def test_a_changed_study_is_refused_and_nothing_is_lost(study: Study, tmp_path: Path) -> None:

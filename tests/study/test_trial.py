@@ -41,3 +41,29 @@ def test_what_could_not_be_run_is_said_in_the_study_s_own_words(
     settings["training"] = {"epochs": 1, "batch_size": 2}
     with pytest.raises(SettingError, match=r"take larger batches \(batch_size\)"):
         run_trial(Planned("a", settings, 0))
+
+
+def test_a_cache_that_cannot_be_written_costs_time_and_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inner products are computed, not lost, where the cache lies below something that is no folder."""
+    import numpy as np
+
+    from discreet.data.corpus import Corpus
+    from discreet.experiment.scene import Scene
+    from discreet.study import trial
+
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("DISCREET_CACHE", str(tmp_path / "file" / "cache"))
+    computed, texts = np.eye(2), Corpus("two", ("a", "b"))
+
+    def gram(self: Scene, candidates: Corpus) -> np.ndarray:  # type: ignore[type-arg]
+        self.kept[("gram", candidates.texts, None, None, None)] = computed
+        return computed
+
+    monkeypatch.setattr(Scene, "gram", gram)
+    monkeypatch.setattr(trial, "_digest", lambda model, text: "0")
+    scene = trial.SharedScene.__new__(trial.SharedScene)
+    object.__setattr__(scene, "kept", {})
+    object.__setattr__(scene, "model", None)
+    assert scene.gram(texts) is computed

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import weakref
 from pathlib import Path
 from typing import Protocol
 
 from discreet.core.errors import LedgerError, OutputError
+from discreet.core.files import write_all, write_atomic
 
 
 class Store(Protocol):
@@ -85,7 +85,7 @@ class LedgerFile:
         """Write a line and sync it; on a failed write nothing of it remains, or the ledger is of no more use."""
         self._check_unchanged()
         try:
-            _write(self._descriptor, line)
+            write_all(self._descriptor, line)
         except OSError as error:
             # The spend has not returned, so nothing was used on the strength of these bytes and they may go.
             with contextlib.suppress(OSError):
@@ -130,39 +130,9 @@ class LedgerFile:
 
 
 def _create(path: Path, first_line: bytes) -> None:
-    # Written under another name and linked into place, so that a crash never leaves a ledger without its first line and
-    # two processes cannot both make it.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        _write_new(draft, first_line)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return
-        except OSError:  # a file system without links
-            with contextlib.suppress(FileExistsError):
-                _write_new(path, first_line)
-    finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        _write(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    # A crash never leaves a ledger without its first line. Of two processes that create one, the first wins.
+    with contextlib.suppress(FileExistsError):
+        write_atomic(path, first_line, replace=False)
 
 
 def _sync(descriptor: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from discreet.core.errors import DataError, OutputError
+from discreet.core.files import write_atomic
 from discreet.data.corpus import check_texts
 from discreet.data.encoding import lines_of, name_of_source, read_bytes
 from discreet.data.separated import Layout, write_rows
@@ -153,20 +153,9 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
 
 def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
     """Write a file, synced and under its name only when it is whole; one that is there is kept unless `replace`."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            partial.replace(path)
-        else:
-            os.link(partial, path)  # unlike a rename, it fails if something appeared there meanwhile
+        write_atomic(path, data, replace=replace)
     except FileExistsError:
         raise OutputError(f"Expected no file at {str(path)!r}. It is there; name another, or use --force.") from None
     except OSError as error:
         raise OutputError(f"Expected to be able to write {str(path)!r}. {error.strerror}. Check the path.") from None
-    finally:
-        partial.unlink(missing_ok=True)

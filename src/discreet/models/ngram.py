@@ -15,6 +15,7 @@ from torch import Tensor
 
 from discreet.core.checks import refuse, whole
 from discreet.core.errors import DataError, ModelError
+from discreet.core.files import atomic_path
 
 Ints = npt.NDArray[np.int64]
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
@@ -177,10 +178,11 @@ class NGram:
         return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
 
     def save(self, path: Path | str) -> None:
-        """Write the tables as safetensors."""
+        """Write the tables as safetensors, readable by their owner only: they count the words of a text."""
         from safetensors.torch import save_file
 
-        save_file({name: value.contiguous().cpu() for name, value in vars(self).items()}, str(path))
+        with atomic_path(Path(path)) as temporary:
+            save_file({name: value.contiguous().cpu() for name, value in vars(self).items()}, temporary)
 
     @classmethod
     def load(cls, path: Path | str) -> NGram:

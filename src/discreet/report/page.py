@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from discreet.core.files import write_atomic
 from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import Trial
@@ -62,19 +63,10 @@ def write_report(folder: Path) -> Written:
     values = _values(result, sentences)
     written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", sentences)
     plain = _environment(html=False)
-    _write(written.page, render_page(values))
-    _write(written.markdown, plain.get_template("report.md.j2").render(values))
-    _write(written.card, plain.get_template("card.md.j2").render(values))
+    write_atomic(written.page, render_page(values))
+    write_atomic(written.markdown, plain.get_template("report.md.j2").render(values))
+    write_atomic(written.card, plain.get_template("card.md.j2").render(values))
     return written
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically, readable by its owner only, because it shows private texts."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    partial.touch(mode=0o600)
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def render_page(values: Mapping[str, Any]) -> str:

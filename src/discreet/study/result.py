@@ -11,6 +11,7 @@ from typing import Any
 
 from discreet.core.checks import refuse, shown
 from discreet.core.errors import DataError, DiscreetError
+from discreet.core.files import write_atomic
 from discreet.core.settings import parse
 from discreet.core.types import Trial
 from discreet.metrics.utility import MAIN
@@ -199,6 +200,4 @@ def _write_noise(folder: Path, goal: Goal | None) -> None:
 
     if not read_noise(folder, goal):
         rows = noise_for_study(read_kept_study(folder), read_trials(folder).values())
-        partial = folder / f"{RISK}.partial"
-        partial.write_text(json.dumps([row.as_dict() for row in rows], indent=1), encoding="utf-8")
-        partial.replace(folder / RISK)
+        write_atomic(folder / RISK, json.dumps([row.as_dict() for row in rows], indent=1))

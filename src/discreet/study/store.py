@@ -12,6 +12,7 @@ from typing import Any
 
 from discreet.core.checks import shown
 from discreet.core.errors import DataError, OutputError
+from discreet.core.files import sync_folder, write_all
 from discreet.core.guarantee import Guarantee
 from discreet.core.types import Leakage, Trial
 
@@ -41,6 +42,7 @@ class Store:
                 f"Expected no other sweep in {str(folder)!r}. One is running; wait for it, or choose another folder."
             ) from None
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        sync_folder(folder)  # both may be new
         lines, whole = _lines(self.path)
         if whole < os.fstat(self._file).st_size:
             os.ftruncate(self._file, whole)
@@ -53,8 +55,7 @@ class Store:
             return
         text = json.dumps({"key": key, **trial_as_dict(trial)}, ensure_ascii=False, allow_nan=False)
         data = text.encode() + b"\n"
-        while data:  # a full disk may take part of a line, which is removed when the store is opened again
-            data = data[os.write(self._file, data) :]
+        write_all(self._file, data)  # a full disk may take part of a line, which is removed when the store is opened
         os.fsync(self._file)
         self.keys.add(key)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from statistics import median
 
 from discreet.core.checks import one_of, whole
 from discreet.core.errors import DataError, OutputError, SettingError
+from discreet.core.files import write_atomic
 from discreet.study.file import Goal, Study, changes
 from discreet.study.frontier import scoped, unmeasured
 from discreet.study.grid import Planned, plan
@@ -105,7 +105,8 @@ def sweep(
             standing = count.add(event)
             watch(standing)
         labels = {one.key: f"{one.label}, seed {one.seed}" for one in planned}
-        _write(out / FAILURES, json.dumps({labels[k]: why for k, why in standing.failures.items()}, indent=2))
+        failures = {labels[key]: why for key, why in standing.failures.items()}
+        write_atomic(out / FAILURES, json.dumps(failures, indent=2) + "\n")
     return standing
 
 
@@ -158,17 +159,7 @@ def _without_goal(study: Mapping[str, object]) -> dict[str, object]:
 
 
 def _write_study(study: Study, out: Path) -> None:
-    _write(out / STUDY, json.dumps(_plain(study), indent=2, ensure_ascii=False))
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_atomic(out / STUDY, json.dumps(_plain(study), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_kept_study(out: Path) -> dict[str, object]:

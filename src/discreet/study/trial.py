@@ -19,7 +19,7 @@ import numpy.typing as npt
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
-from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.errors import OutputError, SettingError, UnsupportedError
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse
@@ -354,7 +354,7 @@ class SharedScene(Scene):
                     import torch
 
                     computed = super().gram(candidates)
-                    with suppress(OSError):  # a cache that cannot be written costs time, not correctness
+                    with suppress(OutputError):  # a cache that cannot be written costs time, not correctness
                         save_tensors({"gram": torch.from_numpy(computed)}, path)
         gram: npt.NDArray[np.float64] = self.kept[key]
         return gram

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.errors import ModelError
+from discreet.core.files import write_atomic
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.core.settings import dump, read
@@ -113,7 +114,7 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: Loc
         tensors |= {"axes.matrix": path.axes.matrix, "axes.offset": path.axes.offset}
     save_tensors(tensors, client / _PATH)
     _write_encoder(client, model)
-    (client / _SETTINGS).write_text(dump(settings), encoding="utf-8")
+    write_atomic(client / _SETTINGS, dump(settings), private=False)
     person_ledger(client / _LEDGER, layer, settings.queries, settings.epsilon, settings.delta).close()
     server = folder / SERVER
     server.mkdir(exist_ok=True)
@@ -137,7 +138,7 @@ def _write_server(folder: Path, model: Classifier, path: QueryPath) -> None:
         about=f"answers to vectors of {path.layer.dimension} numbers randomised by {path.layer.mechanism}",
     )
     save_tensors(made.state_dict(), folder / _HEAD)
-    (folder / _SETTINGS).write_text(dump(settings), encoding="utf-8")
+    write_atomic(folder / _SETTINGS, dump(settings), private=False)
 
 
 def _write_encoder(folder: Path, model: Classifier) -> None:
@@ -148,7 +149,7 @@ def _write_encoder(folder: Path, model: Classifier) -> None:
     values: Any = vars(config) if isinstance(model.encoder, BiLSTM) else config.to_dict()  # type: ignore[operator,union-attr]
     kind = BILSTM if isinstance(model.encoder, BiLSTM) else "transformers"
     model.tokenizer.save_pretrained(folder / "tokenizer")
-    (folder / "encoder.json").write_text(json.dumps({"kind": kind, "config": values}), encoding="utf-8")
+    write_atomic(folder / "encoder.json", json.dumps({"kind": kind, "config": values}), private=False)
     save_tensors(model.encoder.state_dict(), folder / "encoder.safetensors")
 
 

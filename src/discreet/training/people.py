@@ -38,6 +38,7 @@ from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.accounting.ledger_statement import composed
 from discreet.core.errors import BudgetError, LedgerError, OutputError
+from discreet.core.files import write_atomic
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
 
@@ -247,9 +248,9 @@ class People:
         self._make()
         try:
             if marks is not None and not self._marks_path(record.name).exists():
-                self._replace(self._marks_path(record.name), marks.astype("<u8").tobytes())
+                write_atomic(self._marks_path(record.name), marks.astype("<u8").tobytes())
             about = {"format": _FORMAT, **{name: getattr(record, name) for name in record.__dataclass_fields__}}
-            self._replace(self._path(record.name), json.dumps(about, allow_nan=False).encode())
+            write_atomic(self._path(record.name), json.dumps(about, allow_nan=False))
         except OSError as error:
             raise self._cannot(error) from None
 
@@ -310,12 +311,8 @@ class People:
         try:
             if not path.exists():
                 self._make()
-                partial = self.home / f"key.{os.getpid()}.partial"
-                self._put(partial, secrets.token_hex(32).encode())
-                with contextlib.suppress(FileExistsError):
-                    os.link(partial, path)  # of two processes, one wins
-                partial.unlink()
-                _sync(self.home)
+                with contextlib.suppress(FileExistsError):  # of two processes, one wins
+                    write_atomic(path, secrets.token_hex(32), replace=False)
             return bytes.fromhex(path.read_text(encoding="ascii"))
         except OSError as error:
             raise self._cannot(error) from None
@@ -352,20 +349,6 @@ class People:
 
     def _marks_path(self, name: str) -> Path:
         return self.folder / f"{name}.units"
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        self._put(partial, data)
-        partial.replace(path)
-        _sync(path.parent)
-
-    def _put(self, path: Path, data: bytes) -> None:
-        path.unlink(missing_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
 
     def _cannot(self, error: OSError) -> OutputError:
         return OutputError(
@@ -635,14 +618,6 @@ def _now() -> str:
     import datetime
 
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def record_study(people: People, out: Path, source: str) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from discreet.catalog import protection_from_table
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError
+from discreet.core.files import sync_folder, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
@@ -142,11 +143,7 @@ def secret_of(workspace: Path) -> Rng:
                 "named with. It is gone, and no step can be repeated; delete the folder and begin again."
             )
         try:
-            partial = path.with_suffix(".partial")
-            partial.touch(mode=0o600)
-            partial.write_text(os.urandom(32).hex(), encoding="ascii")
-            partial.replace(path)
-            _sync(workspace)
+            write_atomic(path, os.urandom(32).hex())
         except OSError as error:
             raise cannot_write(path, error) from None
     return Rng.secret(bytes.fromhex(path.read_text(encoding="ascii")))
@@ -170,12 +167,17 @@ def finish(
     try:
         save_tensors(model.state_dict(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
         _untouched(model.tokenizer).save_pretrained(workspace / "tokenizer")
-        (workspace / "encoder.json").write_text(_encoder_config(model), encoding="utf-8")
-        (workspace / "settings.toml").write_text(settings_text(settings), encoding="utf-8")
-        (workspace / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        (workspace / "README.md").write_text(model_card(model, settings, metrics, guarantee), encoding="utf-8")
-        _sync(workspace)
+        texts = {
+            "encoder.json": _encoder_config(model),
+            "settings.toml": settings_text(settings),
+            "metrics.json": json.dumps(metrics, indent=2) + "\n",
+            "README.md": model_card(model, settings, metrics, guarantee),
+        }
+        for name, text in texts.items():
+            write_atomic(workspace / name, text, private=False)
+        sync_tree(workspace)
         workspace.rename(out)
+        sync_folder(out.parent)
         # Only now: a run that could not be given its name must still be able to go on with the same noise.
         forget_secrets(out)
     except OSError as error:
@@ -241,15 +243,6 @@ def _encoder_config(model: Classifier) -> str:
     config = model.encoder.config
     values = vars(config) if isinstance(model.encoder, BiLSTM) else config.to_dict()  # type: ignore[operator,union-attr]
     return json.dumps({"kind": BILSTM if isinstance(model.encoder, BiLSTM) else "transformers", "config": values})
-
-
-def _sync(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -14,22 +13,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from discreet.core.errors import ModelError, OutputError
+from discreet.core.files import atomic_path
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write tensors to a file, synced and under its name only when it is whole."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.touch(mode=0o600)  # before anything private is in it
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial, metadata=metadata)
-        with partial.open("r+b") as file:
-            _sort_metadata(file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.chmod(0o600)
-        partial.replace(path)
+        with atomic_path(path) as temporary:
+            held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(held, temporary, metadata=metadata)
+            with temporary.open("r+b") as file:
+                _sort_metadata(file)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
 
 

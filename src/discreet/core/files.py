@@ -1,0 +1,86 @@
+"""Write files atomically and durably; every file of the package that must not be read half-written is written here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+_OWNER_ONLY, _ANYONE = 0o600, 0o666  # the second is reduced by the umask, as for any new file
+
+
+def write_atomic(path: Path, data: bytes | str, *, private: bool = True, replace: bool = True) -> None:
+    """Write a file so that its name always refers to complete content, on disk when this returns.
+
+    Text is encoded as UTF-8. `private=False` gives the file the default mode instead of 0600. `replace=False` raises
+    FileExistsError if the file exists. Other failures raise OSError, and the old file, if any, stays.
+    """
+    with atomic_path(path, private=private, replace=replace) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            write_all(descriptor, data.encode() if isinstance(data, str) else data)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, *, private: bool = True, replace: bool = True) -> Iterator[Path]:
+    """Yield a temporary file in the same folder; on a clean exit sync it and rename it to `path`, else delete it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        # Created with its mode before anything private is in it.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        os.close(os.open(temporary, flags, _OWNER_ONLY if private else _ANYONE))
+        yield temporary
+        if private:
+            temporary.chmod(_OWNER_ONLY)  # a library that wrote it may have created it anew
+        _sync(temporary)
+        if replace:
+            temporary.replace(path)
+        else:
+            _rename_to_new(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _rename_to_new(temporary: Path, path: Path) -> None:
+    """Give a file its name unless the name is taken, even if another process takes it at this moment."""
+    try:
+        os.link(temporary, path)  # unlike a rename it never replaces a file
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: reserve the name, then replace the empty file
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY))
+        try:
+            temporary.replace(path)
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes to an open file; the system may take them in several pieces."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to disk, so that a new, renamed or deleted file stays so after a power failure."""
+    _sync(folder)
+
+
+def sync_tree(folder: Path) -> None:
+    """Write a folder with all that is in it to disk."""
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
