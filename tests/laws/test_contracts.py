@@ -1,4 +1,4 @@
-"""What callers may ask of an attack is declared in its base class: nobody probes for attributes, nobody reads prose."""
+"""What callers may ask of an attack, a protection or a sampler is declared: nobody probes for attributes."""
 
 import ast
 import dataclasses
@@ -13,15 +13,15 @@ from discreet.core.types import Release
 
 SOURCE = Path(__file__).parents[2] / "src" / "discreet"
 FILES = sorted(SOURCE.rglob("*.py"))
-_ATTACK = re.compile(r"attack|ruler|chosen", re.IGNORECASE)
+_DECLARED = re.compile(r"attack|ruler|chosen|protect|defence|sampler", re.IGNORECASE)
 
 
 def probes(tree: ast.AST) -> list[str]:
-    """Return every `getattr` with a default, and every `hasattr`, on something that is called an attack."""
+    """Return every `getattr` with a default, and every `hasattr`, on what is named an attack, protection or sampler."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     named = [(call.func.id, call.args) for call in calls if isinstance(call.func, ast.Name)]
     found = [args for name, args in named if (name == "getattr" and len(args) == 3) or name == "hasattr"]
-    return [ast.unparse(args[0]) for args in found if _ATTACK.search(ast.unparse(args[0]))]
+    return [ast.unparse(args[0]) for args in found if _DECLARED.search(ast.unparse(args[0]))]
 
 
 def test_the_law_sees_a_probe() -> None:
@@ -31,7 +31,7 @@ def test_the_law_sees_a_probe() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_attack_is_probed(path: Path) -> None:
+def test_no_attack_protection_or_sampler_is_probed(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert probes(tree) == []
     reads = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "__annotations__"]
