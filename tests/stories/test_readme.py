@@ -11,7 +11,7 @@ from discreet.data.sources import Columns, load
 
 ROOT = Path(__file__).parents[2]
 LETTERS = "examples/letters.csv"
-FAST = ("data", "spend", "solve")
+FAST = ("data", "cost")
 
 
 def commands() -> list[list[str]]:

@@ -14,6 +14,7 @@ import typer
 from discreet.cli.attack import attack
 from discreet.cli.cache import cache
 from discreet.cli.calibrate import calibrate
+from discreet.cli.cost import cost, solve, spend
 from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.explore import explore
@@ -24,8 +25,6 @@ from discreet.cli.query import query
 from discreet.cli.report import report
 from discreet.cli.sanitize import sanitize
 from discreet.cli.serve import serve
-from discreet.cli.solve import solve
-from discreet.cli.spend import spend
 from discreet.cli.train import TrainCommand, train
 from discreet.core.errors import DiscreetError
 
@@ -67,10 +66,11 @@ app.command("explore")(explore)
 app.command("sanitize")(sanitize)
 app.command("serve")(serve)
 app.command("query")(query)
-app.command("spend")(spend)
-app.command("solve")(solve)
+app.command("cost")(cost)
 app.command("ledger")(ledger)
 app.command("cache")(cache)
+app.command("spend", hidden=True)(spend)  # old names of cost
+app.command("solve", hidden=True)(solve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
