@@ -385,3 +385,99 @@ def test_under_load_each_request_is_answered_or_refused(serving: Callable[..., A
         assert server.lives()
     assert set(found) <= {200, 429, 503}
     assert found.count(200) >= 16  # everyone's first
+
+
+# --- limits that the HTTP server itself does not keep -----------------------------------------------------------------
+
+
+def test_a_long_head_in_one_piece_is_rejected(served: Any) -> None:
+    with served.connect() as place:
+        place.sendall(b"GET /health HTTP/1.1\r\nx: " + b"y" * 20_000 + b"\r\n\r\n")
+        status, headers, said = parsed(everything(place))
+    assert (status, headers["connection"]) == (431, "close")
+    assert "16384 bytes" in said["error"]
+    assert ask(served, b"GET /%s HTTP/1.1\r\nhost: a\r\n\r\n" % (b"y" * 20_000))[0] == 431
+    assert served.lives()
+
+
+def test_too_many_requests_ahead_of_their_answers_are_rejected(served: Any) -> None:
+    with served.connect() as place:
+        place.sendall(post(vectors(GOOD), close=False) * 200)
+        reply = everything(place)
+    assert reply.count(b"HTTP/1.1 200") <= 64
+    assert served.lives()
+
+
+def test_many_requests_on_one_connection_are_answered_in_order(served: Any) -> None:
+    """Also if they are sent before the answer to the first, in pieces that end anywhere, and the client then closes."""
+    whole = b"".join(post(vectors([number, 0, 0, 0, 0, 0]), close=False) for number in range(40))
+    expected = [served.head.answers(served.head.checked([[n, 0, 0, 0, 0, 0]]))[0]["label"] for n in range(40)]
+    for size in (7, 300, 5000):
+        with served.connect() as place:
+            for start in range(0, len(whole), size):
+                place.sendall(whole[start : start + size])
+            place.shutdown(socket.SHUT_WR)
+            replies = everything(place).split(b"HTTP/1.1 200 OK")[1:]
+        assert [json.loads(each.partition(b"\r\n\r\n")[2])["answers"][0]["label"] for each in replies] == expected
+
+
+def test_a_body_that_is_not_read_does_not_count_as_a_head(served: Any) -> None:
+    """A request that is rejected by its head alone leaves its body on the connection, before the next request."""
+    rest = b" " * 100_000
+    wrong = b"POST /nowhere HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(rest)
+    with served.connect() as place:
+        place.sendall(wrong)
+        reply = place.recv(65536)
+        for start in range(0, len(rest), 10_000):
+            place.sendall(rest[start : start + 10_000])
+        place.sendall(post(vectors(GOOD)))
+        reply += everything(place)
+    assert reply.startswith(b"HTTP/1.1 404") and reply.count(b"HTTP/1.1 200") == 1
+    with served.connect() as place:  # one whose length is not said, or is too large to be read to its end
+        place.sendall(b"POST /nowhere HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+        status, headers, _ = parsed(everything(place))
+    assert (status, headers["connection"]) == (404, "close")
+    assert served.lives()
+
+
+def test_what_is_no_http_is_rejected_in_our_words(served: Any) -> None:
+    status, headers, said = ask(served, b"GET /health HTTP/1.1\r\nbad header\r\n\r\n")
+    assert (status, headers["content-type"], headers["connection"]) == (400, "application/json", "close")
+    assert "HTTP/1.1" in said["error"]
+
+
+def test_connections_and_addresses_are_forgotten_when_they_end(serving: Callable[..., Any]) -> None:
+    with serving(connections=3, connections_per_address=2, patience=1.0) as server:
+        guard = server.server.config.app
+        for _ in range(20):
+            held = [server.connect() for _ in range(4)]
+            for place in held:
+                place.close()
+        until = time.monotonic() + 20
+        while not server.lives() and time.monotonic() < until:  # some may still wait to be accepted
+            time.sleep(0.01)
+        while guard.connections and time.monotonic() < until:
+            time.sleep(0.01)
+        assert (guard.connections, dict(guard.addresses), guard.active) == ({}, {}, 0)
+        assert server.lives()
+
+
+def test_the_http_server_is_used_through_its_settings_alone() -> None:
+    """No class of uvicorn is extended, and its connections are known only as asyncio protocols."""
+    import ast
+    from pathlib import Path
+
+    import discreet
+
+    names = set()
+    for path in Path(discreet.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "uvicorn":
+                names |= {alias.name for alias in node.names}
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names if alias.name.startswith("uvicorn.")}
+            if isinstance(node, ast.ClassDef):
+                assert not any(
+                    "HttpTools" in ast.unparse(base) or "uvicorn" in ast.unparse(base) for base in node.bases
+                )
+    assert names == {"HttpToolsProtocol"}

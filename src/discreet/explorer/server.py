@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from discreet.serving.limits import Limits
+from discreet.serving.limits import Guard, Limits
 from discreet.serving.server import QUIET, listen
 
 if TYPE_CHECKING:
@@ -73,11 +73,12 @@ def server_for(
     import uvicorn
 
     from discreet.explorer.app import application
-    from discreet.serving.connection import connection_with
 
+    page = application(offer, read, worker, key=place.key, hosts=place.hosts)
+    guard = Guard(page, limits, makes_room=True, times_answers=False)
     config = uvicorn.Config(
-        application(offer, read, worker, key=place.key, hosts=place.hosts),
-        http=connection_with(limits, makes_room=True, times_answers=False),
+        guard,
+        http=guard.protocol(),
         **QUIET,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=2,

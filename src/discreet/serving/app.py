@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
@@ -19,19 +18,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from discreet.core.errors import DataError
+from discreet.serving import ABOUT, ANSWERS, HEALTH, OPENAPI
 from discreet.serving.head import Head
-from discreet.serving.limits import Buckets, Limits
-from discreet.serving.openapi import ABOUT, ANSWERS, HEALTH, OPENAPI, description
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+from discreet.serving.limits import Buckets, Limits, Receive, Scope, Send
 
 _LOG = logging.getLogger("discreet.serving")
 _JSON = b"application/json"
 _TYPES = (_JSON, b"application/json; charset=utf-8", b"application/json;charset=utf-8")
 # A body without the characters of numbers and lists is this, and nothing else can be hidden in it.
 _OF_NUMBERS, _AROUND = b" \t\r\n0123456789+-.eE,[]", b'{"vctors":}'
+_REJECTIONS = {
+    "400": "The body is not JSON.",
+    "408": "The request took too long to arrive.",
+    "413": "The body or the number of vectors is too large.",
+    "415": "The content type is not application/json; text is refused.",
+    "422": "The body holds no vectors of this width and finite numbers; text is refused.",
+    "429": "Too many requests from this address; Retry-After says when.",
+    "503": "Too much at once; Retry-After says when.",
+}
 _NO_TEXT = "The server takes no text: protect it on the user's side (discreet query) and send the release."
 
 
@@ -203,3 +207,81 @@ async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes,
     headers = [(b"content-type", _JSON), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def description(head: Head, limits: Limits, version: str) -> dict[str, Any]:
+    """Return the description of the service as an OpenAPI 3.1 document."""
+    if head.task == "classification":
+        answer: dict[str, Any] = {
+            "type": "object",
+            "required": ["label", "probabilities"],
+            "properties": {
+                "label": {"type": "string", "enum": list(head.label_names)},
+                "probabilities": {
+                    "type": "array",
+                    "items": {"type": "number"},
+                    "minItems": len(head.label_names),
+                    "maxItems": len(head.label_names),
+                    "description": "In the order " + ", ".join(head.label_names) + ".",
+                },
+            },
+        }
+    else:
+        answer = {"type": "object", "required": ["score"], "properties": {"score": {"type": "number"}}}
+    vector = {"type": "array", "items": {"type": "number"}, "minItems": head.width, "maxItems": head.width}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "discreet: answers to protected representations",
+            "version": version,
+            "description": "Takes vectors that were randomised on the user's side. It takes no text and keeps nothing.",
+        },
+        "paths": {
+            ANSWERS: {
+                "post": {
+                    "summary": "Answer released vectors",
+                    "operationId": "answers",
+                    "requestBody": {
+                        "required": True,
+                        "content": {
+                            "application/json": {
+                                "schema": _object(
+                                    vectors={
+                                        "type": "array",
+                                        "items": vector,
+                                        "minItems": 1,
+                                        "maxItems": limits.rows,
+                                        "description": "One released vector for each text.",
+                                    }
+                                )
+                            }
+                        },
+                    },
+                    "responses": {
+                        "200": _json(
+                            "One answer for each vector.", _object(answers={"type": "array", "items": answer})
+                        ),
+                        **{
+                            status: _json(text, {"$ref": "#/components/schemas/Refusal"})
+                            for status, text in _REJECTIONS.items()
+                        },
+                    },
+                }
+            },
+            ABOUT: {"get": _get("What the server expects", "about")},
+            HEALTH: {"get": _get("Whether it lives, and how much it did", "health")},
+        },
+        "components": {"schemas": {"Refusal": _object(error={"type": "string"})}},
+    }
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _get(summary: str, name: str) -> dict[str, Any]:
+    return {"summary": summary, "operationId": name, "responses": {"200": _json(summary + ".", {"type": "object"})}}

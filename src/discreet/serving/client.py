@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.core.errors import DataError, OutputError, SettingError
-from discreet.serving.openapi import ABOUT, ANSWERS
+from discreet.serving import ABOUT, ANSWERS
 
 _LARGEST_ANSWER = 64 << 20
 _WHOLE = 3  # times the timeout for a whole answer

@@ -1,21 +1,46 @@
-"""How much a server takes: bytes, rows, requests a second from one address, requests at once, connections, patience."""
+"""How much a server takes (bytes, rows, requests, connections, seconds), and the rejection of whatever is beyond it.
+
+uvicorn parses HTTP and calls the application. By itself it waits indefinitely for a slow head, accepts heads of any
+length and any number of requests ahead of their answers, and drops the answer to a client that has closed its side.
+`Guard` adds these limits from outside: an ASGI application around ours, and a protocol around uvicorn's, given to its
+`http` setting, that knows it only as an `asyncio.Protocol`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+import struct
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
 
 from discreet.core.checks import positive, whole
+from discreet.serving import HEALTH
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Endpoints = tuple[tuple[str, int], tuple[str, int]]  # of the client, of the server
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _ADDRESSES = 10_000
 _BYTES_A_NUMBER = 32  # a float64 in full, with sign, exponent, comma and space
+_LONGEST_HEAD = 16_384
+_MOST_AHEAD = 64  # requests sent before the answer to the first
+_MOST_HELD = 262_144  # bytes of them: what asyncio reads at once
+_REQUEST_LINE = b" HTTP/1."
+_RESET = struct.pack("ii", 1, 0)
+_TOO_LONG = f"Expected a head of at most {_LONGEST_HEAD} bytes. Send fewer headers."
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused rather than served: 413 for size, 429 for rate, 503 for too much at once, 408 for slowness."""
+    """What is rejected rather than served: 413 for size, 429 for rate, 503 for too much at once, 408 for slowness."""
 
     rows: int = 256
     rate: float = 1000.0
@@ -25,7 +50,7 @@ class Limits:
     patience: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse limits under which nothing could be served."""
+        """Reject limits under which nothing could be served."""
         whole("rows", self.rows, remedy="It is the most vectors in one request.")
         positive("rate", self.rate, "It is the most requests a second from one address.")
         whole("active", self.active, remedy="It is the most requests worked on at once.")
@@ -70,3 +95,333 @@ class Buckets:
         if len(self._held) > _ADDRESSES:
             self._held.popitem(last=False)
         return wait
+
+
+@dataclass(eq=False)
+class Guard:
+    """An ASGI application around another, which knows the connections of its server and keeps both within limits.
+
+    With `makes_room`, a connection or a request beyond the limits takes the place of the oldest connection that has not
+    sent a whole request, if there is one. Without `times_answers` only the arrival of a request is timed, for answers
+    that stream.
+    """
+
+    application: Application
+    limits: Limits
+    makes_room: bool = False
+    times_answers: bool = True
+    connections: dict[Endpoints, Connection] = field(default_factory=dict)
+    addresses: Counter[str] = field(default_factory=Counter)
+    active: int = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request through the application, or reject it."""
+        connection = self.connections.get((scope["client"], scope["server"]))
+        if connection is None:
+            return  # the client has gone
+        request = Request(connection, scope)
+        limits, length = self.limits, sum(len(name) + len(value) for name, value in scope["headers"])
+        try:
+            if length + len(scope["raw_path"]) + len(scope["query_string"]) > _LONGEST_HEAD:
+                await request.reject(send, 431, _TOO_LONG)
+            elif scope["path"] == HEALTH:
+                await self.application(scope, request.receiver(receive), request.sender(send))
+            elif self.active >= limits.active and not self.make_room(connection):
+                await request.reject(
+                    send, 503, f"Expected at most {limits.active} requests at once. Wait, then send again."
+                )
+            else:
+                self.active += 1
+                try:
+                    # What is readable is read before any of it is worked on: `active` is how far the server is behind.
+                    await asyncio.sleep(0)
+                    await self.application(scope, request.receiver(receive), request.sender(send))
+                finally:
+                    self.active -= 1
+        finally:
+            connection.answered(request)
+
+    def make_room(self, keep: Connection) -> bool:
+        """Cut off the oldest half-open connection besides one, and return whether there was one."""
+        if not self.makes_room:
+            return False
+        for each in self.connections.values():  # in the order in which they were made
+            if each is not keep and each.half_open:
+                each.abort()
+                return True
+        return False
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """Return the kind of connection to give to uvicorn's `http` setting."""
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+        guard = self
+
+        class GuardedConnection(Connection):
+            def __init__(self, **given: Any) -> None:
+                super().__init__(guard, HttpToolsProtocol(**given))
+
+        return GuardedConnection
+
+
+class Request:
+    """A request whose head is here: whether all of it arrived, and whether its answer was begun."""
+
+    def __init__(self, connection: Connection, scope: Scope) -> None:
+        """Begin to wait for the body, if there is one."""
+        self.connection = connection
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        # How long the body is; None if that is not said.
+        self.length = None if b"transfer-encoding" in headers or not length.isdigit() else int(length[:20])
+        self.arrived, self.started, self.receiving = False, False, False
+        connection.began(self)
+        if self.length == 0:
+            self._whole()
+
+    def _whole(self) -> None:
+        self.arrived = True
+        self.connection.arrived()
+
+    def receiver(self, receive: Receive) -> Receive:
+        """Return what the application receives from; it notes when the whole body is here."""
+
+        async def received() -> MutableMapping[str, Any]:
+            self.receiving = True
+            message = await receive()
+            self.receiving = False
+            if message["type"] == "http.request" and not self.arrived:
+                if not message.get("more_body"):
+                    self._whole()
+                elif self.connection.closed_by_client:
+                    self.connection.transport.close()  # the rest will never come
+            return message
+
+        return received
+
+    def sender(self, send: Send) -> Send:
+        """Return what the application sends to; it notes the beginning and the end of the answer."""
+
+        async def sent(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self.started = True
+                if not self.arrived and (self.length is None or self.length > _MOST_HELD):  # the rest is not read
+                    headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"connection"]
+                    message = {**message, "headers": [*headers, (b"connection", b"close")]}
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self.connection.answered(self)
+
+        return sent
+
+    async def reject(self, send: Send, status: int, text: str) -> None:
+        """Answer with an error."""
+        body = _error(text)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers.append((b"retry-after", b"1") if status == 503 else (b"connection", b"close"))
+        send = self.sender(send)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Connection(asyncio.Protocol):
+    """A connection whose requests must arrive and be answered within the patience of the limits.
+
+    A client that sends its request byte by byte, or does not read its answer, is cut off; one that closes its side
+    after a whole request still gets the answer. What arrives is passed on to the protocol of the HTTP server; what
+    arrives after a whole request, once that is answered.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, guard: Guard, server: asyncio.Protocol) -> None:
+        """Make a connection that waits for its first request."""
+        self.guard, self.server, self.loop = guard, server, asyncio.get_running_loop()
+        self.endpoints: Endpoints = (("", 0), ("", 0))
+        self.request: Request | None = None
+        self.closed_by_client = False
+        self._connected = self._lost = False  # whether the HTTP server knows of the connection; whether it has ended
+        self._timer: asyncio.TimerHandle | None = None
+        self._for_answer = False  # whether the timer runs for an answer that is still to be taken
+        self._unread = 0  # bytes passed on since the last request began or ended: a head that is not complete
+        self._ahead = bytearray()  # received after a whole request that is still to be answered
+
+    # --- what the system tells ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, or reject it if there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        client, here = (transport.get_extra_info(name) or ("", 0) for name in ("peername", "sockname"))
+        self.endpoints = (str(client[0]), int(client[1])), (str(here[0]), int(here[1]))
+        guard, limits = self.guard, self.guard.limits
+        guard.connections[self.endpoints] = self
+        guard.addresses[self.endpoints[0][0]] += 1
+        self._wait()
+        many, mine = len(guard.connections), guard.addresses[self.endpoints[0][0]]
+        full = many > limits.connections
+        if (full or mine > limits.connections_per_address) and not guard.make_room(self):
+            if full:
+                self._reject(503, f"Expected at most {limits.connections} connections. Retry later.")
+            else:
+                most = limits.connections_per_address
+                self._reject(429, f"Expected at most {most} connections of yours. Use fewer.")
+            return
+        self._connected = True
+        self.server.connection_made(cast("asyncio.Transport", _Outgoing(self)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything that was counted for the connection."""
+        self._lost = True
+        self._calm()
+        self._ahead.clear()
+        guard, address = self.guard, self.endpoints[0][0]
+        if guard.connections.get(self.endpoints) is self:
+            del guard.connections[self.endpoints]
+        guard.addresses[address] -= 1
+        if guard.addresses[address] <= 0:
+            del guard.addresses[address]
+        if self._connected:
+            self.server.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on; a head that never ends is rejected, and so are too many requests ahead of their answers."""
+        if self.transport.is_closing():
+            return
+        if self._ahead.count(_REQUEST_LINE) + data.count(_REQUEST_LINE) > _MOST_AHEAD:
+            self._reject(503, f"Expected at most {_MOST_AHEAD} requests ahead of their answers. Wait for some.")
+        elif self._ahead or (self.request is not None and self.request.arrived):
+            self._ahead += data
+            if len(self._ahead) >= _MOST_HELD:
+                self.transport.pause_reading()
+        elif self.request is None and self._unread > _LONGEST_HEAD:
+            self._reject(431, _TOO_LONG)
+        else:
+            # A request begins a moment after the end of its head is passed on, so that a piece counts from the next on.
+            if self.request is None:
+                self._unread += len(data)
+                if self._timer is None:
+                    self._wait()
+            self.server.data_received(data)
+
+    def eof_received(self) -> bool:
+        """Keep the connection for the answer if a whole request came before the client closed its side."""
+        self.closed_by_client = True
+        return self.request is not None and (self.request.arrived or not self.request.receiving)
+
+    def pause_writing(self) -> None:
+        """Pass on that the client does not take what is written."""
+        if self._connected:
+            self.server.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass on that the client takes it again."""
+        if self._connected:
+            self.server.resume_writing()
+
+    # --- what the application tells -----------------------------------------------------------------------------------
+
+    @property
+    def half_open(self) -> bool:
+        """Whether the client has not sent a whole request that is still to be answered."""
+        return not (self.request is not None and self.request.arrived) and not self.transport.is_closing()
+
+    def began(self, request: Request) -> None:
+        """Note that the head of a request is here."""
+        self.request = request
+        if self._timer is None:
+            self._wait()
+
+    def arrived(self) -> None:
+        """Note that a whole request is here."""
+        if not self.guard.times_answers:
+            self._calm()
+
+    def answered(self, request: Request) -> None:
+        """Note that a request is answered."""
+        if self.request is not request or self._lost:
+            return
+        self.request = None
+        self._unread = 0 if request.arrived else -(request.length or 0)  # what is left of its body is no head
+        self._calm()
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self._wait(for_answer=True)
+        self.loop.call_soon(self._next)  # after the HTTP server begins a request that it has read already
+
+    def _next(self) -> None:
+        if self.request is not None or self.transport.is_closing():
+            return
+        if self._ahead:
+            data = bytes(self._ahead)
+            self._ahead.clear()
+            self.transport.resume_reading()
+            self.data_received(data)
+            self.loop.call_soon(self._next)
+        elif self.closed_by_client:
+            self.transport.close()
+
+    # --- cutting off --------------------------------------------------------------------------------------------------
+
+    def _wait(self, for_answer: bool = False) -> None:
+        self._calm()
+        self._for_answer = for_answer
+        self._timer = self.loop.call_later(self.guard.limits.patience, self._cut_off)
+
+    def _calm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut_off(self) -> None:
+        self._timer = None
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self.abort()
+        elif not self._for_answer:
+            self._reject(408, f"Expected a whole request within {self.guard.limits.patience:g} s. Send it faster.")
+        elif self.request is not None or self._unread > 0:
+            self._wait()  # the answer was taken, and the next request is on its way
+
+    def abort(self) -> None:
+        """Reset the connection: otherwise the system would go on trying to hand over what nobody takes."""
+        held = self.transport.get_extra_info("socket")
+        if held is not None:
+            with contextlib.suppress(OSError):
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+
+    def write(self, data: bytes) -> None:
+        """Write what the HTTP server writes; that it cannot parse a request is said in our words."""
+        if data.startswith(b"HTTP/1.1 400") and (self.request is None or not self.request.started):
+            self._reject(400, "Expected HTTP/1.1, got something else.")
+        else:
+            self.transport.write(data)
+
+    def _reject(self, status: int, text: str) -> None:
+        """Answer with an error outside of any request, and close."""
+        if self.request is not None and self.request.started:
+            self.abort()
+            return
+        body = _error(text)
+        retry = "retry-after: 1\r\n" if status in (429, 503) else ""
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"connection: close\r\n{retry}content-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        self.transport.close()
+        if self._timer is None:
+            self._wait()  # for whoever does not take even this
+
+
+class _Outgoing:
+    """The transport of a connection as the HTTP server has it: what it writes goes through the connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.write, self._transport = connection.write, connection.transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _error(text: str) -> bytes:
+    return b'{"error":"' + text.encode("ascii") + b'"}'

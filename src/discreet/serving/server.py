@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import ExtraError, SettingError
-from discreet.serving.limits import Limits
+from discreet.serving.limits import Guard, Limits
 
 if TYPE_CHECKING:
     import uvicorn
@@ -67,12 +67,12 @@ def server_for(head: Head, limits: Limits | None = None) -> uvicorn.Server:
     import uvicorn
 
     from discreet.serving.app import application
-    from discreet.serving.connection import connection_with
 
     limits = limits or Limits()
+    guard = Guard(application(head, limits), limits)
     config = uvicorn.Config(
-        application(head, limits),
-        http=connection_with(limits),
+        guard,
+        http=guard.protocol(),
         **QUIET,
         timeout_keep_alive=max(1, round(limits.patience)),
         timeout_graceful_shutdown=5,
