@@ -8,7 +8,7 @@ from scipy import stats
 from discreet import Rng
 from discreet.core.errors import DataError, SettingError
 from discreet.mechanisms import word_metric
-from discreet.mechanisms.word_metric import WordChoice, WordNoise, table_diameter
+from discreet.mechanisms.word_metric import WordChoice, WordNoise, farthest
 
 TABLE = np.random.default_rng(1).normal(size=(60, 5))
 
@@ -20,13 +20,10 @@ def test_little_noise_keeps_the_words() -> None:
 
 
 def test_word_noise_takes_the_nearest_of_the_noisy_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    shifted = torch.full((1, 5), 0.7, dtype=torch.float64)
-    monkeypatch.setattr(word_metric, "uniform_directions", lambda n, d, rng, device: shifted.expand(n, d).clone())
-    words = np.arange(60)
-    released = WordNoise(2.0, TABLE)(words, Rng(5))
-    lengths = Rng(5).numpy().standard_gamma(5, 60) / 2.0
-    noisy = TABLE + 0.7 * lengths[:, None]
-    expected = np.linalg.norm(noisy[:, None] - TABLE[None], axis=-1).argmin(1)
+    noise = torch.from_numpy(np.random.default_rng(5).normal(size=(60, 5)))
+    monkeypatch.setattr(word_metric, "noisy_places", lambda places, price, rng: places + noise)
+    released = WordNoise(2.0, TABLE)(np.arange(60), Rng(5))
+    expected = np.linalg.norm((TABLE + noise.numpy())[:, None] - TABLE[None], axis=-1).argmin(1)
     np.testing.assert_array_equal(released, expected)
 
 
@@ -54,19 +51,22 @@ def test_without_a_budget_the_choice_is_uniform() -> None:
 
 
 def test_blocks_of_words_change_nothing_but_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_metric, "_BLOCK", 128)
+    for name in ("_BLOCK", "_CHOICE_BLOCK", "_NOISE_BLOCK"):
+        monkeypatch.setattr(word_metric, name, 7)
     words = np.arange(60).reshape(6, 10)
     for kind in (WordNoise, WordChoice):
         released = kind(1e4, TABLE)(words, Rng(1))
         np.testing.assert_array_equal(released, words)
-    assert table_diameter(TABLE) == pytest.approx(np.linalg.norm(TABLE[:, None] - TABLE[None], axis=-1).max())
+    assert farthest(torch.from_numpy(TABLE)) == pytest.approx(
+        np.linalg.norm(TABLE[:, None] - TABLE[None], axis=-1).max()
+    )
 
 
 def test_the_event_has_the_price_and_the_diameter() -> None:
     event = WordNoise(3.0, TABLE).event
     assert (event.epsilon_per_distance, event.metric) == (3.0, "euclidean")
-    assert event.diameter >= table_diameter(TABLE)
-    assert event.diameter == pytest.approx(table_diameter(TABLE), rel=1e-9)
+    assert event.diameter >= farthest(torch.from_numpy(TABLE))
+    assert event.diameter == pytest.approx(farthest(torch.from_numpy(TABLE)), rel=1e-9)
     assert WordChoice(3.0, TABLE, diameter=10.0).event.diameter == 10.0
 
 

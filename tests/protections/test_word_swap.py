@@ -9,8 +9,8 @@ from scipy import stats
 from discreet import Rng
 from discreet.core.errors import DataError, ModelError, SettingError
 from discreet.data.corpus import Corpus
-from discreet.protections.words import neighbours as word_neighbours
-from discreet.protections.words.neighbours import choose, nearest_to_noisy
+from discreet.mechanisms import word_metric as word_neighbours
+from discreet.mechanisms.word_metric import choose, nearest_to_noisy
 from discreet.protections.words.swap import NoisyWords, SanText, SanTextPlus, WordSwap
 from discreet.protections.words.table import WordTable, farthest, listed_words, rare_words
 from discreet.protections.words.token_noise import TokenNoise

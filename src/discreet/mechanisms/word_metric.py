@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from discreet.core.checks import non_negative, positive
 from discreet.core.errors import DataError
+from discreet.core.randomness import Rng
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
 from discreet.mechanisms.choices import draw_by_cost
-from discreet.mechanisms.sphere import uniform_directions
+from discreet.mechanisms.laplace import L2Laplace
 
 if TYPE_CHECKING:
-    import torch
     from dp_accounting.dp_event import DpEvent
 
-    from discreet.core.randomness import Rng
 
-# Distances are taken for as many words at a time as give about this many numbers.
-_BLOCK = 1 << 22
+_BLOCK = 256  # rows whose distances to others are taken at once
 _PRICE = "It is a price per unit of distance; smaller is more noise."
 
 
@@ -50,7 +52,7 @@ class _WordMechanism:
         """The largest distance of two words of the table, as given or measured."""
         if self.diameter is not None:
             return self.diameter
-        return table_diameter(self.embeddings) * (1 + 2.0**-40)  # past what the sums may have rounded off
+        return farthest(tensor_of(self.embeddings).double()) * (1 + 2.0**-40)  # past what the sums may have rounded off
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,19 +76,8 @@ class WordNoise(_WordMechanism):
 
     def __call__(self, x: Array, rng: Rng) -> Array:
         """Return the released words, in kind."""
-        import torch
-
         words, table = _words_of(x, self.embeddings)
-        lengths = rng.floats()
-        released = torch.empty_like(words)
-        dimension = table.shape[1]
-        squares = (table * table).sum(-1)
-        for part in _parts(len(words), len(table)):
-            some = words[part]
-            noise = uniform_directions(len(some), dimension, rng, table.device)
-            noise *= torch.from_numpy(lengths.standard_gamma(dimension, len(some)) / self.epsilon).to(noise)[:, None]
-            released[part] = (squares - 2 * (table[some] + noise) @ table.T).argmin(-1)
-        return _released(released, x)
+        return _released(torch.from_numpy(nearest_to_noisy(table, table, self.epsilon, words.numpy(), rng)), x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,43 +102,32 @@ class WordChoice(_WordMechanism):
 
     def __call__(self, x: Array, rng: Rng) -> Array:
         """Return the released words, in kind."""
-        import torch
-
         words, table = _words_of(x, self.embeddings)
-        released = torch.empty_like(words)
-        for part in _parts(len(words), len(table)):
-            distances = _distances(table[words[part]], table)
-            distances.scatter_(1, words[part, None], 0.0)  # a matrix product leaves a word 1e-8 away from itself
-            costs = distances.mul_(self.epsilon / 2)
-            drawn = draw_by_cost(costs, np.arange(len(costs)), rng)
-            released[part] = torch.from_numpy(drawn).to(released.device)
-        return _released(released, x)
+        return _released(torch.from_numpy(choose(table, table, self.epsilon, words.numpy(), rng)), x)
 
 
-def table_diameter(embeddings: Any) -> float:
-    """Return the largest Euclidean distance between two rows; it takes about V * V * d multiplications.
+def farthest(rows: torch.Tensor) -> float:
+    """Return the largest distance of two rows, looking only at pairs that the triangle inequality leaves open.
 
-    >>> import numpy as np
-    >>> table_diameter(np.array([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]]))
+    >>> farthest(torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]], dtype=torch.float64))
     5.0
     """
-    table = tensor_of(embeddings).double()
-    largest = 0.0
-    for part in _parts(len(table), len(table)):
-        # Each pair once: a block against the rows from its start on.
-        largest = max(largest, float(_distances(table[part], table[part.start :]).max()))
-    return largest
-
-
-def _distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist")
+    radius = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
+    order = radius.argsort(descending=True)
+    rows, radius = rows[order], radius[order]
+    slack = 1e-9 * float(radius[0]) if len(rows) else 0.0
+    best = float(torch.linalg.vector_norm(rows - rows[0], dim=1).max())
+    for start in range(0, len(rows), _BLOCK):
+        reach = float(radius[start])
+        last = int(torch.searchsorted(-radius, slack - (best - reach), right=True))  # those with reach + radius > best
+        if last <= start:
+            break  # both of any pair left are too near the middle
+        found = torch.cdist(rows[start : start + _BLOCK], rows[start:last], compute_mode="use_mm_for_euclid_dist")
+        best = max(best, float(found.max()))
+    return best
 
 
 def _check_table(embeddings: Any, diameter: float | None) -> None:
-    import torch
-
     table = tensor_of(embeddings)
     if table.ndim != 2 or 0 in table.shape or not table.is_floating_point():
         raise DataError(f"Expected embeddings as a (V, d) matrix of floats, found {table.dtype} {tuple(table.shape)}.")
@@ -161,17 +141,184 @@ def _words_of(x: Any, embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
     words, table = tensor_of(x), tensor_of(embeddings)
     if words.is_floating_point() or words.is_complex():
         raise DataError(f"Expected words as row numbers, found {words.dtype}.")
-    flat = words.reshape(-1).to(table.device).long()
+    flat = words.reshape(-1).cpu().long()
     if flat.numel() and not (int(flat.min()) >= 0 and int(flat.max()) < len(table)):
         raise DataError(f"Expected words in 0 … {len(table) - 1}, the rows of the table, found others.")
-    return flat, table.double()
-
-
-def _parts(count: int, width: int) -> list[slice]:
-    step = max(1, _BLOCK // width)
-    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+    return flat, table.cpu().double()
 
 
 def _released(released: torch.Tensor, x: Array) -> Array:
     like = tensor_of(x)
     return in_kind(released.to(like.dtype).to(like.device).view(like.shape), x)
+
+
+Rows = npt.NDArray[np.int64]
+Watch = Callable[[int], None]
+
+
+def _unwatched(done: int) -> None:
+    """Tell nobody how many are done."""
+
+
+_CHOICE_BLOCK = 128  # places whose distances to all words are held at once
+_NOISE_BLOCK = 256
+
+
+def choose(
+    places: torch.Tensor, table: torch.Tensor, price: float, which: Rows, rng: Rng, watch: Watch = _unwatched
+) -> Rows:
+    """Return a row of the table for each entry of `which`, drawn with weight exp(-price distance / 2).
+
+    `which` are row numbers of `places`.
+
+    Guarantee: metric privacy of `price` per Euclidean distance for every entry. Every word can be drawn, however small
+        its weight: see `draw_by_cost`.
+    """
+    squares = (table * table).sum(1)
+    order = np.argsort(which, kind="stable")
+    ends = np.searchsorted(which[order], np.arange(len(places)), side="right")
+    drawn = np.empty(len(which), dtype=np.int64)
+    done = 0
+    for start in range(0, len(places), _CHOICE_BLOCK):
+        block = places[start : start + _CHOICE_BLOCK]
+        # In place: over thirty thousand words the passes over memory cost as much as the product.
+        square = torch.addmm(squares, block, table.T, alpha=-2.0).add_((block * block).sum(1)[:, None])
+        square[square < 1e-12] = 0.0  # rounding leaves a word 1e-8 away from itself
+        distances = square.sqrt_()
+        distances -= distances.amin(1, keepdim=True)  # a common factor of the weights
+        end = int(ends[start + len(block) - 1])
+        mine = order[done:end]
+        drawn[mine] = draw_by_cost(distances.mul_(price / 2), which[mine] - start, rng)
+        done = end
+        watch(done)
+    return drawn
+
+
+def nearest_to_noisy(
+    places: torch.Tensor, table: torch.Tensor, price: float, which: Rows, rng: Rng, watch: Watch = _unwatched
+) -> Rows:
+    """Return, for each entry of `which`, the row nearest to its place plus noise of density e^(-price |z|).
+
+    Guarantee: metric privacy of `price` per Euclidean distance for every entry; which row is nearest is
+        post-processing.
+    """
+    nearest = NearestWord.of(table)
+    drawn = np.empty(len(which), dtype=np.int64)
+    for start in range(0, len(which), _NOISE_BLOCK):
+        noisy = noisy_places(places[torch.from_numpy(which[start : start + _NOISE_BLOCK])], price, rng)
+        drawn[start : start + _NOISE_BLOCK] = nearest(noisy)
+        watch(min(start + _NOISE_BLOCK, len(which)))
+    return drawn
+
+
+def noisy_places(places: torch.Tensor, price: float, rng: Rng) -> torch.Tensor:
+    """Return each place plus a vector of density proportional to exp(-price |z|): uniform direction, gamma length.
+
+    Guarantee: metric privacy of `price` per Euclidean distance for every row.
+    """
+    found: torch.Tensor = L2Laplace(1 / price, int(places.shape[1]))(places, rng)
+    return found
+
+
+KINDS = (torch.bfloat16, torch.float32)
+_WHOLE = 1 << 14  # words measured in doubles at once: where lengths differ much, thousands stay possible for a place
+_TRIED = 64  # rows by which the two kinds are timed
+_SINGLE = 2.0**-24  # unit roundoff in which products are added up
+
+
+@dataclass(frozen=True, eq=False)
+class NearestWord:
+    """The rows of a table, prepared for many questions which of them is nearest.
+
+    Guarantee: none of its own; it looks at public rows and at places that are already noisy.
+
+    >>> table = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    >>> NearestWord.of(table)(torch.tensor([[0.2, 1.4], [0.9, -5.0]], dtype=torch.float64)).tolist()
+    [2, 1]
+    """
+
+    rows: torch.Tensor = field(repr=False)  # about their centre, in doubles
+    centre: torch.Tensor = field(repr=False)
+    half_squares: torch.Tensor = field(repr=False)
+    coarse: torch.Tensor = field(repr=False)
+    coarse_half: torch.Tensor = field(repr=False)
+    longest: float
+    strayed: float  # how far coarse rows are from the true ones
+    strayed_half: float
+
+    @classmethod
+    def of(cls, table: torch.Tensor, kind: torch.dtype | None = None) -> NearestWord:
+        """Return the table prepared; without a kind of coarse numbers, for the one that is faster on this machine."""
+        centre = table.double().mean(0)
+        rows = table.double() - centre
+        half = (rows * rows).sum(1).div_(2)
+        kind = _faster(rows) if kind is None else kind
+        coarse, coarse_half = rows.to(kind), half.to(kind)
+        return cls(
+            rows,
+            centre,
+            half,
+            coarse.T,
+            coarse_half,
+            float(torch.linalg.vector_norm(coarse.double(), dim=1).max()),
+            float(torch.linalg.vector_norm(coarse.double() - rows, dim=1).max()),
+            float((coarse_half.double() - half).abs().max()),
+        )
+
+    def __call__(self, places: torch.Tensor) -> npt.NDArray[np.int64]:
+        """Return the row nearest to each place; of several equally near, the first."""
+        about = places.double() - self.centre
+        rough = about.to(self.coarse.dtype)
+        # |x - w|² / 2 less |x|² / 2: what is smallest is nearest
+        scores = torch.addmm(self.coarse_half, rough, self.coarse, alpha=-1.0)
+        best = scores.amin(1).double()
+        wrong = self._wrong(about, rough)
+        unit = torch.finfo(scores.dtype).eps / 2
+        limit = best + 2 * wrong + 2 * unit * best.abs()
+        limit = limit + 2 * unit * limit.abs()  # the least score is rounded as well
+        above = torch.nextafter(limit.float(), torch.tensor(torch.inf))
+        near = np.flatnonzero((scores.float() <= above[:, None]).numpy())
+        which, word = np.divmod(near, len(self.rows))
+        at, of = torch.from_numpy(which), torch.from_numpy(word)
+        parts = zip(torch.split(at, _WHOLE), torch.split(of, _WHOLE), strict=True)
+        squares = torch.cat([(about[some] - self.rows[words]).square_().sum(1) for some, words in parts])
+        exact = squares.sub(about.square().sum(1)[at]).div_(2).numpy()
+        told = scores.flatten()[torch.from_numpy(near)].double().numpy()
+        strange = np.abs(exact - told) > wrong.numpy()[which] + 2 * unit * np.abs(exact)
+        if strange.any():  # this machine multiplies in another way than was counted on
+            return self.slowly(places)
+        order = np.lexsort((word, squares.numpy(), which))
+        first = np.searchsorted(which[order], np.arange(len(places)))
+        return np.asarray(word[order[first]], dtype=np.int64)
+
+    def slowly(self, places: torch.Tensor) -> npt.NDArray[np.int64]:
+        """Return the same by double precision throughout."""
+        found = torch.cdist(places.double() - self.centre, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
+        return np.asarray(found.numpy().argmin(1), dtype=np.int64)
+
+    def _wrong(self, about: torch.Tensor, rough: torch.Tensor) -> torch.Tensor:
+        """Return how far a coarse score may be from the true one, before it is rounded, for each place.
+
+        <x, w> - <x', w'> = <x, w - w'> + <x - x', w'>, each at most the product of the lengths; sums are in single
+        precision, in any order.
+        """
+        long = torch.linalg.vector_norm(rough.double(), dim=1)
+        astray = torch.linalg.vector_norm(about - rough.double(), dim=1)
+        added = 2 * (self.rows.shape[1] + 2) * _SINGLE * (long * self.longest + float(self.half_squares.max()))
+        true = torch.linalg.vector_norm(about, dim=1)
+        wrong: torch.Tensor = true * self.strayed + astray * self.longest + self.strayed_half + added
+        return wrong
+
+
+def _faster(rows: torch.Tensor) -> torch.dtype:
+    """Return the kind of coarse numbers whose product takes less time here; which it is changes no result."""
+    taken = {}
+    for kind in KINDS:
+        some, table = rows[:_TRIED].to(kind), rows.to(kind).T
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            some @ table
+            times.append(time.perf_counter() - began)
+        taken[kind] = min(times)
+    return min(taken, key=lambda kind: taken[kind])

@@ -38,14 +38,13 @@ from discreet.mechanisms.laplace import L2Laplace, Laplace
 from discreet.mechanisms.priv_unit import PrivUnit
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-from discreet.mechanisms.word_metric import WordChoice, WordNoise
+from discreet.mechanisms.word_metric import WordChoice, WordNoise, noisy_places
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import whole_space
 from discreet.protections.local.protection import LocalLayer
-from discreet.protections.words.neighbours import noisy_places
 
 Release = Callable[[float, Rng], torch.Tensor]
 COUNT = 1 << 17

@@ -27,8 +27,8 @@ from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
 from discreet.core.types import TextRelease
+from discreet.mechanisms.word_metric import Rows, choose, nearest_to_noisy
 from discreet.protections.base import DELTA, Conditions, Place, Protection, TextProtection, check_budget
-from discreet.protections.words.neighbours import Rows, choose, nearest_to_noisy
 from discreet.protections.words.table import WordTable, listed_words
 
 if TYPE_CHECKING:

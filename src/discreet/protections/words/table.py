@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from discreet.core.errors import DataError, ModelError
+from discreet.mechanisms.word_metric import farthest
 from discreet.models.builtin import MINILM, MINILM_SHA256, minilm_folder
 
 BILSTM = "bilstm"  # its word vectors are those of the built-in encoder
 _MARKS = frozenset(".,;:!?")
-_BLOCK = 256
 _MEASURED = {MINILM_SHA256: 2.3403802695875564}  # by `farthest`, in five seconds; the weights are checked by their hash
 
 
@@ -135,27 +135,6 @@ def listed_words(table: WordTable, words: Sequence[str]) -> np.ndarray[Any, np.d
             "A sensitive word is exchanged for another of the list; add some of the same kind."
         )
     return sensitive
-
-
-def farthest(rows: torch.Tensor) -> float:
-    """Return the largest distance of two rows, looking only at pairs that the triangle inequality leaves open.
-
-    >>> farthest(torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]], dtype=torch.float64))
-    5.0
-    """
-    radius = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
-    order = radius.argsort(descending=True)
-    rows, radius = rows[order], radius[order]
-    slack = 1e-9 * float(radius[0]) if len(rows) else 0.0
-    best = float(torch.linalg.vector_norm(rows - rows[0], dim=1).max())
-    for start in range(0, len(rows), _BLOCK):
-        reach = float(radius[start])
-        last = int(torch.searchsorted(-radius, slack - (best - reach), right=True))  # those with reach + radius > best
-        if last <= start:
-            break  # both of any pair left are too near the middle
-        found = torch.cdist(rows[start : start + _BLOCK], rows[start:last], compute_mode="use_mm_for_euclid_dist")
-        best = max(best, float(found.max()))
-    return best
 
 
 def _tokenizer(folder: Path, name: str) -> Any:

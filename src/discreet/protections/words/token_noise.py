@@ -18,7 +18,7 @@ from discreet.core.checks import positive, whole
 from discreet.core.guarantee import FLOATING_POINT, Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
-from discreet.protections.words.neighbours import noisy_places
+from discreet.mechanisms.word_metric import noisy_places
 from discreet.protections.words.swap import METRIC
 from discreet.protections.words.table import WordTable
 

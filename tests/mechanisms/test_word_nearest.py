@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.protections.words import neighbours as word_nearest
-from discreet.protections.words.neighbours import KINDS, NearestWord
+from discreet.mechanisms import word_metric as word_nearest
+from discreet.mechanisms.word_metric import KINDS, NearestWord
 
 
 def table_of(words: int, width: int, seed: int = 0) -> torch.Tensor:
