@@ -18,10 +18,11 @@ TEXTS = ("a bright film", "the plot was slow", "nobody laughed", "two good jokes
     ("protect", "kept"),
     [
         (lambda path: LocalPrivacy(epsilon=8.0, public=path), TEXTS[:3]),
+        (lambda path: LocalPrivacy(epsilon_per_message=8.0, public=path), TEXTS[:3]),
         (lambda path: InstanceEncoding(epsilon=8.0, public=path, dimension=2), TEXTS[:3]),
         (lambda path: TextHide(public=path), TEXTS[1:3]),
     ],
-    ids=["ldp", "dp-ie", "texthide"],
+    ids=["ldp", "ldp per message", "dp-ie", "texthide"],
 )
 def test_public_text_is_not_sifted_by_what_is_private(tmp_path: Path, protect: object, kept: tuple[str, ...]) -> None:
     """A projection from public text less the train split's would tell which public texts are in it."""

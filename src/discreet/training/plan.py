@@ -337,7 +337,7 @@ def public_corpus(protect: Protection | None, private: Corpus, columns: Columns,
     if protect is None or protect.public is None:
         return None
     public = public_text(protect.public, columns if private.is_pairs else replace(columns, text_pair=None), seed)
-    promised = protect.epsilon is not None
+    promised = not isinstance(protect, RepresentationProtection) or protect.priced
     rows = [row for row, name in enumerate(private.splits) if name != "train" or not promised]
     return without_overlap(public, private.take(rows)) if rows else public
 
