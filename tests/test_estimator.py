@@ -13,8 +13,11 @@ from sklearn.model_selection import cross_val_score
 import discreet
 from discreet import DPSGD, InstanceEncoding, TextClassifier, TrainSettings
 from discreet.core.errors import BudgetError, DataError, OutputError
+from discreet.core.guarantee import Adjacency
+from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.estimator import SpendsAgain
+from discreet.training.people import People
 
 GOOD, BAD = "a good calm film", "a bad dull plot"
 TEXTS = [f"{GOOD if i % 2 else BAD} {'very ' * (i % 3)}" for i in range(60)]
@@ -75,6 +78,37 @@ def test_a_class_of_one_person_must_be_named_beforehand(encoder: str) -> None:
     assert named.fit(TEXTS, odd, groups=PATIENTS).predict_proba(TEXTS[:1]).shape == (1, 3)
     with pytest.raises(DataError, match="the label of row 60 to be one of classes"):
         clone(made).set_params(classes=["bad", "good"]).fit(TEXTS, odd, groups=PATIENTS)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        np.array([float(i // 2) if i % 2 else i // 2 for i in range(60)], dtype=object),
+        [1 if i < 5 else 1.0 if i < 10 else f"p{i}" for i in range(60)],
+        [-0.0 if i % 2 else 0.0 for i in range(60)],
+    ],
+    ids=["object array", "list", "signed zero"],
+)
+def test_groups_in_which_one_person_would_be_two_are_rejected(groups: list[object], encoder: str) -> None:
+    made = TextClassifier(encoder, protect=DPSGD(epsilon=8), part="head", train=QUICK)
+    with pytest.raises(DataError, match="a name or a whole number as unit in rows? .*, found float in groups"):
+        made.fit(TEXTS, LABELS, groups=groups)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", " "], ids=repr)
+def test_a_row_without_a_group_is_rejected(missing: object, encoder: str) -> None:
+    made = TextClassifier(encoder, protect=DPSGD(epsilon=8), part="head", train=QUICK)
+    with pytest.raises(DataError, match="a unit in row 3 .*, but groups is empty there"):
+        made.fit(TEXTS, LABELS, groups=[*"ab", missing, *(f"p{i // 2}" for i in range(57))])
+
+
+@pytest.mark.parametrize("groups", [PATIENTS, [str(p) for p in PATIENTS], np.array(PATIENTS)], ids=["int", "str", "np"])
+def test_people_are_the_same_as_those_of_a_file(groups: list[object], encoder: str) -> None:
+    read = Corpus("file", tuple(TEXTS), units=tuple(str(p) for p in PATIENTS), unit_name="patient")
+    made = TextClassifier(encoder, protect=DPSGD(epsilon=8), part="head", train=QUICK, unit="patient")
+    made.fit(TEXTS, LABELS, groups=groups)
+    total = People().total(People().marks_of(read), "patient", Adjacency.ZERO_OUT, 1 / 300)
+    assert total.trainings == 1 and 7 < total.guarantee.epsilon <= 8
 
 
 def test_the_readme_trains_privately_in_six_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.sources import TextSource
+from discreet.data.sources import TextSource, unit_ids
 from discreet.experiment.training import (
     RunOptions,
     RunRequest,
@@ -174,10 +173,16 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             tuple(texts),
             labels=tuple(place[value] for value in given.tolist()),
             label_names=tuple(map(str, names.tolist())),
-            units=None if groups is None else tuple(json.dumps(g) for g in np.asarray(groups).tolist()),
+            units=None if groups is None else tuple(unit_ids(_values(groups), _SOURCE, "groups")),
             unit_name="row" if groups is None else self.unit,
         )
         return corpus, names
+
+
+def _values(given: Sequence[Any]) -> list[Any]:
+    """Return values as plain Python ones, each of its own type: an array of several types would change some."""
+    values = given.tolist() if isinstance(given, np.ndarray) else list(given)
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 def _warn(text: str) -> None:

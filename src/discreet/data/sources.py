@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from discreet.catalog import CORPORA
 from discreet.core.checks import did_you_mean, refuse, whole
@@ -26,6 +29,7 @@ _SPLIT_FILES = {"train": "train", "validation": "validation", "valid": "validati
     "test": "test",
 }
 _NEEDED = ("train", "validation")
+_UNIT_KINDS = (str, int, date, Decimal, UUID)
 
 
 @dataclass(frozen=True)
@@ -335,16 +339,24 @@ def _texts(table: Table, name: str, role: str) -> list[str]:
 
 def read_units(table: Table, name: str) -> list[str]:
     """Return whose each row is, by the column with this name."""
-    units = table.column(name, "unit")
-    bad = BadRows(table.where)
+    return unit_ids(table.column(name, "unit"), table.where, f"column {name!r}")
+
+
+def unit_ids(units: Sequence[Any], where: str, column: str) -> list[str]:
+    """Return whose each row is, the same person always by the same id; a row that says nothing is rejected.
+
+    >>> unit_ids([7, "7", " ann "], "a.csv", "column 'who'")
+    ['7', '7', 'ann']
+    """
+    bad = BadRows(where)
     for row, unit in enumerate(units, start=1):
-        if unit is None or unit != unit or not str(unit).strip():
-            fault = (
-                f", but column {name!r} is empty there. Every row must say whose it is; fill it in, or remove the row."
-            )
+        known = isinstance(unit, _UNIT_KINDS)
+        if unit is None or ((known or isinstance(unit, float)) and (unit != unit or not str(unit).strip())):
+            fault = f", but {column} is empty there. Every row must say whose it is; fill it in, or remove the row."
             bad.add(row, "a unit", fault)
-        elif isinstance(unit, float | list | dict | bytes):
-            bad.add(row, "a name or a whole number as unit", f", found {type(unit).__name__}. Name another column.")
+        elif not known:  # as 1 and 1.0, one person would be two units
+            fault = f", found {type(unit).__name__} in {column}. Convert it, or name another."
+            bad.add(row, "a name or a whole number as unit", fault)
     bad.check()
     return [str(unit).strip() for unit in units]
 
