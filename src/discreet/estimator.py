@@ -179,7 +179,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return corpus, names
 
 
-def _values(given: Sequence[Any]) -> list[Any]:
+def _values(given: Any) -> list[Any]:
     """Return values as plain Python ones, each of its own type: an array of several types would change some."""
     values = given.tolist() if isinstance(given, np.ndarray) else list(given)
     return [value.item() if isinstance(value, np.generic) else value for value in values]
