@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from discreet.core.errors import DataError
-from discreet.data.encoding import decode, lines_of
+from discreet.data.encoding import decode, lines_of, read_lines
 
 SMART = "text,label\n“It’s crème – brûlée…” €5,1\n"
 
@@ -61,6 +61,13 @@ def test_stdin_is_converted_in_the_pipe() -> None:
 
 def test_only_new_lines_end_a_line() -> None:
     assert lines_of("a\u2028b\x85c\x0cd\r\ne\n".encode(), "a") == ["a\u2028b\x85c\x0cd", "e"]
+
+
+def test_lines_are_read_from_a_file_with_its_byte_order_mark_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\ntwo")
+    assert read_lines(str(tmp_path / "a.txt")) == ["one", "", "two"]
+    with pytest.raises(DataError, match="There is none"):
+        read_lines(str(tmp_path / "b.txt"))
 
 
 @pytest.mark.parametrize("data", [SMART.encode("cp1252"), SMART.encode("utf-16"), SMART.encode("utf-16-le")])

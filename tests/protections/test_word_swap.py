@@ -11,7 +11,7 @@ from discreet.core.errors import DataError, ModelError, SettingError
 from discreet.data.corpus import Corpus
 from discreet.mechanisms import word_metric as word_neighbours
 from discreet.mechanisms.word_metric import choose, nearest_to_noisy
-from discreet.protections.words.swap import NoisyWords, SanText, SanTextPlus, WordSwap
+from discreet.protections.words.swap import NoisyWords, SanText, SanTextPlus, WordSwap, read_words
 from discreet.protections.words.table import WordTable, farthest, listed_words, rare_words
 from discreet.protections.words.token_noise import TokenNoise
 
@@ -208,3 +208,17 @@ def test_another_list_is_another_draw(table: WordTable) -> None:
     one = WordSwap(table, 8.0, "santext+", listed_words(table, ["knee", "heart"]))
     two = WordSwap(table, 8.0, "santext+", listed_words(table, ["knee", "lung"]))
     assert repr(one) != repr(two)
+
+
+def test_a_list_of_words_is_read_however_its_lines_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that is missed would not count as sensitive."""
+    path = tmp_path / "words.txt"
+    for end in ("\n", "\r\n", "\r", "\u2028"):
+        path.write_bytes(f"\ufeffKnee {end}{end} heart{end}caf\u00e9".encode())
+        assert read_words(path) == ["Knee", "heart", "caf\u00e9"]
+    path.write_bytes("caf\u00e9".encode("cp1252"))
+    with pytest.raises(DataError, match="iconv"):
+        read_words(path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="Expected a file"):
+        read_words(Path("-"))  # stdin holds the text, not the list

@@ -69,7 +69,7 @@ def read(
 ) -> Corpus:
     """Return the texts of a file or of stdin, without labels; columns not named are those of the run."""
     from discreet.data.corpus import Corpus
-    from discreet.data.encoding import lines_of, name_of_source, read_bytes
+    from discreet.data.encoding import name_of_source, read_lines
     from discreet.data.sources import Columns, load
     from discreet.data.tables import READERS
 
@@ -83,7 +83,7 @@ def read(
                 f"Expected a file with columns for --text, found {source!r}. Lines of plain text have none; give a "
                 f"file that ends in one of {', '.join(READERS)}."
             )
-        lines = lines_of(read_bytes(source), source)
+        lines = read_lines(source)
         if not lines:
             raise DataError(f"Expected at least one line of text in {name_of_source(source)!r}. It is empty.")
         second = None

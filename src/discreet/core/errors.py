@@ -12,6 +12,7 @@ DiscreetError
 """
 
 _BEGINNING, _END = 2_000, 500  # characters of a message that holds too much of what was given
+_LONGEST_LINE = 300
 
 
 class DiscreetError(Exception):
@@ -53,3 +54,12 @@ class LedgerError(DiscreetError):
 
 class BudgetError(DiscreetError):
     """The next step would exceed the privacy budget."""
+
+
+def first_line(error: BaseException, longest: int = _LONGEST_LINE) -> str:
+    """Return the first line of an error of another library, truncated, or the error's type if it says nothing.
+
+    >>> first_line(ValueError("one\\ntwo")), first_line(ValueError()), first_line(ValueError("abc"), 2)
+    ('one', 'ValueError', 'ab')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]

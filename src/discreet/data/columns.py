@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discreet.core.errors import DataError, OutputError
+from discreet.core.errors import DataError, OutputError, first_line
 from discreet.core.files import write_atomic
 from discreet.data.corpus import check_texts
-from discreet.data.encoding import lines_of, name_of_source, read_bytes
+from discreet.data.encoding import name_of_source, read_lines
 from discreet.data.separated import Layout, write_rows
 from discreet.data.tables import READERS, Table, read_table
 
 _LINES = ".txt"
+_LONGEST = 200
 _STDIN = Path("/dev/stdin")
 
 
@@ -66,7 +67,7 @@ def _read_lines(source: str, text: Sequence[str]) -> FileColumns:
             f"Expected no --text for {source!r}. Lines of plain text have no columns; give a file that ends in one of "
             f"{', '.join(READERS)}, or say --format csv."
         )
-    lines = lines_of(read_bytes(source), source)
+    lines = read_lines(source)
     if not any(line.strip() for line in lines):
         raise DataError(
             f"Expected at least one line of text in {name_of_source(source)!r}. It is empty; check that it was written."
@@ -139,15 +140,16 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
         except UnicodeEncodeError:
             raise
         except (pyarrow.ArrowException, OverflowError, ValueError, TypeError) as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise DataError(
-                f"Expected values of one kind in column {name!r} for Parquet. {said}. Write CSV or JSON lines instead."
+                f"Expected values of one kind in column {name!r} for Parquet. {first_line(error, _LONGEST)}. Write CSV "
+                "or JSON lines instead."
             ) from None
     try:
         pyarrow.parquet.write_table(pyarrow.table(made), held)
     except pyarrow.ArrowException as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise DataError(f"Expected columns that Parquet can hold. {said}. Write CSV or JSON lines instead.") from None
+        raise DataError(
+            f"Expected columns that Parquet can hold. {first_line(error, _LONGEST)}. Write CSV or JSON lines instead."
+        ) from None
     return held.getvalue()
 
 

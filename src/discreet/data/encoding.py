@@ -74,6 +74,11 @@ def decode(data: bytes, where: str) -> str:
         raise DataError(_advice(data, where, error.start)) from None
 
 
+def read_lines(source: str) -> list[str]:
+    """Return the lines of a file, or of stdin where the source is `-`; the one reader of plain lines."""
+    return lines_of(read_bytes(source), source)
+
+
 def lines_of(data: bytes, where: str) -> list[str]:
     r"""Return the lines of UTF-8 text; only \n and \r\n end one, as other separators may stand inside a text."""
     lines = decode(data, where).split("\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from discreet.core.errors import DataError, ExtraError
+from discreet.core.errors import DataError, ExtraError, first_line
 from discreet.data.tables import Table
 
 
@@ -26,7 +26,7 @@ def read_hub(name: str) -> dict[str, Table]:
     try:
         found = datasets.load_dataset(path, config or None)
     except Exception as error:  # the library raises a dozen kinds, of which some are private to it
-        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise DataError(
             f"Expected to read {'hub:' + name!r}. {type(error).__name__}: {reason}. Check the name and the connection; "
             "without a connection, fetch it once where there is one and copy the cache, or save it as a local file."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core.checks import did_you_mean, shown
-from discreet.core.errors import DataError, ExtraError
+from discreet.core.errors import DataError, ExtraError, first_line
 from discreet.data.bad_rows import numbers
 from discreet.data.encoding import decode, read_bytes
 from discreet.data.separated import Layout, read_rows
@@ -195,7 +195,9 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
         names: Sequence[str] = schema.names
         count = int(file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(f"Expected a Parquet file at {str(path)!r}. {_first_line(error)}; write it again.") from None
+        raise DataError(
+            f"Expected a Parquet file at {str(path)!r}. {first_line(error, _LONGEST_SAID).rstrip('.')}; write it again."
+        ) from None
     nested = tuple(leaf for kind in schema for leaf in _fields(kind, pyarrow) if leaf not in names)
 
     def read(name: str) -> list[Any]:
@@ -206,7 +208,8 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
                 raise ValueError(f"It has {len(values)} values for {count} rows")
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
             raise DataError(
-                f"Expected to read column {name!r} of {str(path)!r}. {_first_line(error)}; write the file again."
+                f"Expected to read column {name!r} of {str(path)!r}. "
+                f"{first_line(error, _LONGEST_SAID).rstrip('.')}; write the file again."
             ) from None
         return values if top == name else [_value({top: value}, name) for value in values]
 
@@ -225,10 +228,6 @@ def _check_no_layout(path: Path, layout: Layout) -> None:
     if layout != Layout():
         given = "separator" if layout.separator is not None else "quoting"
         raise DataError(f"Expected no {given} for {str(path)!r}. It is for CSV and TSV files; leave --{given} out.")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")[:_LONGEST_SAID]
 
 
 READERS: dict[str, Callable[[Path, Layout], Table]] = {

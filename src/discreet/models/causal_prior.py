@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from discreet.core.errors import ModelError
+from discreet.core.errors import ModelError, first_line
 from discreet.models.encoder import quiet
 
 _AT_ONCE = 64  # texts that go through the language model together
@@ -45,9 +45,8 @@ class CausalPrior:
                 tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True, **files)
                 model = AutoModelForCausalLM.from_pretrained(where, local_files_only=True, dtype=torch.float32, **safe)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(
-                f"Expected a causal language model that transformers can open in {str(where)!r}. {first}"
+                f"Expected a causal language model that transformers can open in {str(where)!r}. {first_line(error)}"
             ) from None
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token

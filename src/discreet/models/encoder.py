@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import ModelError
+from discreet.core.errors import ModelError, first_line
 from discreet.core.randomness import Rng
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
 from discreet.models.builtin import MINILM, MINILM_SHA256, minilm_folder, sha256
@@ -39,17 +39,7 @@ class Encoder:
 
 # What a file of the wrong kind makes a library raise besides OSError, KeyError, RuntimeError and ValueError.
 WRONG_KIND = (TypeError, AttributeError, IndexError, OverflowError, RecursionError, AssertionError)
-_LONGEST = 300
 _MUCH_LARGER, _POOLER = 2, 4_000_000  # a pooler is described and not stored
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, cut where it is long.
-
-    >>> first_line(ValueError("one\\ntwo")), first_line(ValueError())
-    ('one', 'ValueError')
-    """
-    return (str(error).splitlines() or [type(error).__name__])[0][:_LONGEST]
 
 
 def load_tokenizer(folder: Path) -> Any:

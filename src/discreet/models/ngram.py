@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.checks import refuse, whole
-from discreet.core.errors import DataError, ModelError
+from discreet.core.errors import DataError, ModelError, first_line
 from discreet.core.files import atomic_path
 
 Ints = npt.NDArray[np.int64]
@@ -194,7 +194,7 @@ class NGram:
             return cls(**load_file(str(path)))
         except (OSError, SafetensorError, TypeError) as error:
             raise ModelError(
-                f"Expected an n-gram model in {str(path)!r}. {str(error).splitlines()[0]}. Write one with NGram.save."
+                f"Expected an n-gram model in {str(path)!r}. {first_line(error)}. Write one with NGram.save."
             ) from None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import ModelError
+from discreet.core.errors import ModelError, first_line
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
@@ -18,7 +18,7 @@ from discreet.core.settings import dump, read
 from discreet.models.bilstm import BiLSTM
 from discreet.models.builtin import MINILM, MINILM_SHA256
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, first_line, fresh_module, load_encoder, load_tokenizer
+from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, fresh_module, load_encoder, load_tokenizer
 from discreet.models.heads import head as head_of
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes

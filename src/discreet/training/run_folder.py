@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from discreet.catalog import protection_from_table
-from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError
+from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line
 from discreet.core.files import sync_folder, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
@@ -24,7 +24,7 @@ from discreet.data.sources import TextSource
 from discreet.models.bilstm import BiLSTM
 from discreet.models.builtin import sha256
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, first_line, fresh_module, load_tokenizer
+from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, fresh_module, load_tokenizer
 from discreet.protections.base import Protection
 from discreet.training import checkpoint
 from discreet.training.card import model_card

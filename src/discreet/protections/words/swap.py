@@ -27,6 +27,7 @@ from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
 from discreet.core.types import TextRelease
+from discreet.data.encoding import STDIN, read_lines
 from discreet.mechanisms.word_metric import Rows, choose, nearest_to_noisy
 from discreet.protections.base import DELTA, Conditions, Place, Protection, TextProtection, check_budget
 from discreet.protections.words.table import WordTable, listed_words
@@ -409,9 +410,6 @@ class SanTextPlus(SanText):
 
 
 def read_words(path: Path) -> list[str]:
-    """Return the lines of a file that are not blank."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise DataError(f"Expected a list of words, one a line, in UTF-8 at {str(path)!r}. Check the path.") from None
-    return [line.strip() for line in lines if line.strip()]
+    """Return the lines of a file that are not blank; no separator of lines may stand inside a word."""
+    source = f"./{path}" if str(path) == STDIN else str(path)  # a file: the text itself may come from stdin
+    return [word.strip() for line in read_lines(source) for word in line.splitlines() if word.strip()]
