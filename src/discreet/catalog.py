@@ -55,86 +55,98 @@ class CorpusEntry(Entry):
         return corpus
 
 
-ATTACKS: dict[str, Entry] = {
-    "lamp": Entry(
+@dataclass(frozen=True)
+class AttackEntry(Entry):
+    """An attack, and the kind of release that its class declares it sees, known here without loading the class."""
+
+    sees: str = "gradient"
+
+
+ATTACKS: dict[str, AttackEntry] = {
+    "lamp": AttackEntry(
         "discreet.attacks.matching.lamp_tag_dlg:Lamp",
         "LAMP",
         "Gradient matching in turn with discrete moves that a language model scores.",
     ),
-    "word-draws": Entry(
+    "word-draws": AttackEntry(
         "discreet.attacks.matching.word_draws:WordDraws",
         "sampled text search",
         "Samples whole texts, keeps those whose gradient fits best, and samples around them; reads through noise.",
     ),
-    "tag": Entry(
+    "tag": AttackEntry(
         "discreet.attacks.matching.lamp_tag_dlg:Tag",
         "TAG",
         "Gradient matching by squared plus absolute differences.",
     ),
-    "dlg": Entry(
+    "dlg": AttackEntry(
         "discreet.attacks.matching.lamp_tag_dlg:Dlg",
         "DLG",
         "Gradient matching by squared distance, the first of its kind.",
     ),
-    "masked-dlg": Entry(
+    "masked-dlg": AttackEntry(
         "discreet.attacks.matching.masked_dlg:MaskedDLG",
         "masked DLG",
         "DLG with a learned mask: gradient matching against vectors that TextHide mixes and masks.",
     ),
-    "dager": Entry(
+    "dager": AttackEntry(
         "discreet.attacks.span.dager:Dager",
         "DAGER",
         "Reads sentences exactly from a gradient, by which states lie in the span of a layer's inputs.",
     ),
-    "subspace": Entry(
+    "subspace": AttackEntry(
         "discreet.attacks.span.subspace:Subspace",
         "subspace",
         "Finds the sentence whose states lie closest to the span of a layer's inputs; works under little noise.",
     ),
-    "positions": Entry(
+    "positions": AttackEntry(
         "discreet.attacks.rows:PositionRows",
         "position rows",
         "Reads one sentence from the gradient of the position embeddings.",
     ),
-    "embedding-rows": Entry(
+    "embedding-rows": AttackEntry(
         "discreet.attacks.rows:EmbeddingRows",
         "embedding rows",
         "Reads the set of tokens of a batch from the gradient of the word embeddings.",
     ),
-    "decepticons": Entry(
+    "decepticons": AttackEntry(
         "discreet.attacks.crafted.decepticons:Decepticons",
         "Decepticons",
         "A malicious server sends crafted weights and reads whole sentences from the gradient they give.",
     ),
-    "one-of-n": Entry(
+    "one-of-n": AttackEntry(
         "discreet.attacks.identification:OneOfN",
         "1-of-n",
         "Identifies which of n known candidates is behind a noisy gradient, by maximum likelihood.",
     ),
-    "rss": Entry(
+    "rss": AttackEntry(
         "discreet.attacks.representation.similarity:Similarity",
         "similarity search",
         "Finds which of the attacker's sentences is behind a released vector.",
+        sees="representation",
     ),
-    "reprecon": Entry(
+    "reprecon": AttackEntry(
         "discreet.attacks.representation.reprecon:RepRecon",
         "representation reconstruction",
         "Trains a network to rebuild plain vectors from released ones, then searches among candidates.",
+        sees="representation",
     ),
-    "instance": Entry(
+    "instance": AttackEntry(
         "discreet.attacks.representation.instance:InstanceReconstruction",
         "instance reconstruction",
         "Finds which candidates were mixed, from all instance encodings together.",
+        sees="representation",
     ),
-    "blind": Entry(
+    "blind": AttackEntry(
         "discreet.attacks.representation.blind:BlindReconstruction",
         "blind reconstruction",
         "Rebuilds the private vectors from their mixtures, without candidates.",
+        sees="representation",
     ),
-    "inversion": Entry(
+    "inversion": AttackEntry(
         "discreet.attacks.representation.inversion:EmbeddingInversion",
         "embedding inversion",
         "Predicts the words of a sentence from its vector, by a network trained on public text.",
+        sees="representation",
     ),
 }
 

@@ -216,6 +216,8 @@ def test_help_names_every_attack(say: Say, capsys: pytest.CaptureFixture[str]) -
     assert main(["attack", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert all(name in shown for name in ATTACKS)
+    gradient, vectors = shown.index("Needs a gradient:"), shown.index("Needs vectors:")
+    assert gradient < shown.index(" dager") < vectors < shown.index(" rss")
 
 
 def test_hostile_text_stays_text() -> None:

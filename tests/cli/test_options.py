@@ -34,6 +34,13 @@ SPELLINGS = """
 --patience --precision --epsilon-per-message
 """
 
+ATTACK_SPELLINGS = """
+--attack --data --examples --batch-size --seconds --max-words --first-words --split --public --metric --set --model
+--train --embeddings --no-embeddings --pooling --head --download --protect --noise-multiplier --kappa --epsilon --delta
+--clip-norm --protect-set --noise-seed --candidates --draws --steps --text --text-pair --label --unit --separator
+--quoting --rows --share --seed --device --whole-texts --threads --json
+"""
+
 
 @pytest.fixture(autouse=True)
 def eighty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +86,12 @@ def test_train_reads_every_option_it_has_had() -> None:
     own = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     theirs = CliRunner().invoke(app, ["train", "--help-all"]).output
     assert names_in(SPELLINGS) <= own | names_in(theirs)
+
+
+def test_attack_has_every_option_it_has_had() -> None:
+    command = cast(typer.core.TyperGroup, typer.main.get_command(app)).commands["attack"]
+    options = {name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
+    assert names_in(ATTACK_SPELLINGS) == options
 
 
 def test_options_of_protections_do_not_repeat_those_of_train() -> None:

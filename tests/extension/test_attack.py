@@ -12,13 +12,13 @@ import pytest
 from tests.extension.frequent_words import FrequentWords
 
 from discreet import catalog
-from discreet.catalog import Entry
+from discreet.catalog import AttackEntry
 from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.study.file import Study, check
 
 NAME = FrequentWords.name
-ENTRY = Entry(
+ENTRY = AttackEntry(
     "tests.extension.frequent_words:FrequentWords", "frequent words", "Guesses the most frequent words of public text."
 )
 

@@ -117,6 +117,7 @@ def test_it_is_a_frozen_dataclass_whose_settings_all_have_defaults(name: str) ->
     assert dataclasses.is_dataclass(attack) and type(attack).__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert attack == attack_of(name)
     assert attack.sees.kind in {"gradient", "representation"}
+    assert attack.sees.kind == ATTACKS[name].sees
     with pytest.raises(SettingError, match="only known keys"):
         attack_of(name, {"no_such_setting": 1})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,122 +19,128 @@ from discreet.cli.attack_strengths import (
     say_other_noise,
     strengths_given,
 )
-from discreet.cli.options import (
-    Device,
-    Json,
-    Label,
-    Quoting,
-    Rows,
-    Seed,
-    Separator,
-    Share,
-    Text,
-    TextPair,
-    Unit,
-    settings_given,
-)
+from discreet.cli.options import Device, Json, Seed, SourceOptions, generated, settings_given
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
 from discreet.cli.progress import working
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import whole
+from discreet.core.settings import option
+from discreet.models.model_settings import ModelSettings
 
 if TYPE_CHECKING:
     from discreet.experiment import AttackRequest, AttackResult, Scene
 
-_MODEL, _PRIVACY, _ONE, _COLUMNS = "Model", "Release", "1-of-n", "Data"
+_ATTACK, _RELEASE, _ONE = "Attack", "Release", "1-of-n"
 _EXAMPLES = 8
 _WORTH_TELLING = 0.1  # seconds
+# What an attack needs, by the kind of release that it sees.
+_NEEDS = {"gradient": "a gradient", "representation": "vectors", "model": "a model"}
+# The settings of a fresh model, and the defaults that are not those of training.
+_FRESH = {"encoder": None, "pooling": None, "head": "linear", "train": "all; head for vectors", "embeddings": "yes"}
 
 
+def attacks_by_need() -> str:
+    """Return the attacks grouped by what they need, one group in a paragraph.
+
+    >>> attacks_by_need().splitlines()[2].partition(", ")[0]
+    'Needs vectors: rss'
+    """
+    groups = {need: [name for name, entry in ATTACKS.items() if entry.sees == kind] for kind, need in _NEEDS.items()}
+    return "\n\n".join(f"Needs {need}: {', '.join(names)}." for need, names in groups.items() if names)
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """The options of an attack that are neither columns of the text nor settings of the model."""
+
+    attack: str | None = field(
+        default=None, metadata=option(attacks_by_need(), _ATTACK, "one that fits the run, or dager")
+    )
+    data: str | None = field(
+        default=None, metadata=option("Text to attack, as for train.", _ATTACK, "the run's own, or notes")
+    )
+    examples: int | None = field(
+        default=None, metadata=option("Number of texts to attack.", _ATTACK, "8, or a whole batch")
+    )
+    batch_size: int | None = field(
+        default=None, metadata=option("Texts in one release.", _ATTACK, "1; all of them for vectors")
+    )
+    seconds: float | None = field(
+        default=None,
+        metadata=option(
+            "Time limit of each search.", _ATTACK, "a fixed number of steps, so that results can be repeated"
+        ),
+    )
+    max_words: int | None = field(
+        default=None, metadata=option("Attack only texts of at most this many words.", _ATTACK)
+    )
+    first_words: int | None = field(
+        default=None,
+        metadata=option("Truncate texts to this many words before they are released; for gradients.", _ATTACK),
+    )
+    split: str | None = field(
+        default=None,
+        metadata=option("Split to attack.", _ATTACK, "the run's training rows; else validation, test or all"),
+    )
+    public: str | None = field(
+        default=None, metadata=option("Text that the attacker has.", _ATTACK, "the rows that are not attacked")
+    )
+    metric: list[str] | None = field(default=None, metadata=option("What to measure; may be repeated.", _ATTACK))
+    settings: list[str] | None = field(
+        default=None,
+        metadata=option("A setting of the attack, NAME=VALUE; may be repeated.", _ATTACK) | {"flag": "--set"},
+    )
+    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
+    protect: str | None = field(
+        default=None, metadata=option("A protection as for train, or none.", _RELEASE, "the run's own")
+    )
+    noise_multiplier: list[str] | None = field(
+        default=None, metadata=option("Noise over clip norm; 0.1,1 tries both.", _RELEASE)
+    )
+    kappa: list[str] | None = field(
+        default=None, metadata=option("dir-dp-sgd: concentration, one or several.", _RELEASE)
+    )
+    epsilon: list[str] | None = field(
+        default=None, metadata=option("Budget of the one release; the noise is computed from it.", _RELEASE)
+    )
+    delta: float | None = field(
+        default=None, metadata=option("Delta of the release.", _RELEASE, "1e-5, or the run's own")
+    )
+    clip_norm: float | None = field(
+        default=None, metadata=option("Gradients of a unit are clipped to this norm.", _RELEASE, "1")
+    )
+    protect_settings: list[str] | None = field(
+        default=None,
+        metadata=option("Another setting of the protection, NAME=VALUE.", _RELEASE) | {"flag": "--protect-set"},
+    )
+    noise_seed: int | None = field(
+        default=None, metadata=option("Repeatable noise; epsilon is then an estimate.", _RELEASE, "secret")
+    )
+    candidates: int | None = field(
+        default=None, metadata=option("Number of candidates.", _ONE, "64; for vectors, the whole split")
+    )
+    draws: int = field(default=20_000, metadata=option("Simulated releases for each noise.", _ONE))
+    steps: int | None = field(
+        default=None, metadata=option("Releases of the same record.", _ONE, "all updates of the run, or one")
+    )
+    whole_texts: bool = field(default=False, metadata=option("Print texts whole, not three lines of each.", "Options"))
+
+
+@generated()
 def attack(
+    options: AttackOptions,
+    source: SourceOptions,
+    model: Annotated[dict[str, Any], ModelSettings, _FRESH],
     run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run folder; without it, a fresh model.")] = None,
-    attack: Annotated[
-        str | None, typer.Option("--attack", help=", ".join(ATTACKS) + ". Default: one that fits the run, or dager.")
-    ] = None,
-    data: Annotated[str | None, typer.Option("--data", help="As for train; the run's own, or notes.")] = None,
-    examples: Annotated[int | None, typer.Option(help="Texts to attack; 8, or a whole batch.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Texts in one release; 1, or all of them for vectors.")] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Upper limit on the time of each search; without it, its steps are counted.")
-    ] = None,
-    max_words: Annotated[int | None, typer.Option(help="Attack only texts of at most this many words.")] = None,
-    first_words: Annotated[
-        int | None, typer.Option(help="Release only so many first words of each text; for gradients.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split to attack; a run's training rows, else validation, test or all.")
-    ] = None,
-    public: Annotated[
-        str | None, typer.Option("--public", help="Text the attacker has; else the rows that are not attacked.")
-    ] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="What to measure; several times for several.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the attack, NAME=VALUE.")] = None,
-    model: Annotated[
-        str, typer.Option("--model", help="minilm, bilstm, a folder, or a hub name.", rich_help_panel=_MODEL)
-    ] = "minilm",
-    parts: Annotated[
-        str | None,
-        typer.Option("--train", help="What is trained, so released: all; head for vectors.", rich_help_panel=_MODEL),
-    ] = None,
-    embeddings: Annotated[bool, typer.Option(help="Word vectors are trained too.", rich_help_panel=_MODEL)] = True,
-    pooling: Annotated[str, typer.Option(help="cls, mean or last.", rich_help_panel=_MODEL)] = "mean",
-    head: Annotated[str, typer.Option(help="linear or mlp.", rich_help_panel=_MODEL)] = "linear",
-    download: Annotated[
-        bool, typer.Option("--download", help="Allow fetching the encoder from the hub.", rich_help_panel=_MODEL)
-    ] = False,
-    protect: Annotated[
-        str | None, typer.Option("--protect", help="As for train, or none; the run's own.", rich_help_panel=_PRIVACY)
-    ] = None,
-    noise_multiplier: Annotated[
-        list[str] | None, typer.Option(help="Noise over clip norm; 0.1,1 tries both.", rich_help_panel=_PRIVACY)
-    ] = None,
-    kappa: Annotated[
-        list[str] | None, typer.Option(help="Concentration of dir-dp-sgd, one or several.", rich_help_panel=_PRIVACY)
-    ] = None,
-    epsilon: Annotated[
-        list[str] | None, typer.Option(help="Of the one release; the noise is solved.", rich_help_panel=_PRIVACY)
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Of the release; 1e-5, or the run's own.", rich_help_panel=_PRIVACY),
-    ] = None,
-    clip_norm: Annotated[
-        float | None, typer.Option(help="Longest gradient of one unit; 1.", rich_help_panel=_PRIVACY)
-    ] = None,
-    protect_settings: Annotated[
-        list[str] | None,
-        typer.Option("--protect-set", help="Another setting of the protection, NAME=VALUE.", rich_help_panel=_PRIVACY),
-    ] = None,
-    noise_seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise; epsilon is then an estimate.", rich_help_panel=_PRIVACY)
-    ] = None,
-    candidates: Annotated[
-        int | None, typer.Option(help="One of how many: 64; for vectors, the whole split.", rich_help_panel=_ONE)
-    ] = None,
-    draws: Annotated[int, typer.Option(help="Simulated releases for each noise.", rich_help_panel=_ONE)] = 20_000,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Releases of the same record; else all updates of the run, or one.", rich_help_panel=_ONE),
-    ] = None,
-    text: Text = "text",
-    text_pair: TextPair = None,
-    label: Label = "label",
-    unit: Unit = None,
-    separator: Separator = None,
-    quoting: Quoting = None,
-    rows: Rows = None,
-    share: Share = None,
     seed: Seed = 0,
     device: Device = "auto",
-    whole_texts: Annotated[
-        bool, typer.Option("--whole-texts", help="Print texts whole, not three lines of each.")
-    ] = False,
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
     """Attack what would be released of some texts, and print what was read beside what was written.
 
-    The attack's kind picks the release: a gradient, or representations. The texts are private: so is the output.
+    The attack decides what is released: a gradient, or vectors.
+    The texts are private, and so is the output.
     """
     import time
 
@@ -144,80 +151,74 @@ def attack(
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
         from discreet.experiment.identification import delta_of_run
         from discreet.experiment.scoring import DEFAULT_METRICS
-        from discreet.models.classifier import ModelSettings
         from discreet.models.spelling import unknown_words
 
-    if attack is None:
-        attack = "dager" if run is None else attack_for_run(run, protect)
+    name, split = options.attack, options.split
+    if name is None:
+        name = "dager" if run is None else attack_for_run(run, options.protect)
         if run is not None:
-            note(f"Attack: {attack}, as it fits this run; --attack names another.")
-    if run is not None and split is None and data is None:
+            note(f"Attack: {name}, as it fits this run; --attack names another.")
+    if run is not None and split is None and options.data is None:
         split = "train"
         note("The training rows of the run are attacked: what follows is for their owner, not for release.")
-    chosen = attack_of(attack, settings_given(settings or [], "--set"))
+    chosen = attack_of(name, settings_given(options.settings or [], "--set"))
     vectors = chosen.sees.kind == "representation"
-    strengths = strengths_given(noise_multiplier=noise_multiplier, kappa=kappa, epsilon=epsilon)
+    strengths = strengths_given(noise_multiplier=options.noise_multiplier, kappa=options.kappa, epsilon=options.epsilon)
+    batch_size, examples, delta = options.batch_size, options.examples, options.delta
     if batch_size is None:
         batch_size = (examples or _EXAMPLES) if vectors else 1
     whole("batch_size", batch_size, 1, "It counts the texts in one release.")
-    if seconds is not None and not chosen.has_time_limit:
-        note(f"--seconds changes nothing: {attack} does not search, it ends by itself.")
+    if options.seconds is not None and not chosen.has_time_limit:
+        note(f"--seconds changes nothing: {name} does not search, it ends by itself.")
     request = AttackRequest(
         chosen,
-        name=attack,
+        name=name,
         examples=-(-_EXAMPLES // batch_size) * batch_size if examples is None else examples,
         batch_size=batch_size,
-        max_words=max_words,
-        first_words=first_words,
-        seconds=seconds,
+        max_words=options.max_words,
+        first_words=options.first_words,
+        seconds=options.seconds,
         delta=AttackRequest.delta if delta is None else delta,
-        metrics=tuple(metric or DEFAULT_METRICS),
+        metrics=tuple(options.metric or DEFAULT_METRICS),
         seed=seed,
-        noise_seed=noise_seed,
-        candidates=candidates,
-        draws=draws,
-        steps=1 if steps is None else steps,
+        noise_seed=options.noise_seed,
+        candidates=options.candidates,
+        draws=options.draws,
+        steps=1 if options.steps is None else options.steps,
     )
     asked = SceneRequest(
-        source=data,
-        columns=Columns(text, text_pair, label, unit, separator, quoting),
-        model=ModelSettings(
-            encoder=model,
-            pooling=pooling,
-            head=head,
-            # vectors that are released once come from an encoder that stays as it is
-            train=parts or ("head" if vectors else "all"),
-            embeddings=embeddings,
-            dropout=0.0,
-        ),
+        source=options.data,
+        columns=Columns(source.text, source.text_pair, source.label, source.unit, source.separator, source.quoting),
+        # vectors that are released once come from an encoder that stays as it is
+        model=ModelSettings(**{"train": "head" if vectors else "all", "dropout": 0.0, **model}),
         run=run,
         split=split,
-        public=public,
-        rows=rows,
-        share=share,
+        public=options.public,
+        rows=source.rows,
+        share=source.share,
         seed=seed,
         device=device,
-        download=download,
+        download=options.download,
     )
-    given = settings_given(protect_settings or [], "--protect-set")
-    if clip_norm is not None:
-        given["clip_norm"] = clip_norm
+    given = settings_given(options.protect_settings or [], "--protect-set")
+    if options.clip_norm is not None:
+        given["clip_norm"] = options.clip_norm
     with working("loading the text and the model, making the protection"):
         scene = load_scene(asked)
-        own_protection = protect is None and strengths is None and scene.run is not None
+        own_protection = options.protect is None and strengths is None and scene.run is not None
         if own_protection and delta is None and vectors and scene.run is not None:
             request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
-        protections = protections_asked(request, scene, protect, strengths, given)
+        protections = protections_asked(request, scene, options.protect, strengths, given)
     if chosen.misled_by_masks and any(one.protect is not None and one.protect.masked for one in protections):
         note("Masks flip signs, by which signed cosine goes: --set score=least-squares reads through them.")
     loading = time.monotonic() - began
-    own_steps = chosen.identifies and steps is None and scene.run is not None
+    own_steps = chosen.identifies and options.steps is None and scene.run is not None
     if own_steps and delta is None and scene.run is not None:
         request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
     if own_protection:
         say_other_noise(protections[0].protect)
-    with naming_others(scene, attack, protections):
-        results = _attacked(request, scene, protections, json, whole_texts, own_steps)
+    with naming_others(scene, name, protections):
+        results = _attacked(request, scene, protections, json, options.whole_texts, own_steps)
     if any(not one.scored.isascii() for result in results for one in result.examples):
         note("ROUGE counts words of the letters a to z and digits alone; for these texts, read LCS / longer.")
     if (said := unknown_words(results[0].unknown_share, scene.model.settings.encoder)) is not None:

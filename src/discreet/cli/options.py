@@ -2,7 +2,8 @@
 
 A field whose metadata has `help` (`discreet.core.settings.option`) is an option: its name, type and default are those
 of the field, its heading is the field's `panel`. A command takes the dataclass itself, with everything filled in, or
-`Annotated[dict[str, Any], KIND]`: what was given of it, so that whoever is asked can choose the rest.
+`Annotated[dict[str, Any], KIND]`: what was given of it, so that whoever is asked can choose the rest. A mapping after
+KIND names the fields that the command has, with their defaults in words where they are not those of the field.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,12 +41,7 @@ Data = Annotated[
         "with train.* and validation.*, or hub:NAME.",
     ),
 ]
-Text = Annotated[str, typer.Option("--text", help="Column with the text.")]
 TextPair = Annotated[str | None, typer.Option("--text-pair", help=_PAIR)]
-Label = Annotated[str, typer.Option("--label", help="Column with the class or the score.")]
-Unit = Annotated[str | None, typer.Option("--unit", help="Column that names whose privacy is protected.")]
-Rows = Annotated[int | None, typer.Option("--rows", help="Keep exactly this many training rows.")]
-Share = Annotated[float | None, typer.Option("--share", help="Keep about this share of the training units.")]
 Separator = Annotated[str | None, typer.Option("--separator", help=_SEPARATOR)]
 Quoting = Annotated[str | None, typer.Option("--quoting", help=_QUOTING)]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed repeats the run.")]
@@ -85,14 +81,20 @@ def generated(short: Collection[str] | None = None) -> Callable[[Callable[..., N
         parameters: list[inspect.Parameter] = []
         gathered: dict[str, tuple[type[Any] | None, list[str]]] = {}
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            kind, partial, names = _dataclass_of(parameter.annotation)
+            kind, partial, defaults = _dataclass_of(parameter.annotation)
             if kind is None:
                 parameters.append(_hidden(parameter, short))
                 continue
             made = [
-                option_of(one, hint, partial=partial, hidden=short is not None and one.name not in short)
+                option_of(
+                    one,
+                    hint,
+                    partial=partial,
+                    hidden=short is not None and one.name not in short,
+                    said=None if defaults is None else defaults[one.name],
+                )
                 for one, hint in fields_with_help(kind)
-                if names is None or one.name in names
+                if defaults is None or one.name in defaults
             ]
             gathered[parameter.name] = (None if partial else kind, [one.name for one in made])
             parameters += made
@@ -129,13 +131,13 @@ def fields_with_help(kind: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], 
 
 
 def option_of(
-    one: dataclasses.Field[Any], hint: Any, *, partial: bool = False, hidden: bool = False
+    one: dataclasses.Field[Any], hint: Any, *, partial: bool = False, hidden: bool = False, said: str | None = None
 ) -> inspect.Parameter:
-    """Return the option for a field; a `partial` one is None where it is not given."""
+    """Return the option for a field; a `partial` one is None where it is not given. `said` is the default in words."""
     name = one.metadata.get("flag") or _FLAGS.get(one.name)
     if name is None and hint is bool and one.default is False:
         name = "--" + one.name.replace("_", "-")  # there is nothing to turn off
-    said = one.metadata.get("default")
+    said = said or one.metadata.get("default")
     if said is None and partial and one.default is not None and one.default is not False:
         said = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
     about = typer.Option(
@@ -150,8 +152,8 @@ def option_of(
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _dataclass_of(annotation: Any) -> tuple[type[Any] | None, bool, Collection[str] | None]:
-    """Return the dataclass that a parameter stands for, whether it takes what was given of it, and of which fields."""
+def _dataclass_of(annotation: Any) -> tuple[type[Any] | None, bool, Mapping[str, str | None] | None]:
+    """Return the dataclass of a parameter, whether it takes only what was given, and the defaults of its fields."""
     if dataclasses.is_dataclass(annotation):
         return typing.cast(type[Any], annotation), False, None
     notes = getattr(annotation, "__metadata__", ())

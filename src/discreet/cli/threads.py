@@ -9,7 +9,7 @@ import typer
 
 from discreet.core.checks import whole
 
-Threads = Annotated[int, typer.Option(help="One busy core beats two that wait for each other.")]
+Threads = Annotated[int, typer.Option(help="Number of CPU threads; one is usually fastest.")]
 
 
 def use_threads(threads: int) -> None:
