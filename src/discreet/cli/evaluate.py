@@ -7,24 +7,21 @@ from typing import Annotated
 
 import typer
 
-from discreet.cli.options import Data, Device, Json, Quoting, RunFolder, RunLabel, RunText, Separator, TextPair
+from discreet.cli.options import Data, Device, Json, RunColumns, RunFolder, generated
 from discreet.cli.output import as_json, note, say_quality, table
 from discreet.cli.progress import working
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
 
 
+@generated()
 def evaluate(
     run: RunFolder,
     data: Data,
+    columns: RunColumns,
     split: Annotated[
         str | None, typer.Option(help="Split to read. Default: validation, else test, else all rows.")
     ] = None,
-    text: RunText = None,
-    text_pair: TextPair = None,
-    label: RunLabel = None,
-    separator: Separator = None,
-    quoting: Quoting = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of generated notes; the run's own if not given.")] = None,
     device: Device = "auto",
     json: Json = False,
@@ -54,9 +51,9 @@ def evaluate(
             own = asked.data
             changed: dict[str, tuple[object, object]] = {
                 "--seed": (seed, asked.seed),
-                "--text": (text, own.text),
-                "--text-pair": (text_pair, own.text_pair),
-                "--label": (label, own.label),
+                "--text": (columns.text, own.text),
+                "--text-pair": (columns.text_pair, own.text_pair),
+                "--label": (columns.label, own.label),
             }
             refuse_protected(data, split, {} if made else changed)
     # The hold-out depends on the columns, so on the run's own data the run's own are read.
@@ -64,12 +61,12 @@ def evaluate(
     corpus = load(
         data,
         Columns(
-            text or usual.text,
-            text_pair or usual.text_pair,
-            label or usual.label,
+            columns.text or usual.text,
+            columns.text_pair or usual.text_pair,
+            columns.label or usual.label,
             asked.data.unit if same else None,
-            separator or (asked.data.separator if same else None),
-            quoting or (asked.data.quoting if same else None),
+            columns.separator or (asked.data.separator if same else None),
+            columns.quoting or (asked.data.quoting if same else None),
         ),
         seed=asked.seed if seed is None else seed,
         rows=asked.data.rows if same else None,
@@ -85,7 +82,7 @@ def evaluate(
     rows = matched(corpus.split(name) if name else corpus, model)
     tokens = tokenise(rows, model.tokenizer, model.max_length, model.device)
     if tokens.truncated:
-        note(f"{tokens.truncated} of {len(rows)} texts were cut to {model.max_length} tokens.")
+        note(f"{tokens.truncated} of {len(rows)} texts were truncated to {model.max_length} tokens.")
     with working(f"evaluating {len(rows):,} rows"):
         quality = assess(model, tokens)
     if json:

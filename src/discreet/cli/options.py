@@ -27,8 +27,8 @@ from discreet.core.settings import option
 # The names of options that are not those of their fields.
 _FLAGS = {"encoder": "--model", "rewrite_queries": "--rewrite-queries/--keep-queries"}
 _PAIR = "Column with the second text of a pair."
-_SEPARATOR = "Separates the columns of CSV and TSV files; by default a comma or a tab, by the name of the file."
-_QUOTING = (
+SEPARATOR = "Separates the columns of CSV and TSV files; by default a comma or a tab, by the name of the file."
+QUOTING = (
     "csv: fields may stand in quotation marks; none: quotation marks are text. Default: csv for CSV; for TSV, the one "
     "that fits the file."
 )
@@ -42,13 +42,11 @@ Data = Annotated[
     ),
 ]
 TextPair = Annotated[str | None, typer.Option("--text-pair", help=_PAIR)]
-Separator = Annotated[str | None, typer.Option("--separator", help=_SEPARATOR)]
-Quoting = Annotated[str | None, typer.Option("--quoting", help=_QUOTING)]
+Separator = Annotated[str | None, typer.Option("--separator", help=SEPARATOR)]
+Quoting = Annotated[str | None, typer.Option("--quoting", help=QUOTING)]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed repeats the run.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
-RunText = Annotated[str | None, typer.Option("--text", help="Column with the text; the run's own if not given.")]
-RunLabel = Annotated[str | None, typer.Option("--label", help="Column with the label; the run's own if not given.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 
 
@@ -63,12 +61,25 @@ class SourceOptions:
         default=None,
         metadata=option("Column that names whose privacy is protected, as patient or author.", "Data", "each row"),
     )
-    separator: str | None = field(default=None, metadata=option(_SEPARATOR, "Data"))
-    quoting: str | None = field(default=None, metadata=option(_QUOTING, "Data"))
+    separator: str | None = field(default=None, metadata=option(SEPARATOR, "Data"))
+    quoting: str | None = field(default=None, metadata=option(QUOTING, "Data"))
     rows: int | None = field(
         default=None, metadata=option("Keep exactly this many training rows, or generate this many notes.", "Data")
     )
     share: float | None = field(default=None, metadata=option("Keep about this share of the training units.", "Data"))
+
+
+@dataclass(frozen=True)
+class RunColumns:
+    """Which columns of a file a finished run reads, and how the file is written."""
+
+    text: str | None = field(default=None, metadata=option("Column with the text.", "Options", "the run's own"))
+    text_pair: str | None = field(default=None, metadata=option(_PAIR, "Options", "the run's own"))
+    label: str | None = field(
+        default=None, metadata=option("Column with the class or the score.", "Options", "the run's own")
+    )
+    separator: str | None = field(default=None, metadata=option(SEPARATOR, "Options"))
+    quoting: str | None = field(default=None, metadata=option(QUOTING, "Options"))
 
 
 def generated(short: Collection[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:

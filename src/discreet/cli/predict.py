@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Device, Json, Quoting, RunFolder, RunText, Separator, TextPair
+from discreet.cli.options import Device, Json, Quoting, RunFolder, Separator, TextPair
 from discreet.cli.output import as_json, line, note
 from discreet.cli.progress import working
 from discreet.core.errors import DataError
@@ -22,7 +22,9 @@ def predict(
     source: Annotated[
         str, typer.Argument(metavar="FILE", help="One text a line, or CSV, TSV, JSONL, Parquet; - reads stdin.")
     ] = "-",
-    text: RunText = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Column with the text; the run's own if not given.")
+    ] = None,
     text_pair: TextPair = None,
     separator: Separator = None,
     quoting: Quoting = None,
@@ -44,7 +46,7 @@ def predict(
     with working("predicting 1 text" if len(corpus) == 1 else f"predicting {len(corpus):,} texts"):
         found = say(loaded.model, corpus)
     if found.truncated:
-        note(f"{found.truncated} of {len(corpus)} texts were cut to {loaded.model.max_length} tokens.")
+        note(f"{found.truncated} of {len(corpus)} texts were truncated to {loaded.model.max_length} tokens.")
     names = loaded.model.label_names
     rows: list[dict[str, Any]] = []
     for best, values in zip(found.best, found.values, strict=True):

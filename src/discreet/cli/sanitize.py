@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import Json, Quoting, Separator
+from discreet.cli.options import QUOTING, SEPARATOR, Json, generated
 from discreet.cli.output import as_json, line, note, printable, stderr
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import one_of, open_probability, positive, refuse
 from discreet.core.errors import OutputError, SettingError
 from discreet.core.guarantee import in_digits, words_for_size
+from discreet.core.settings import option
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
@@ -23,42 +25,68 @@ if TYPE_CHECKING:
     from discreet.protections.words.swap import Changes, WordSwap
 
 FORMATS = ("txt", "csv", "tsv", "jsonl")
+_WORDS, _PRIVACY, _FILE = "Words", "Privacy", "File"
 
 
+@dataclass(frozen=True)
+class SanitizeOptions:
+    """How words are replaced, whose text it is, and how the file is read and written."""
+
+    mechanism: str = field(default="santext", metadata=option("santext, santext+ or noise.", _WORDS))
+    text: list[str] | None = field(default=None, metadata=option("Column to rewrite; may be repeated.", _FILE, "text"))
+    model: str = field(
+        default="minilm", metadata=option("Whose vocabulary: minilm, or a folder of a BERT-like encoder.", _WORDS)
+    )
+    sensitive: Path | None = field(
+        default=None, metadata=option("santext+: file with the sensitive words, one on each line.", _WORDS)
+    )
+    public: Path | None = field(
+        default=None,
+        metadata=option("santext+: public text, a line each; words rare in it are sensitive.", _WORDS),
+    )
+    share: float = field(
+        default=0.9, metadata=option("santext+ with public text: share of the vocabulary that is rare.", _WORDS)
+    )
+    sample_others: float = field(
+        default=0.2, metadata=option("santext+: probability with which other words are replaced too.", _WORDS)
+    )
+    keep_marks: bool = field(default=False, metadata=option("Keep punctuation (. , ; : ! ?) as it is.", _WORDS))
+    unknown: str = field(
+        default="pieces",
+        metadata=option("Words outside the vocabulary: pieces (replace their pieces), or refuse (stop).", _WORDS),
+    )
+    delta: float = field(
+        default=1e-5, metadata=option("Delta of the second figure for a whole text, and of the total.", _PRIVACY)
+    )
+    unit: str | None = field(
+        default=None, metadata=option("Column that names whose privacy is protected.", _PRIVACY, "each row")
+    )
+    ledger: Path | None = field(
+        default=None, metadata=option("Ledger to spend from.", _PRIVACY, "the record of these people")
+    )
+    budget: float | None = field(
+        default=None, metadata=option("Largest epsilon of these people over all trainings and files.", _PRIVACY)
+    )
+    kind: str | None = field(
+        default=None,
+        metadata=option("Format of stdin and stdout: txt, csv, tsv, jsonl.", _FILE) | {"flag": "--format"},
+    )
+    separator: str | None = field(default=None, metadata=option(SEPARATOR, _FILE))
+    quoting: str | None = field(default=None, metadata=option(QUOTING, _FILE))
+    force: bool = field(default=False, metadata=option("Replace the output file if it exists.", _FILE))
+    seed: int | None = field(
+        default=None, metadata=option("Repeatable, for experiments; then nothing is certified.", _PRIVACY, "secret")
+    )
+
+
+@generated()
 def sanitize(
     source: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV, JSONL, Parquet or text; - reads stdin.")],
     out: Annotated[str, typer.Option("--out", help="File to write, in the format its ending says; - is stdout.")],
     epsilon_per_word: Annotated[
         float, typer.Option(help="Cost of one word exchanged for any other; smaller is more noise.")
     ],
-    mechanism: Annotated[str, typer.Option(help="santext, santext+ or noise.")] = "santext",
-    text: Annotated[list[str] | None, typer.Option("--text", help="Column to rewrite (text); may be repeated.")] = None,
-    model: Annotated[str, typer.Option(help="Whose words: minilm, or a folder of a BERT-like encoder.")] = "minilm",
-    sensitive: Annotated[Path | None, typer.Option(help="santext+: a list of sensitive words, one a line.")] = None,
-    public: Annotated[
-        Path | None, typer.Option(help="santext+: public text, one a line; what is rare in it is sensitive.")
-    ] = None,
-    share: Annotated[float, typer.Option(help="santext+ with --public: share of the vocabulary that is rare.")] = 0.9,
-    sample_others: Annotated[float, typer.Option(help="santext+: how often other words are drawn too.")] = 0.2,
-    keep_marks: Annotated[bool, typer.Option("--keep-marks", help="Leave . , ; : ! ? where they stand.")] = False,
-    unknown: Annotated[str, typer.Option(help="Words outside the vocabulary: pieces (replace them) or refuse.")] = (
-        "pieces"
-    ),
-    delta: Annotated[float, typer.Option(help="For the second figure of a whole text, and for the total.")] = 1e-5,
-    unit: Annotated[
-        str | None, typer.Option("--unit", help="Column that says whose a row is; without it each row is its own.")
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option("--ledger", help="Ledger to spend from, in place of the record of these people.")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", help="Most epsilon of these people, all trainings and files.")
-    ] = None,
-    kind: Annotated[str | None, typer.Option("--format", help="Of stdin and stdout: txt, csv, tsv or jsonl.")] = None,
-    separator: Separator = None,
-    quoting: Quoting = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it is there.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Repeatable, for experiments; then nothing is certified.")] = None,
+    options: SanitizeOptions,
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
@@ -73,25 +101,26 @@ def sanitize(
     from discreet.training.sanitized import counted_file
 
     positive("epsilon-per-word", epsilon_per_word, "It is the cost of one word; 8 is very noisy, 40 keeps most words.")
-    open_probability("delta", delta)
-    if budget is not None:
-        positive("budget", budget, "It is the most epsilon that these people may lose in all releases together.")
-    if kind is not None:
-        one_of("format", kind, FORMATS)
-    _check_output(source, out, force)
-    suffix = "." + (kind or (Path(source).suffix.lower().lstrip(".") if source != "-" else "txt"))
-    found = read_columns(source, suffix, tuple(text or ("text",)), Layout(separator, quoting))
+    open_probability("delta", options.delta)
+    if options.budget is not None:
+        remedy = "It is the most epsilon that these people may lose in all releases together."
+        positive("budget", options.budget, remedy)
+    if options.kind is not None:
+        one_of("format", options.kind, FORMATS)
+    _check_output(source, out, options.force)
+    suffix = "." + (options.kind or (Path(source).suffix.lower().lstrip(".") if source != "-" else "txt"))
+    found = read_columns(source, suffix, tuple(options.text or ("text",)), Layout(options.separator, options.quoting))
     ending = suffix if out == "-" else format_of(out, suffix)
     check_fits(found, ending)
-    owners = _owners(found, unit)
+    owners = _owners(found, options.unit)
     use_threads(threads)
-    swap = _built(mechanism, epsilon_per_word, model, sensitive, public, share, sample_others, keep_marks, unknown)
-    rng = Rng.secure() if seed is None else Rng(seed)  # nobody needs to repeat the draws
+    swap = _built(epsilon_per_word, options)
+    rng = Rng.secure() if options.seed is None else Rng(options.seed)  # nobody needs to repeat the draws
     path = None if out == "-" else Path(out)
-    word = EACH_ROW if unit is None else unit_word(unit)
+    word = EACH_ROW if options.unit is None else unit_word(options.unit)
     with counted_file(
-        swap, found.texts, owners, word, delta=delta, secret=rng.is_secret, out=path, ledger=ledger, budget=budget,
-        say=note,
+        swap, found.texts, owners, word, delta=options.delta, secret=rng.is_secret, out=path, ledger=options.ledger,
+        budget=options.budget, say=note,
     ) as count:  # fmt: skip
         with _bar() as watch:
             texts = [one for column in found.texts.values() for one in column]
@@ -103,9 +132,9 @@ def sanitize(
         if path is None:
             _write_out(data)
         else:
-            write_whole(path, data, replace=force)
+            write_whole(path, data, replace=options.force)
     copied = [name for name in found.names if name not in found.texts]
-    _account(swap, changes, copied, delta, rng, out, json, len(found.texts), {**people, "sentence": sentence})
+    _account(swap, changes, copied, options.delta, rng, out, json, len(found.texts), {**people, "sentence": sentence})
 
 
 def _owners(found: FileColumns, unit: str | None) -> list[str] | None:
@@ -139,22 +168,13 @@ def _swapped(
     return tuple(next(new) if text.strip() else "" for text in texts), changes
 
 
-def _built(
-    mechanism: str,
-    epsilon: float,
-    model: str,
-    sensitive: Path | None,
-    public: Path | None,
-    share: float,
-    sample_others: float,
-    keep_marks: bool,
-    unknown: str,
-) -> WordSwap:
+def _built(epsilon: float, options: SanitizeOptions) -> WordSwap:
     from discreet.protections.words.swap import SANTEXT_PLUS, UNKNOWN_WORDS, WORD_MECHANISMS, WordSwap, read_words
     from discreet.protections.words.table import WordTable, listed_words, rare_words
 
+    mechanism, sensitive, public = options.mechanism, options.sensitive, options.public
     one_of("mechanism", mechanism, WORD_MECHANISMS)
-    one_of("unknown", unknown, UNKNOWN_WORDS)
+    one_of("unknown", options.unknown, UNKNOWN_WORDS)
     if mechanism != SANTEXT_PLUS and (sensitive is not None or public is not None):
         raise refuse("mechanism", mechanism, "santext+ with --sensitive or --public", "Any other protects every word.")
     if mechanism == SANTEXT_PLUS and (sensitive is None) == (public is None):
@@ -163,13 +183,13 @@ def _built(
             "or public text: what is rare in it is sensitive."
         )
     words = read_words(sensitive) if sensitive is not None else read_words(public) if public is not None else []
-    table = WordTable.of_encoder(model)
+    table = WordTable.of_encoder(options.model)
     marked = None
     if sensitive is not None:
         marked = listed_words(table, words)
     elif public is not None:
-        marked = rare_words(table, words, share)
-    return WordSwap(table, epsilon, mechanism, marked, sample_others, keep_marks, unknown)
+        marked = rare_words(table, words, options.share)
+    return WordSwap(table, epsilon, mechanism, marked, options.sample_others, options.keep_marks, options.unknown)
 
 
 def _check_output(source: str, out: str, force: bool) -> None:
