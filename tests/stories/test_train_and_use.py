@@ -93,14 +93,14 @@ def test_a_share_is_trained_on_another_share_held_out_and_classes_are_given(
     assert "together with --protect" in err
 
 
-def test_an_interrupt_saves_and_says_how_to_go_on(command: list[object], tmp_path: Path, run: Run) -> None:
+def test_an_interrupt_saves_and_says_how_to_resume(command: list[object], tmp_path: Path, run: Run) -> None:
     out = tmp_path / "a"
     process = discreet(*command, "--out", out)
     wait_for(tmp_path / "a.unfinished" / "checkpoint.safetensors", process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Go on with the same command and --resume" in err
+    assert "Resume with the same command and --resume" in err
     assert not out.exists()
     run(*command, "--out", out, "--resume")
     assert (out / "model.safetensors").exists()
