@@ -120,9 +120,9 @@ class Guard:
         if connection is None:
             return  # the client has gone
         request = Request(connection, scope)
-        limits, length = self.limits, sum(len(name) + len(value) for name, value in scope["headers"])
+        limits = self.limits
         try:
-            if length + len(scope["raw_path"]) + len(scope["query_string"]) > _LONGEST_HEAD:
+            if request.head_bytes > _LONGEST_HEAD:
                 await request.reject(send, 431, _TOO_LONG)
             elif scope["path"] == HEALTH:
                 await self.application(scope, request.receiver(receive), request.sender(send))
@@ -170,10 +170,14 @@ class Request:
     def __init__(self, connection: Connection, scope: Scope) -> None:
         """Begin to wait for the body, if there is one."""
         self.connection = connection
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
-        # How long the body is; None if that is not said.
-        self.length = None if b"transfer-encoding" in headers or not length.isdigit() else int(length[:20])
+        self.length: int | None = 0  # of the body; None if that is not said
+        self.head_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+        for name, value in scope["headers"]:
+            self.head_bytes += len(name) + len(value)
+            if name == b"content-length" and value.isdigit():
+                self.length = int(value[:20])
+            elif name == b"transfer-encoding":
+                self.length = None
         self.arrived, self.started, self.receiving = False, False, False
         connection.began(self)
         if self.length == 0:
@@ -346,7 +350,8 @@ class Connection(asyncio.Protocol):
         self._calm()
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self._wait(for_answer=True)
-        self.loop.call_soon(self._next)  # after the HTTP server begins a request that it has read already
+        if self._ahead or self.closed_by_client:
+            self.loop.call_soon(self._next)  # after the HTTP server begins a request that it has read already
 
     def _next(self) -> None:
         if self.request is not None or self.transport.is_closing():
@@ -418,6 +423,7 @@ class _Outgoing:
 
     def __init__(self, connection: Connection) -> None:
         self.write, self._transport = connection.write, connection.transport
+        self.is_closing = connection.transport.is_closing  # asked for with every answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
