@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.checks import one_of, refuse
+from discreet.core.checks import invalid, one_of
 from discreet.core.errors import SettingError
 from discreet.core.settings import parse
 
@@ -230,7 +230,7 @@ def attack_class(name: str) -> type[Attack]:
     >>> attack_class("dagger")
     Traceback (most recent call last):
     ...
-    discreet.core.errors.SettingError: Expected attack='dagger' in ... Did you mean 'dager'?
+    discreet.core.errors.SettingError: Expected attack to be one of ... Did you mean 'dager'?
     """
     kind: type[Attack] = ATTACKS[one_of("attack", name, ATTACKS)].load()
     return kind
@@ -247,7 +247,7 @@ def protection_class(name: str) -> type[Protection]:
     >>> protection_class("dp-sdg")
     Traceback (most recent call last):
     ...
-    discreet.core.errors.SettingError: Expected protect='dp-sdg' in dp-sgd, dir-dp-sgd, ... Did you mean 'dp-sgd'?
+    discreet.core.errors.SettingError: Expected protect to be one of dp-sgd, dir-dp-sgd, ... Did you mean 'dp-sgd'?
     """
     kind: type[Protection] = PROTECTIONS[one_of("protect", name, PROTECTIONS)].load()
     return kind
@@ -266,14 +266,14 @@ def protection(name: str, values: Mapping[str, Any]) -> Protection:
     >>> protection("dp-sgd", {"epsilon": 3.0, "kappa": 20.0})
     Traceback (most recent call last):
     ...
-    discreet.core.errors.SettingError: Expected kappa=20.0 left out for dp-sgd. It belongs to dir-dp-sgd.
+    discreet.core.errors.SettingError: Expected kappa to be left out for dp-sgd, got 20.0. It belongs to dir-dp-sgd.
     """
     kind, own = protection_class(name), settings_of_protection(name)
     for key, value in values.items():
         if key not in own:
             others = [other for other in PROTECTIONS if key in settings_of_protection(other)]
             remedy = f"It belongs to {', '.join(others)}." if others else "No protection has it."
-            raise refuse(key, value, f"left out for {name}", remedy)
+            raise invalid(key, value, f"left out for {name}", remedy)
     return parse(kind, dict(values), "protect")
 
 

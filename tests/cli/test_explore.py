@@ -57,9 +57,9 @@ def test_bad_input_gets_a_sentence_and_status_2(tmp_path: Path, capsys: pytest.C
         for arguments, said in (
             ([str(tmp_path)], "Expected a run or a study"),
             (["--port", str(taken.getsockname()[1])], "choose another"),
-            (["--port", "70000"], "Expected port=70000"),
-            (["--seconds", "0"], "Expected seconds=0"),
-            (["--threads", "0"], "Expected threads=0"),
+            (["--port", "70000"], "Expected --port to be in [0, 65535], got 70000"),
+            (["--seconds", "0"], "Expected --seconds to be > 0 and finite, got 0"),
+            (["--threads", "0"], "Expected --threads to be an integer >= 1, got 0"),
         ):
             assert (
                 main(["explore", "--no-open", *(["--port", "0"] if "--port" not in arguments else []), *arguments]) == 2

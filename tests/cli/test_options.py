@@ -138,7 +138,7 @@ def test_a_misspelled_protection_or_option_is_corrected(capsys: pytest.CaptureFi
 
 def test_an_option_without_a_protection_is_rejected(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["train", "notes", "--out", str(tmp_path / "run"), "--mix=2"]) == 2
-    assert "Expected mix=2 together with --protect" in capsys.readouterr().err
+    assert "Expected --mix to be used with --protect, got 2" in capsys.readouterr().err
 
 
 @dataclass(frozen=True)

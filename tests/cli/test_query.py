@@ -118,7 +118,7 @@ def test_texts_are_asked_among_decoys_at_the_price_of_a_text(
     assert "Each text: epsilon = " in err
     status, _, err = ask(capsys, client, server.url, "the heart", "--decoys", "-1")
     assert (status, spends(client)) == (2, 2)
-    assert "decoys=-1" in err
+    assert "Expected --decoys to be" in err
 
 
 def test_an_exhausted_ledger_is_refused_and_nothing_is_sent(
@@ -235,7 +235,7 @@ def test_the_server_refuses_a_folder_that_is_not_its_own(
         assert main(["serve", str(folder), "--port", "0"]) == 2
         assert "Expected" in capsys.readouterr().err
     assert main(["serve", str(client), "--rate", "0"]) == 2
-    assert "rate=0.0" in capsys.readouterr().err
+    assert "Expected --rate to be" in capsys.readouterr().err
 
 
 def trained(out: Path, data: Path, *more: str) -> Path:

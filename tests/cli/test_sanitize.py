@@ -85,14 +85,14 @@ def test_each_format_is_read_again_as_it_was_written(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("--epsilon-per-word", "0"), "epsilon-per-word=0.0 > 0"),
+        (("--epsilon-per-word", "0"), "Expected --epsilon-per-word to be > 0"),
         (("--epsilon-per-word", "nan"), "epsilon-per-word"),
         (("--text", "body"), "column 'body'"),
         (("--mechanism", "santxt"), "Did you mean 'santext'"),
         (("--mechanism", "santext+"), "--sensitive"),
         (("--unknown", "refuse"), "word 2 of text 2 is not"),
         (("--model", "/nowhere"), "/nowhere"),
-        (("--format", "xml"), "format='xml'"),
+        (("--format", "xml"), "Expected --format to be"),
         (("--out", "/tmp/never-written.txt"), "one column to write lines"),
     ],
 )
@@ -195,7 +195,10 @@ def test_a_training_reads_rewritten_text_and_counts_its_wordiest_row(
     assert "each word alone has epsilon = 2" in promise["sentence"]
     assert (tmp_path / "run" / "ledger.jsonl").is_file()
     arguments[-1] = str(tmp_path / "other")
-    for price, words in (("0", "epsilon_per_word=0.0"), (None, "Expected --epsilon-per-word")):
+    for price, words in (
+        ("0", "Expected --epsilon-per-word to be > 0 and finite, got 0.0"),
+        (None, "Expected --epsilon-per-word"),
+    ):
         assert main([*arguments, *(("--epsilon-per-word", price) if price else ())]) == 2
         assert words in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

@@ -16,5 +16,5 @@ def test_torch_computes_with_the_threads_asked_for(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_thread_at_all_is_refused() -> None:
-    with pytest.raises(SettingError, match="threads=0"):
+    with pytest.raises(SettingError, match="Expected threads to be an integer >= 1, got 0"):
         use_threads(0)

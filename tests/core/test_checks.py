@@ -8,7 +8,7 @@ from discreet.core.errors import SettingError
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "many", None])
 def test_positive_refuses(value: object) -> None:
-    with pytest.raises(SettingError, match="Expected noise=.* > 0 and finite. Add more."):
+    with pytest.raises(SettingError, match="Expected noise to be > 0 and finite.*, got .*. Add more."):
         checks.positive("noise", value, "Add more.")
 
 
@@ -26,7 +26,7 @@ def test_open_probability_refuses(value: float) -> None:
 
 @pytest.mark.parametrize("value", [0, 1.5, True, -3])
 def test_whole_refuses(value: float) -> None:
-    with pytest.raises(SettingError, match="a whole number >= 1"):
+    with pytest.raises(SettingError, match="an integer >= 1, got "):
         checks.whole("steps", value)
 
 

@@ -52,7 +52,7 @@ def test_nothing_of_the_key_is_shown() -> None:
 
 @pytest.mark.parametrize("seed", [1.5, True])
 def test_a_seed_is_a_whole_number(seed: object) -> None:
-    with pytest.raises(SettingError, match="a whole number"):
+    with pytest.raises(SettingError, match="an integer"):
         Rng(seed)
 
 

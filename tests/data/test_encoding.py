@@ -72,7 +72,7 @@ def test_lines_are_read_from_a_file_with_its_byte_order_mark_left_out(tmp_path: 
 
 @pytest.mark.parametrize("data", [SMART.encode("cp1252"), SMART.encode("utf-16"), SMART.encode("utf-16-le")])
 def test_it_is_said_that_there_is_no_option_for_another_encoding(data: bytes) -> None:
-    assert "there is no --encoding" in rejected(data)
+    assert "there is no setting for it" in rejected(data)
 
 
 def test_stdin_is_named_as_such() -> None:

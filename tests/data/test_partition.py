@@ -150,13 +150,13 @@ def test_a_small_concentration_gives_uneven_clients_and_a_large_one_even_ones() 
 
 
 def test_bad_partitions_are_refused() -> None:
-    with pytest.raises(SettingError, match="clients=9 <= 8"):
+    with pytest.raises(SettingError, match="clients to be <= 8.*, got 9"):
         equal_clients(toy(8), 9)
-    with pytest.raises(SettingError, match="clients=0"):
+    with pytest.raises(SettingError, match="clients to be .*, got 0"):
         equal_clients(toy(8), 0)
-    with pytest.raises(SettingError, match="clients=3 <= 2"):
+    with pytest.raises(SettingError, match="clients to be <= 2.*, got 3"):
         clients_by_unit(toy(8, 2, per_unit=4), 3)
-    with pytest.raises(SettingError, match="concentration=0"):
+    with pytest.raises(SettingError, match="concentration to be .*, got 0"):
         dirichlet_clients(toy(8), 2, 0)
     with pytest.raises(DataError, match="Use equal_clients"):
         dirichlet_clients(Corpus("x", ("a", "b")), 2, 1.0)

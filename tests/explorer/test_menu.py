@@ -24,7 +24,7 @@ def test_the_catalog_decides(stage: Stage, menu: Menu) -> None:
     found = offer(menu, stage)
     names = {one["name"] for one in found["protections"]}
     assert names | set(found["left_out"]) == {NONE, *PROTECTIONS}
-    assert "--sensitive" in found["left_out"]["santext+"]  # it needs a file, and no dial can name one
+    assert "Expected sensitive" in found["left_out"]["santext+"]  # it needs a file, and no dial can name one
     assert {one["name"] for one in found["attacks"]} == set(catalog.ATTACKS) - set(SLOW)
     assert set(menu_of_catalog(60.0).attacks) == set(catalog.ATTACKS)
     assert all(one["words"] for one in found["attacks"] + found["protections"])

@@ -227,8 +227,8 @@ def test_bad_input_is_answered_in_the_page(page: Page) -> None:
              " e.dispatchEvent(new Event('input')); })()")  # fmt: skip
     page.run("document.getElementById('form').requestSubmit = null")
     page.run("document.getElementById('form').dispatchEvent(new Event('submit', {cancelable: true}))")
-    page.until("document.getElementById('status').textContent.includes('Expected epsilon=-3')")
-    assert "Move the dial" in page.text("status") and page.run("document.getElementById('busy').hidden")
+    page.until("document.getElementById('status').textContent.includes('Expected epsilon to be a number in')")
+    assert "Move the slider" in page.text("status") and page.run("document.getElementById('busy').hidden")
 
 
 def test_a_wrong_key_is_answered_in_the_page(browser: Browser, served: Running) -> None:

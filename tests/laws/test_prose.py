@@ -1,4 +1,8 @@
-"""No code compares prose: an error, a caveat or a reason is told apart by its type or its value, never by its words."""
+"""No code compares prose, and no library code names an option of the command line.
+
+An error, a caveat or a reason is told apart by its type or its value, never by its words. A message names a setting by
+`setting(name, value)` of `core/errors.py`; the edge that shows it spells the option.
+"""
 
 from __future__ import annotations
 
@@ -124,3 +128,45 @@ def test_comparisons_that_were_there_are_caught(code: str) -> None:
 )
 def test_comparisons_of_values_are_allowed(code: str) -> None:
     assert not list(comparisons_of_prose(code))
+
+
+OPTION = re.compile(r"(?<![\w-])--([a-z]|$)")  # or its name is put in behind the dashes
+LIBRARY = [path for path in sorted(SOURCE.rglob("*.py")) if path.relative_to(SOURCE).parts[0] != "cli"]
+
+
+def options_in_text(code: str) -> Iterator[str]:
+    """Yield every text, other than a docstring, that names an option of the command line."""
+    tree = ast.parse(code)
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings stand alone
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in statements else None
+        if isinstance(text, str) and OPTION.search(text):
+            yield f"line {node.lineno}: {text!r}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_library_text_names_an_option(path: Path) -> None:
+    seen = list(options_in_text(path.read_text(encoding="utf-8")))
+    assert not seen, "name the setting by setting(name, value), and let the edge spell it"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'raise OutputError("It exists; choose another --out.")',
+        'remedy = f"take larger batches (--batch-size), or {other}"',
+        'missing = "--public DATA"',
+        "say(f'{n} rows; --rows {n} keeps them all')",
+        'remedy = f"Name it with --{role}."',
+    ],
+)
+def test_options_that_were_there_are_caught(code: str) -> None:
+    assert list(options_in_text(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    ['"""Read the file that `--ledger` names."""', 'a = "x -- y"', 'rule = "----"', 'css = "var(a--b)"', 'flag = "-o"'],
+)
+def test_other_dashes_are_allowed(code: str) -> None:
+    assert not list(options_in_text(code))

@@ -89,6 +89,6 @@ def test_choices_fit_as_the_whole_row_says() -> None:
 
 
 def test_the_token_that_is_out_of_range_is_named() -> None:
-    for rows, said in (([[1, 7]], "token=7"), ([[1, -2]], "token=-2")):
+    for rows, said in (([[1, 7]], "token to be .*, got 7"), ([[1, -2]], "token to be .*, got -2")):
         with pytest.raises(SettingError, match=said):
             NGram.from_ids(rows, 5)

@@ -48,7 +48,7 @@ def test_bad_input_is_refused() -> None:
         layer(torch.zeros(2, 7), Rng(0))
     with pytest.raises(DataError, match="finite"):
         layer(torch.full((1, 8), math.nan), Rng(0))
-    with pytest.raises(SettingError, match="epsilon=0"):
+    with pytest.raises(SettingError, match="epsilon to be .*, got 0"):
         LDPLayer.for_budget("privunit", dimension=8, epsilon=0)
     with pytest.raises(SettingError, match="Did you mean 'gaussian'"):
         LDPLayer.for_budget("gausian", dimension=8, epsilon=1)

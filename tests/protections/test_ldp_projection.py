@@ -33,7 +33,7 @@ def test_labelled_axes_put_the_label_to_the_fore() -> None:
 
 def test_projections_refuse_what_does_not_fit() -> None:
     vectors, _ = cloud()
-    with pytest.raises(SettingError, match="dimension=13"):
+    with pytest.raises(SettingError, match="dimension to be .*, got 13"):
         principal(vectors, 13, "a cloud")
     with pytest.raises(DataError, match="at least two classes"):
         labelled(vectors, torch.zeros(len(vectors)), 8, "a cloud")

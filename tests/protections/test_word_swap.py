@@ -192,9 +192,9 @@ def test_settings_refuse_what_they_cannot_mean(table: WordTable, tmp_path: Path)
             SanText(bad)
         with pytest.raises(SettingError, match="epsilon_per_word"):
             WordSwap(table, bad)
-    with pytest.raises(SettingError, match="Expected --epsilon-per-word"):
+    with pytest.raises(SettingError, match="Expected epsilon_per_word"):
         NoisyWords()
-    with pytest.raises(SettingError, match="--sensitive"):
+    with pytest.raises(SettingError, match="Expected sensitive"):
         SanTextPlus(8.0)
     with pytest.raises(SettingError, match="santext\\+"):
         WordSwap(table, 8.0, "santext+")

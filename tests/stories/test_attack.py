@@ -175,11 +175,11 @@ def test_a_language_model_is_fitted_once_and_before_the_search(minilm: Scene, at
 
 
 def test_too_short_a_limit_on_words_is_refused_with_the_length_that_there_is(minilm: Scene) -> None:
-    with pytest.raises(SettingError, match=r"shortest has 3; allow longer ones \(--max-words\), or another --split"):
+    with pytest.raises(SettingError, match=r"shortest has 3; allow longer ones \(max_words\), or use another split"):
         minilm.draw(1, Rng(0), max_words=2)
     with pytest.raises(
         SettingError,
-        match=r"of at most 3 words; allow longer ones \(--max-words\), ask for fewer \(--examples\), or an",
+        match=r"of at most 3 words; allow longer ones \(max_words\), attack fewer \(examples\), or use an",
     ):
         minilm.draw(3, Rng(0), max_words=3)
 

@@ -107,17 +107,20 @@ def test_the_paper_s_calibration_and_a_trained_encoder_are_estimates(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--protect", "texthide", "--mix", "64"], "Expected mix=64 <= 32, the rows of a batch"),
-        (["--protect", "texthide", "--masks", "0", "--fresh-masks"], "Expected masks=0 left out with fresh masks"),
+        (["--protect", "texthide", "--mix", "64"], "Expected --mix to be <= 32, the rows of a batch"),
+        (
+            ["--protect", "texthide", "--masks", "0", "--fresh-masks"],
+            "--masks to be left out with fresh masks",
+        ),
         (
             ["--protect", "texthide", "--kappa", "3"],
-            "Expected kappa=3.0 left out for texthide. It belongs to dir-dp-sgd",
+            "Expected --kappa to be left out for texthide",
         ),
-        (["--protect", "texthide", "--accumulate", "2"], "Expected accumulate=2 1 with texthide"),
-        (["--protect", "dp-ie", "--epsilon", "0"], "Expected epsilon=0.0 > 0"),
+        (["--protect", "texthide", "--accumulate", "2"], "Expected --accumulate to be 1 with texthide"),
+        (["--protect", "dp-ie", "--epsilon", "0"], "Expected --epsilon to be > 0"),
         (["--protect", "dp-ie"], "Expected --epsilon for dp-ie"),
-        (["--masks", "4"], "Expected masks=4 together with --protect"),
-        (["--rows", "1000000000000"], "Expected rows=1000000000000 <= 100000000"),
+        (["--masks", "4"], "Expected --masks to be used with --protect"),
+        (["--rows", "1000000000000"], "Expected --rows to be <= 100000000"),
     ],
 )
 def test_what_does_not_go_is_refused(

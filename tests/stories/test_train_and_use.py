@@ -69,7 +69,7 @@ def test_killed_and_resumed_ends_like_an_undisturbed_run(command: list[object], 
         assert process.returncode == -signal.SIGKILL
         assert not part.exists()
     _, err = run(*command, "--out", part, status=2)
-    assert "Go on with --resume" in err
+    assert "Resume it (--resume)" in err
     run(*command, "--out", part, "--resume")
     first, second = (load_file(folder / "model.safetensors") for folder in (whole, part))
     assert all((first[name] == second[name]).all() for name in first)
@@ -90,7 +90,7 @@ def test_a_share_is_trained_on_another_share_held_out_and_classes_are_given(
     _, err = run(*command, "--classes", "ward", "--out", tmp_path / "b", status=2)
     assert "two or more names" in err
     _, err = run(*command, "--population", 50, "--out", tmp_path / "b", status=2)
-    assert "together with --protect" in err
+    assert "used with --protect" in err
 
 
 def test_an_interrupt_saves_and_says_how_to_resume(command: list[object], tmp_path: Path, run: Run) -> None:
@@ -158,16 +158,16 @@ def test_output_that_cannot_be_written_is_said() -> None:
 
 
 BAD = [
-    (["train", "{csv}", "--task", "ranking"], "Expected task='ranking'"),
-    (["train", "{csv}", "--checkpoint-seconds", "-1"], "Expected checkpoint-seconds=-1"),
+    (["train", "{csv}", "--task", "ranking"], "Expected --task to be one of classification, regression, got 'ranking'"),
+    (["train", "{csv}", "--checkpoint-seconds", "-1"], "Expected --checkpoint-seconds to be > 0 and finite, got -1"),
     (["train", "missing.csv"], "DataError: Expected"),
     (["train", "{csv}", "--text", "txt"], "Did you mean 'text'"),
     (["train", "{csv}", "--label", "lable"], "Did you mean 'label'"),
     (["train", "{csv}", "--model", "no/such"], "hf download no/such"),
     (["train", "{csv}", "--model", "./nowhere"], "check the path"),
-    (["train", "{csv}", "--pooling", "max"], "Expected pooling='max'"),
-    (["train", "{csv}", "--epochs", "-1"], "Expected epochs=-1"),
-    (["train", "{csv}", "--device", "tpu"], "Expected device='tpu'"),
+    (["train", "{csv}", "--pooling", "max"], "Expected --pooling to be one of cls, mean, last, got 'max'"),
+    (["train", "{csv}", "--epochs", "-1"], "Expected --epochs to be > 0 and finite, got -1"),
+    (["train", "{csv}", "--device", "tpu"], "Expected --device to be one of auto, cpu, cuda, cuda:N, got 'tpu'"),
     (["evaluate", "nowhere", "{csv}"], "Expected a run folder"),
     (["predict", "nowhere"], "Expected a run folder"),
 ]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from discreet.catalog import PROTECTIONS, protection
-from discreet.core.errors import DataError, SettingError
+from discreet.core.errors import DataError, SettingError, setting, spelled
 from discreet.protections.texthide import TextHide
-from discreet.study.file import Goal, Study, changes, in_keys, read_study, said_in_keys
+from discreet.study.file import Goal, Study, changes, in_study_file, read_study
 from discreet.study.grid import plan
 
 TEXT = """
@@ -48,7 +48,7 @@ def test_a_grid_is_the_product_of_its_lists_for_every_seed(tmp_path: Path) -> No
         ("ceiling = 0.1", "cieling = 0.1", "Did you mean 'ceiling'"),
         ("ceiling = 0.1", "", "either a ceiling or a floor"),
         ("seeds = [0, 1]", "seeds = []", "at least one seed"),
-        ("seeds = [0, 1]", "seeds = [0, 0]", "each once"),
+        ("seeds = [0, 1]", "seeds = [0, 0]", "seeds to be different numbers"),
         ("seeds = [0, 1]", "seeds = 3", "of type tuple"),
         ('"dager/rouge_l"', '"lamp/rouge_l"', "of an attack in dager"),
         ('"dager/rouge_l"', '"rouge_l"', "ATTACK/METRIC"),
@@ -88,36 +88,38 @@ def test_a_study_needs_a_protection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("name", "value", "spelling"),
     [
-        ("larger batches (--batch-size)", "larger batches (batch_size)"),
-        ("ask for fewer (--examples), or another --split.", "ask for fewer (examples), or another split."),
-        ("Add --sampling fixed, --train all.", 'Add sampling = "fixed", train = "all".'),
-        ("--epsilon 3 is a common start.", "epsilon = 3 is a common start."),
-        ("Expected --noise-multiplier or --epsilon for dp-sgd.", "Expected noise_multiplier or epsilon for dp-sgd."),
-        ("Expected --public DATA beside --dimension.", "Expected public beside dimension."),
-        ("There is no usable GPU; use --device cpu.", "There is no usable GPU; use --device cpu."),
-        ("choose another --out, or change it back.", "choose another --out, or change it back."),
-        ("Known keys: mix, m -- and no option.", "Known keys: mix, m -- and no option."),
+        ("batch_size", None, "batch_size"),
+        ("noise_multiplier", None, "noise_multiplier"),
+        ("split", None, "split"),
+        ("sampling", "fixed", 'sampling = "fixed"'),
+        ("train", "all", 'train = "all"'),
+        ("epsilon", 3, "epsilon = 3"),
+        ("epsilon", 0.5, "epsilon = 0.5"),
+        ("pooler", False, "pooler = false"),
+        ("device", "cpu", "device='cpu'"),
+        ("out", None, "out"),
     ],
 )
-def test_options_that_are_keys_are_said_as_keys(said: str, told: str) -> None:
-    assert in_keys(said) == told
+def test_settings_that_are_keys_are_spelled_as_keys(name: str, value: object, spelling: str) -> None:
+    error = SettingError(f"Use {setting(name, value)}.")
+    assert error.worded(in_study_file) == f"Use {spelling}."
 
 
 @pytest.mark.parametrize("name", PROTECTIONS)
-def test_no_protection_asks_a_study_for_an_option(name: str) -> None:
+def test_what_a_protection_lacks_is_named_as_a_key(name: str) -> None:
     try:
-        with said_in_keys():
-            protection(name, {})
+        protection(name, {})
     except SettingError as error:
-        assert "--" not in str(error)
+        assert error.settings and "--" not in error.worded(in_study_file)
+        assert all(in_study_file(key, value) is not None for key, value in error.settings)
     else:
         assert name == "texthide", "the one that needs nothing said"
 
 
 def test_an_error_stays_of_its_kind() -> None:
-    with pytest.raises(SettingError, match=r"\(batch_size\), or mix fewer \(mix\)"), said_in_keys():
+    with pytest.raises(SettingError, match=r"\(batch_size\), or mix fewer \(mix\)"), spelled(in_study_file):
         TextHide(masks=4, mix=4).check(1, 1)
-    with pytest.raises(DataError, match="public corpus, found 3 rows"), said_in_keys():
+    with pytest.raises(DataError, match="public corpus, found 3 rows"), spelled(in_study_file):
         raise DataError("public corpus, found 3 rows")

@@ -84,7 +84,10 @@ def test_a_changed_goal_does_not_carry_another_change_in_with_it(study: Study, t
 @pytest.mark.parametrize(
     ("goal", "said"),
     [
-        (Goal("one-of-n/identified", ceiling=0.3, utility="pearson"), "goal.utility='pearson' measured in the trials"),
+        (
+            Goal("one-of-n/identified", ceiling=0.3, utility="pearson"),
+            "goal.utility to be measured in the trials",
+        ),
         (Goal("one-of-n/identfied", ceiling=0.3), "Did you mean 'one-of-n/identified'"),
     ],
 )

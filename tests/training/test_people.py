@@ -474,4 +474,4 @@ def test_no_limit_is_offered_where_there_is_no_bound() -> None:
         "These patients: no bound over 1 protected training recorded here, as nothing hides it."
     )
     some = Guarantee(3.0, 1e-5, "patient", Adjacency.ZERO_OUT, "pld")
-    assert Total(some, 1).sentence(fresh=True).endswith("No limit is set; --budget sets one.")
+    assert Total(some, 1).sentence(fresh=True).endswith("No limit is set; budget sets one.")

@@ -231,7 +231,7 @@ def test_other_owners_or_another_unit_are_refused(
         train(model, other, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path)
     with (
         Ledger.open(None, unit="patient", adjacency="zero-out") as ledger,
-        pytest.raises(SettingError, match="unit='patient' 'person' in the ledger"),
+        pytest.raises(SettingError, match="unit to be 'person' in the ledger, got 'patient'"),
     ):
         train(model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger)
 

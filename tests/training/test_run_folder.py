@@ -80,21 +80,21 @@ def test_the_card_and_settings_hold_no_word_of_the_texts(
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(OutputError, match="It exists; choose another --out"):
+    with pytest.raises(OutputError, match="It exists; choose another out"):
         workspace_of(tmp_path / "a", resume=False)
     assert not (tmp_path / "a.unfinished").exists()
 
 
 def test_an_unfinished_run_is_neither_lost_nor_invented(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="There is none; start without --resume"):
+    with pytest.raises(OutputError, match="There is none; start without resume"):
         workspace_of(tmp_path / "a", resume=True)
     workspace = workspace_of(tmp_path / "a", resume=False)
     begin(workspace)
     (workspace / "checkpoint.safetensors").write_bytes(b"x")
-    with pytest.raises(OutputError, match="Go on with --resume"):
+    with pytest.raises(OutputError, match=r"Resume it \(resume=True\)"):
         workspace_of(tmp_path / "a", resume=False)
     assert workspace_of(tmp_path / "a", resume=True) == workspace
-    with pytest.raises(ModelError, match="unfinished: go on with --resume"):
+    with pytest.raises(ModelError, match=r"unfinished: resume it \(resume=True, "):
         load_run(tmp_path / "a")
 
 
@@ -102,7 +102,7 @@ def test_a_refused_run_leaves_nothing_but_what_was_saved_or_spent(tmp_path: Path
     def refused(workspace: Path, first: Callable[[], object] = lambda: None) -> None:
         with pytest.raises(SettingError), prepared(workspace):
             first()
-            raise SettingError("mix", 64, "<= 8", "Mix fewer.")
+            raise SettingError("Mix fewer.")
 
     workspace = workspace_of(tmp_path / "a", resume=False)
     refused(workspace)
@@ -137,7 +137,7 @@ def test_settings_that_do_not_fit_leave_no_folder(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     asked = replace(request(toy_csv, str(tiny_encoder("bert")), head="mlp"), protect=TextHide(mix=1000))
-    with pytest.raises(SettingError, match="mix=1000"):
+    with pytest.raises(SettingError, match="mix to be .*, got 1000"):
         run_training(asked, tmp_path / "a")
     assert list(tmp_path.glob("a*")) == []
 

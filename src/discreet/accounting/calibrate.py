@@ -18,7 +18,7 @@ from collections.abc import Callable
 from discreet.accounting.events import DpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.meter import Meter
-from discreet.core.checks import open_probability, positive, refuse
+from discreet.core.checks import invalid, open_probability, positive
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
 
@@ -40,7 +40,7 @@ def least(cost: Cost, target: float, *, low: float, high: float, guess: float, t
     for _ in range(200):
         found = cost(x)
         if math.isnan(found):
-            raise refuse("cost", found, "a number", f"The event at {x:g} has no cost.")
+            raise invalid("cost", found, "a number", f"The event at {x:g} has no cost.")
         last = bad if bad is not None and (good is None or found <= target) else good
         if found <= target:
             good = (x, found)
@@ -49,7 +49,9 @@ def least(cost: Cost, target: float, *, low: float, high: float, guess: float, t
         else:
             bad = (x, found)
             if x >= high:
-                raise refuse("target", target, f">= {found:.6g}", f"Not even {high:g} reaches it; allow a larger cost.")
+                raise invalid(
+                    "target", target, f">= {found:.6g}", f"Not even {high:g} reaches it; allow a larger cost."
+                )
         if bad and good and good[0] <= bad[0] * (1 + tolerance):
             break
         if last is not None and last[0] != x and 0 < found < math.inf and 0 < last[1] < math.inf and found != last[1]:

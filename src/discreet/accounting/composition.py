@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from discreet.accounting.events import ComposedDpEvent, DpEvent, MetricDpEvent, NoOpDpEvent, SelfComposedDpEvent
-from discreet.core.checks import non_negative, open_probability, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, open_probability, probability, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Guarantee
 
@@ -77,9 +77,9 @@ def parallel_composition(guarantees: Sequence[Guarantee]) -> Guarantee:
     is; parts formed by content pay twice under replace-one, once in each part, and are not covered here.
     """
     if not guarantees:
-        raise refuse("guarantees", guarantees, "not empty", "Give one guarantee for each part.")
+        raise invalid("guarantees", guarantees, "not empty", "Give one guarantee for each part.")
     if len({(g.unit, g.adjacency) for g in guarantees}) > 1:
-        raise refuse("guarantees", [g.adjacency.value for g in guarantees], "of one unit and adjacency", "Do not mix.")
+        raise invalid("guarantees", [g.adjacency.value for g in guarantees], "of one unit and adjacency", "Do not mix.")
     worst = max(guarantees, key=lambda g: (g.epsilon, g.delta))
     reasons = "; ".join(dict.fromkeys(g.reason for g in guarantees if g.reason))
     stated = dict.fromkeys(a for g in guarantees for a in g.assumptions)

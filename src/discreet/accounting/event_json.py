@@ -114,7 +114,7 @@ def _encode(value: Any) -> Any:
 
 
 def _field(value: Any, hint: Any) -> Any:
-    # A whole number in a float's place is written as a float, so that GaussianDpEvent(1) and GaussianDpEvent(1.0),
+    # An integer in a float's place is written as a float, so that GaussianDpEvent(1) and GaussianDpEvent(1.0),
     # which are equal, are also equal as text.
     encoded = _encode(value)
     if str(hint) in _FLOAT and type(encoded) is int and -(2**53) <= encoded <= 2**53:
@@ -158,7 +158,9 @@ def _known(kind: type[Any]) -> type[Any]:
 
 
 def _unknown(name: str) -> UnsupportedError:
-    return UnsupportedError(f"Expected event={name!r} of a known class. {did_you_mean(name, list(KNOWN)) or _REMEDY}")
+    return UnsupportedError(
+        f"Expected event to be of a known class, got {name!r}. {did_you_mean(name, list(KNOWN)) or _REMEDY}"
+    )
 
 
 def _short(value: Any) -> str:

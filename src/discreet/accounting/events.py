@@ -29,7 +29,7 @@ from dp_accounting.dp_event import (
     ZCDpEvent,
 )
 
-from discreet.core.checks import non_negative, positive, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, positive, probability, whole
 
 __all__ = [
     "ClippedSumDpEvent",
@@ -110,7 +110,7 @@ class ClippedSumDpEvent(DpEvent):  # type: ignore[misc]
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class DiscreteGaussianDpEvent(DpEvent):  # type: ignore[misc]
-    """One whole number plus discrete Gaussian noise of parameter sigma; `sensitivity` is how far the number may move.
+    """One integer plus discrete Gaussian noise of parameter sigma; `sensitivity` is how far the number may move.
 
     For a vector with L2 sensitivity s (in grid steps) use `ZCDpEvent(rho=s**2 / (2 * sigma**2))`, which is proven.
     """
@@ -119,7 +119,7 @@ class DiscreteGaussianDpEvent(DpEvent):  # type: ignore[misc]
     sensitivity: int = 1
 
     def __attrs_post_init__(self) -> None:
-        """Refuse noise of no width and a sensitivity that is not a whole number."""
+        """Refuse noise of no width and a sensitivity that is not an integer."""
         positive("sigma", self.sigma)
         whole("sensitivity", self.sensitivity)
 
@@ -155,7 +155,7 @@ class MetricDpEvent(DpEvent):  # type: ignore[misc]
         """Refuse a negative price and a nameless metric."""
         non_negative("epsilon_per_distance", self.epsilon_per_distance)
         if not self.metric:
-            raise refuse("metric", self.metric, "a name", "Say which distance, such as 'euclidean'.")
+            raise invalid("metric", self.metric, "a name", "Say which distance, such as 'euclidean'.")
         if self.diameter is not None:
             non_negative("diameter", self.diameter, "Use None where the distance is unbounded.")
 
@@ -169,7 +169,7 @@ class NoGuaranteeDpEvent(DpEvent):  # type: ignore[misc]
     def __attrs_post_init__(self) -> None:
         """Refuse silence about the reason."""
         if not self.reason:
-            raise refuse("reason", self.reason, "a sentence", "Say why there is no guarantee.")
+            raise invalid("reason", self.reason, "a sentence", "Say why there is no guarantee.")
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)

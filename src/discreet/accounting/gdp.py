@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from discreet.core.checks import non_negative, open_probability, positive, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, open_probability, positive, probability, whole
 
 # Noise so much larger has an epsilon that is never above the one it was solved for: both are rounded up, by 1e-12.
 ROUNDING = 1e-11
@@ -94,7 +94,7 @@ def classical_gaussian_noise(epsilon: float, delta: float, sensitivity: float = 
     """
     epsilon = positive("epsilon", epsilon)
     if epsilon >= 1:
-        raise refuse("epsilon", epsilon, "< 1", "The classical formula is proven only there; use gaussian_noise.")
+        raise invalid("epsilon", epsilon, "< 1", "The classical formula is proven only there; use gaussian_noise.")
     delta = open_probability("delta", delta, _NO_DELTA)
     return math.sqrt(2 * math.log(1.25 / delta)) * positive("sensitivity", sensitivity) / epsilon
 

@@ -28,7 +28,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.gdp import gaussian_noise
 from discreet.accounting.interpret import guarantee
-from discreet.core.checks import one_of, open_probability, positive, refuse, whole
+from discreet.core.checks import invalid, one_of, open_probability, positive, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 NOISES = ("gaussian", "laplace", "l2-laplace")
@@ -98,7 +98,7 @@ class InstanceEncodingCost:
         one_of("noise", self.noise, NOISES)
         one_of("calibration", self.calibration, CALIBRATIONS)
         if self.calibration != "sound" and self.noise == "l2-laplace":
-            raise refuse("noise", self.noise, "gaussian or laplace", "The paper has no other.")
+            raise invalid("noise", self.noise, "gaussian or laplace", "The paper has no other.")
 
     @property
     def sensitivity(self) -> float:

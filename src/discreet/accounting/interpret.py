@@ -39,7 +39,7 @@ from discreet.accounting.losses import powers_of, use_curve
 from discreet.accounting.parts import Parts, take_apart
 from discreet.accounting.pure import pure_epsilon
 from discreet.accounting.renyi import renyi_delta, renyi_epsilon
-from discreet.core.checks import non_negative, one_of, probability, refuse
+from discreet.core.checks import invalid, non_negative, one_of, probability
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
@@ -64,7 +64,7 @@ def _named_epsilon(event: DpEvent, delta: float, adjacency: Adjacency, accountan
     best = pure_epsilon(parts, adjacency)
     if delta == 0:
         if math.isinf(best):
-            raise refuse(
+            raise invalid(
                 "delta", delta, "in (0, 1)", "Gaussian and such noise has no largest loss; 1e-5 or below 1/n is usual."
             )
         return best, accountant

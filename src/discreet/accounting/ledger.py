@@ -16,7 +16,7 @@ from discreet.accounting.event_json import event_from_json, event_to_json
 from discreet.accounting.ledger_budget import Allowance
 from discreet.accounting.ledger_file import LedgerFile, Memory, Store
 from discreet.accounting.ledger_statement import Budget, Statement, Terms
-from discreet.core.checks import non_negative, one_of, refuse
+from discreet.core.checks import invalid, non_negative, one_of
 from discreet.core.errors import LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Guarantee
 
@@ -93,7 +93,7 @@ class Ledger:
         and when it is damaged. A torn last line is counted as spent and marked so.
         """
         if not isinstance(unit, str) or not unit.strip():
-            raise refuse("unit", unit, "a word", "Say what is protected: 'note', 'author', 'client'.")
+            raise invalid("unit", unit, "a word", "Say what is protected: 'note', 'author', 'client'.")
         relation = Adjacency(one_of("adjacency", adjacency, [each.value for each in Adjacency]))
         first = ledger_lines.header(unit, relation, budget)
         if path is None:
@@ -142,7 +142,7 @@ class Ledger:
         """
         self._check_usable()
         if not isinstance(id, str) or not 0 < len(id) <= LONGEST_ID:
-            raise refuse("id", id, f"a text of 1 to {LONGEST_ID} characters", "Name the run, the seed and the step.")
+            raise invalid("id", id, f"a text of 1 to {LONGEST_ID} characters", "Name the run, the seed and the step.")
         text = event_to_json(event)
         with self._thread:
             self._check_usable()

@@ -9,7 +9,7 @@ from typing import Any
 
 from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
-from discreet.core.checks import positive, refuse
+from discreet.core.checks import invalid, positive
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 MOST_STEPS = 10_000_000
@@ -30,7 +30,7 @@ class Budget:
         """Refuse what cannot be a budget."""
         epsilon = positive("epsilon", self.epsilon, "A budget needs a limit; open the ledger without one to have none.")
         if not 0 <= self.delta < 1:
-            raise refuse("delta", self.delta, "in [0, 1)", "Well below 1 / units is usual.")
+            raise invalid("delta", self.delta, "in [0, 1)", "Well below 1 / units is usual.")
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", float(self.delta))
 
@@ -116,7 +116,7 @@ class Statement:
         """Return how many more spends of an event the budget allows, looking no further than ten million."""
         budget = self.budget
         if budget is None:
-            raise refuse("budget", None, "given", "Without a budget there is no end; open the ledger with one.")
+            raise invalid("budget", None, "given", "Without a budget there is no end; open the ledger with one.")
         return most(
             lambda n: priced(composed((*self.spent, (event, n))), budget.delta, self).epsilon,
             budget.epsilon,
@@ -129,7 +129,7 @@ class Statement:
         if delta is not None:
             return delta
         if self.budget is None:
-            raise refuse("delta", None, "given", "This ledger has no budget to take it from; say at which delta.")
+            raise invalid("delta", None, "given", "This ledger has no budget to take it from; say at which delta.")
         return self.budget.delta
 
 

@@ -37,7 +37,7 @@ from discreet.accounting.gdp import (
 )
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.interpret import guarantee
-from discreet.core.checks import one_of, positive, refuse, whole
+from discreet.core.checks import invalid, one_of, positive, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 SAMPLINGS = ("once", "fixed", "coins")
@@ -175,7 +175,7 @@ class LocalLayerCost:
         [0.8, 0.0, 1.4]
         """
         if len(sizes) != self.steps:
-            raise refuse("sizes", len(sizes), f"one for each of {self.steps} steps", "Draw the steps first.")
+            raise invalid("sizes", len(sizes), f"one for each of {self.steps} steps", "Draw the steps first.")
         usual = self.noise_std(epsilon, delta)
         if self.calibration != "paper":
             return (usual,) * self.steps
@@ -187,7 +187,7 @@ class LocalLayerCost:
         A training may want more noise in its first steps than in its last: `relative` holds one weight for each step.
         """
         if len(relative) != self.steps:
-            raise refuse("relative", len(relative), f"one for each of {self.steps} steps", "Give a weight a step.")
+            raise invalid("relative", len(relative), f"one for each of {self.steps} steps", "Give a weight a step.")
         weights = [positive("relative", weight) for weight in relative]
         counts = {weight: weights.count(weight) for weight in dict.fromkeys(weights)}
 

@@ -26,7 +26,7 @@ from discreet.accounting.events import DpEvent, VonMisesFisherDpEvent
 from discreet.accounting.gdp import gaussian_trade_off
 from discreet.accounting.losses import powers_of
 from discreet.accounting.parts import take_apart
-from discreet.core.checks import open_probability, probability, refuse, whole
+from discreet.core.checks import invalid, open_probability, probability, whole
 from discreet.core.guarantee import Adjacency
 
 
@@ -108,7 +108,7 @@ def least_noise_for_risk(
     target = open_probability("true_positive_rate", true_positive_rate)
     rate = open_probability("false_positive_rate", false_positive_rate)
     if target <= rate:
-        raise refuse(
+        raise invalid(
             "true_positive_rate", target, f"> {rate}", "Guessing blindly already reaches the false-alarm rate."
         )
     # the excess over blind guessing falls to zero as the noise grows, as a cost should

@@ -21,7 +21,7 @@ import numpy as np
 
 from discreet.accounting.curve import Array, Curve, Deltas, pure
 from discreet.accounting.gdp import bisect_up
-from discreet.core.checks import non_negative, open_probability, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, open_probability, probability, whole
 
 MOST_EXACT = 1e10  # above it kappa t is rounded by more than 1e-6, and only the largest loss, 2 kappa, is certain
 _DROP = 75.0  # densities below e^-75 of the peak carry nothing
@@ -97,7 +97,7 @@ def log_mean(kappa: float, dimension: int) -> float:
     """
     kappa = non_negative("kappa", abs(kappa))
     if kappa > MOST_EXACT:
-        raise refuse("kappa", kappa, f"<= {MOST_EXACT:g}", "Such a direction is released nearly as it is.")
+        raise invalid("kappa", kappa, f"<= {MOST_EXACT:g}", "Such a direction is released nearly as it is.")
     return _log_total(kappa, dimension) - _log_total(0.0, dimension) if kappa else 0.0
 
 

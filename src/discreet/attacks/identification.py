@@ -23,7 +23,7 @@ from torch import Tensor
 from discreet.attacks.base import Attack, Need, Returns
 from discreet.clipping.clip import Clip, Flat, clipped_sum
 from discreet.clipping.tape import Tape
-from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
@@ -69,7 +69,7 @@ class OneOfN(Attack):
                 "knowledge. 1-of-n identification compares their gradients with the release."
             )
         if seen.batch_size != 1:
-            raise refuse("batch_size", seen.batch_size, "1", "Subtract the known members of the batch first.")
+            raise invalid("batch_size", seen.batch_size, "1", "Subtract the known members of the batch first.")
         inner, squares = self._compare(seen, knows.model, knows.extra["candidates"])
         lengths = np.sqrt(np.maximum(squares, 1e-300))
         scores = inner - squares / 2 if self.noise == "gaussian" else inner / lengths
@@ -197,7 +197,7 @@ def direction_sweep(
     root = _root(cosines)  # rows: the candidates' directions in an orthonormal basis of their span
     rank = root.shape[1]
     if dimension <= rank:
-        raise refuse("dimension", dimension, f"> {rank}", "It counts the trained parameters.")
+        raise invalid("dimension", dimension, f"> {rank}", "It counts the trained parameters.")
     found = []
     for strength in kappas:
         source = rng.fork("direction", f"{strength!r}")
@@ -220,7 +220,7 @@ def direction_sweep(
 def _checked(gram: Floats, draws: int) -> tuple[int, Floats]:
     square = np.asarray(gram, dtype=np.float64)
     if square.ndim != 2 or square.shape[0] != square.shape[1] or len(square) < 2:
-        raise refuse("gram.shape", square.shape, "(n, n) with n >= 2", "Give the inner products of the candidates.")
+        raise invalid("gram.shape", square.shape, "(n, n) with n >= 2", "Give the inner products of the candidates.")
     whole("draws", draws)
     return len(square), square
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.catalog import ATTACKS, attack_of
+from discreet.catalog import ATTACKS, attack_class, attack_of
 from discreet.cli.attack_strengths import (
     Protected,
     attack_for_run,
     naming_others,
     protections_asked,
     say_other_noise,
+    set_by,
     strengths_given,
 )
 from discreet.cli.options import Device, Json, Seed, SourceOptions, generated, settings_given
@@ -24,6 +25,7 @@ from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
 from discreet.cli.progress import working
 from discreet.cli.threads import Threads, use_threads
 from discreet.core.checks import whole
+from discreet.core.errors import spelled
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
 
@@ -161,7 +163,9 @@ def attack(
     if run is not None and split is None and options.data is None:
         split = "train"
         note("The training rows of the run are attacked: what follows is for their owner, not for release.")
-    chosen = attack_of(name, settings_given(options.settings or [], "--set"))
+    own = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
+    with spelled(set_by("--set", own)):
+        chosen = attack_of(name, settings_given(options.settings or [], "--set"))
     vectors = chosen.sees.kind == "representation"
     strengths = strengths_given(noise_multiplier=options.noise_multiplier, kappa=options.kappa, epsilon=options.epsilon)
     batch_size, examples, delta = options.batch_size, options.examples, options.delta
@@ -217,7 +221,8 @@ def attack(
         request = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
     if own_protection:
         say_other_noise(protections[0].protect)
-    with naming_others(scene, name, protections):
+    requested = {one.name for one in dataclasses.fields(AttackRequest)}  # each has an option of its own
+    with naming_others(scene, name, protections), spelled(set_by("--set", set(own) - requested)):
         results = _attacked(request, scene, protections, json, options.whole_texts, own_steps)
     if any(not one.scored.isascii() for result in results for one in result.examples):
         note("ROUGE counts words of the letters a to z and digits alone; for these texts, read LCS / longer.")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.catalog import ATTACKS, attack_of, protection_class, settings_of_protection
 from discreet.cli.output import note
-from discreet.core.checks import refuse
-from discreet.core.errors import SettingError, UnsupportedError
-from discreet.core.remedies import Say, saying
+from discreet.core.checks import invalid
+from discreet.core.errors import SettingError, Spelling, UnsupportedError, spelled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,9 +58,9 @@ def _numbers(name: str, values: Sequence[str]) -> list[float]:
         try:
             found.append(float(value))
         except ValueError:
-            raise refuse(name, value, "a number, or several with commas", "") from None
+            raise invalid(name, value, "a number, or several with commas", "") from None
     if not found:
-        raise refuse(name, ",".join(values), "a number, or several with commas", "")
+        raise invalid(name, ",".join(values), "a number, or several with commas", "")
     return found
 
 
@@ -87,9 +86,7 @@ def protections_asked(
             name, strengths = "dp-sgd", ("noise_multiplier", list(_NOISES))
     if name is None or name == NONE:
         for option in [*given, *([strengths[0]] if strengths else [])]:
-            raise refuse(
-                option, given.get(option, strengths and strengths[1][0]), "together with --protect", "Name one."
-            )
+            raise invalid(option, given.get(option, strengths and strengths[1][0]), "used with --protect", "Name one.")
         return [Protected(None)]
     _reject_misfit(request, scene, name)
     if name == "dp-sgd":
@@ -99,7 +96,7 @@ def protections_asked(
     for value in values:
         asked = base if strengths is None else {**base, strengths[0]: value}
         public = _public_vectors(scene, asked.get("public"))
-        with saying(_protect_set(name)):
+        with spelled(set_by("--protect-set", set(settings_of_protection(name)) - _OPTIONS)):
             built = protection_of(
                 name, scene.model, asked, delta=request.delta, batch_size=request.batch_size, public=public
             )
@@ -177,7 +174,7 @@ def naming_others(scene: Scene, name: str, protections: Sequence[Protected]) -> 
         if not others:
             raise
         again = f"discreet attack {'RUN' if scene.run is not None else '…'} --attack {others[0]}"
-        raise _NamesOthersError(f"{error} These fit: {', '.join(others)}; for example `{again}`.") from None
+        raise _NamesOthersError(error.message + f" These fit: {', '.join(others)}; for example `{again}`.") from None
 
 
 def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
@@ -202,17 +199,22 @@ def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
     example = next(one for one in ("rss", *_names(GRADIENT, identifies=True), "dager") if one in named)
     again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {example}"
     error = misfit(request.label, NOISY if identifies else READS[kind], name, place)
-    raise _NamesOthersError(f"{error} These fit: {', '.join(named)}; for example `{again}`.")
+    raise _NamesOthersError(error.message + f" These fit: {', '.join(named)}; for example `{again}`.")
 
 
-def _protect_set(name: str) -> Say:
-    """Return how a setting of a protection is given to an attack, where that is not by an option of its own."""
-    known = set(settings_of_protection(name)) - _OPTIONS
+def set_by(option: str, names: Collection[str]) -> Spelling:
+    """Return how settings that have no option of their own are spelled: as NAME=VALUE of another option.
 
-    def say(setting: str, value: str | None) -> str | None:
-        return f"--protect-set {setting}={value or '…'}" if setting in known else None
+    >>> set_by("--set", {"steps"})("steps", 200), set_by("--set", {"steps"})("steps", None)
+    ('--set steps=200', '--set steps=…')
+    """
 
-    return say
+    def spelling(name: str, value: Any) -> str | None:
+        if name not in names:
+            return None
+        return f"{option} {name}={'…' if value is None else str(value).lower() if isinstance(value, bool) else value}"
+
+    return spelling
 
 
 def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tensor, Tensor | None]] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.cli.options import Json, generated
 from discreet.cli.output import as_json, line, table
 from discreet.cli.progress import working
-from discreet.core.checks import non_negative, one_of, open_probability, positive, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, one_of, open_probability, positive, probability, whole
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.settings import option
 
@@ -163,11 +163,11 @@ def _solve(options: CostOptions, budget: BudgetOptions, json: bool) -> None:
     open_probability("delta", options.delta, "A solver needs a delta above 0.")
     if (epsilon is None) == (budget.true_positive_rate is None):
         remedy = "Add --epsilon 3, or --true-positive-rate 0.05."
-        raise refuse("epsilon", epsilon, "or else true_positive_rate, not both", remedy)
+        raise invalid("epsilon", epsilon, "given where --true-positive-rate is not", remedy)
     if epsilon is not None:
         positive("epsilon", epsilon)
     elif sought != "noise":
-        raise refuse("for", sought, "noise with --true-positive-rate", "Use --epsilon for steps and rates.")
+        raise invalid("for", sought, "noise with --true-positive-rate", "Use --epsilon for steps and rates.")
     if sought == "noise":
         reject_foreign(options, allowed=False)
     with working(f"solving for {sought}"):
@@ -220,7 +220,7 @@ class Use:
         seen = one_of("visible", options.visible or default, ("sum", "vectors"))
         if mechanism == "vmf":
             if options.dimension is None:
-                raise refuse("dimension", None, "given for vmf", "Add --dimension.")
+                raise invalid("dimension", None, "given for vmf", "Add --dimension.")
             whole("dimension", options.dimension, 2)
         return cls(
             mechanism,
@@ -283,7 +283,7 @@ def amount_of(options: CostOptions) -> float:
         return non_negative("kappa", _given(options), "An infinite kappa releases the direction itself.")
     if mechanism == "randomized-response" and options.bias is not None:
         if not 0 < options.bias < 0.5:
-            raise refuse("bias", options.bias, "in (0, 0.5)", "The truth is told with probability 1/2 + bias.")
+            raise invalid("bias", options.bias, "in (0, 0.5)", "The truth is told with probability 1/2 + bias.")
         return math.log((0.5 + options.bias) / (0.5 - options.bias))
     return positive("local_epsilon", _given(options))
 
@@ -298,14 +298,14 @@ def reject_foreign(options: CostOptions, allowed: bool = True) -> None:
         value = getattr(options, name)
         if value is not None and name not in mine:
             rule = f"left out for {mechanism}" if allowed else "left out when the noise is what is sought"
-            raise refuse(name, value, rule, "It would change nothing; drop it, or name another --mechanism.")
+            raise invalid(name, value, rule, "It would change nothing; drop it, or name another --mechanism.")
 
 
 def _given(options: CostOptions) -> float:
     name = _STRENGTH[options.mechanism]
     value: float | None = getattr(options, name)
     if value is None:
-        raise refuse(name, None, "given for this mechanism", f"Add --{name.replace('_', '-')}.")
+        raise invalid(name, None, "given for this mechanism", f"Add --{name.replace('_', '-')}.")
     return value
 
 

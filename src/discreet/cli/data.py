@@ -44,7 +44,7 @@ def data(
         except DataError as error:
             # what cannot be divided can be looked at; what cannot be read is rejected again, with the same words
             corpus = replace(how, validation="0").load()
-            corpus = corpus.renamed(corpus.name, f"train rejects this: {error}", _UNDIVIDED)
+            corpus = corpus.renamed(corpus.name, "train rejects this: " + error.message, _UNDIVIDED)
         found = summary(corpus, examples)
         found["doubts"] = doubts(corpus, source.label, source.unit)
         if (told := _unknown(corpus, model)) is not None:

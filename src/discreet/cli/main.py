@@ -7,8 +7,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
+import click
 import typer
 
 from discreet.cli.attack import attack
@@ -19,7 +20,7 @@ from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.explore import explore
 from discreet.cli.ledger import ledger
-from discreet.cli.output import line, note
+from discreet.cli.output import line, note, options_of
 from discreet.cli.predict import predict
 from discreet.cli.query import query
 from discreet.cli.report import report
@@ -74,17 +75,17 @@ app.command("solve", hidden=True)(solve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 done, 2 refused, 130 interrupted."""
+    """Run the command line and return its exit status: 0 done, 2 rejected, 130 interrupted."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         try:
-            given = sys.argv[1:] if arguments is None else list(arguments)
             app(args=given or ["--help"])  # alone, the command says what it can do, and that is no error
         except SystemExit as stop:
             sys.stdout.flush()
             return int(stop.code or 0)
         sys.stdout.flush()
     except DiscreetError as error:
-        note(f"{type(error).__name__}: {error}")
+        note(f"{type(error).__name__}: {error.worded(options_of(_command(given)))}")
         return 2
     except KeyboardInterrupt:
         note("Interrupted.")
@@ -98,6 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"OutputError: Expected to be able to write or read{where}. {error.strerror}.")
         return 2
     return 0
+
+
+def _command(given: Sequence[str]) -> click.Command | None:
+    """Return the sub-command that is run, by which settings are spelled as options."""
+    commands = cast(click.Group, typer.main.get_command(app)).commands
+    return next((commands[word] for word in given if word in commands), None)
 
 
 def _abandon_stdout() -> None:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+import click
+
+from discreet.core.errors import Message, Spelling
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
@@ -48,7 +53,42 @@ def one_line(text: str, longest: int | None = None) -> str:
     >>> one_line("a\\n\\n  b\\x07")
     'a b\\\\x07'
     """
-    return printable(" ".join(text.split()), longest)
+    return printable(" ".join(as_options(text).split()), longest)
+
+
+def options_of(command: click.Command | None) -> Spelling:
+    """Return how a command spells settings: as its options and arguments; other settings keep Python's spelling.
+
+    >>> from click import Command, Option
+    >>> say = options_of(Command("train", params=[Option(["--batch-size"]), Option(["--pooler/--no-pooler"])]))
+    >>> say("batch_size", None), say("batch_size", 8), say("pooler", False), say("texts", None)
+    ('--batch-size', '--batch-size 8', '--no-pooler', None)
+    """
+    known: dict[str, click.Parameter] = {}
+    for parameter in command.params if command is not None else ():
+        for name in (*(option.lstrip("-").replace("-", "_") for option in parameter.opts), parameter.name or ""):
+            known.setdefault(name, parameter)
+
+    def spelling(name: str, value: Any) -> str | None:
+        parameter = known.get(name.replace("-", "_"))
+        if parameter is None:
+            return None
+        if parameter.param_type_name == "argument":
+            return parameter.human_readable_name
+        if value is False and parameter.secondary_opts:
+            return parameter.secondary_opts[-1]
+        option = max(parameter.opts, key=len)
+        return option if value is None or isinstance(value, bool) else f"{option} {shlex.quote(str(value))}"
+
+    return spelling
+
+
+def as_options(text: str) -> str:
+    """Return a message with its settings spelled as the options of the command that is running."""
+    if not isinstance(text, Message):
+        return text
+    context = click.get_current_context(silent=True)
+    return text.worded(options_of(None if context is None else context.command))
 
 
 def _unsafe(character: str) -> bool:
@@ -84,7 +124,7 @@ def json_line(values: Mapping[str, Any]) -> str:
 
 def paragraph(text: str, first: str = "") -> None:
     """Print text on stdout, broken between words to fit the terminal; what stands first leaves a margin below it."""
-    print(_wrapped(text, first))
+    print(_wrapped(as_options(text), first))
 
 
 def _wrapped(text: str, first: str = "") -> str:
@@ -101,7 +141,7 @@ def note(text: str) -> None:
     """Print a remark on stderr; in a terminal it is broken between words, in a file it is one line."""
     with suppress(OSError, ValueError):  # a stdout that is gone is found when something is written to it
         sys.stdout.flush()
-    text = printable(text, _LONGEST)
+    text = printable(as_options(text), _LONGEST)
     print(_wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr)
 
 
@@ -128,7 +168,7 @@ def plain(text: str) -> Text:
     """Return text for a console that is drawn as it is and never read as markup; its line breaks stay."""
     from rich.text import Text
 
-    return Text(printable(text, keep="\n"))
+    return Text(printable(as_options(text), keep="\n"))
 
 
 def console(*, on_stderr: bool = False) -> Console:

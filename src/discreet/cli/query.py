@@ -82,11 +82,12 @@ def query(
             sent = mixed.open() if mixed is not None else None
             steps = sent.steps if sent is not None else (alone.open(),) if alone is not None else ()
         except BudgetError as error:
-            raise BudgetError(f"{error} Nothing was sent.") from None
+            raise BudgetError(error.message + " Nothing was sent.") from None
         try:
             answers = remote.answers(np.concatenate([step.vectors.numpy() for step in steps]), about)
         except (DataError, OutputError) as error:
-            raise type(error)(f"{error} The ledger has counted {len(first)} texts: they may have been seen.") from None
+            counted = f" The ledger has counted {len(first)} texts: they may have been seen."
+            raise type(error)(error.message + counted) from None
         if sent is None:
             _print(answers, user, user.guarantee, json)
         else:

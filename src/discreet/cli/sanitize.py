@@ -14,7 +14,7 @@ import typer
 from discreet.cli.options import QUOTING, SEPARATOR, Json, generated
 from discreet.cli.output import as_json, line, note, printable, stderr
 from discreet.cli.threads import Threads, use_threads
-from discreet.core.checks import one_of, open_probability, positive, refuse
+from discreet.core.checks import invalid, one_of, open_probability, positive
 from discreet.core.errors import OutputError, SettingError
 from discreet.core.guarantee import in_digits, words_for_size
 from discreet.core.settings import option
@@ -144,7 +144,7 @@ def _owners(found: FileColumns, unit: str | None) -> list[str] | None:
     if unit is None or unit == EACH_ROW:
         return None
     if found.table is None:
-        raise refuse(
+        raise invalid(
             "unit", unit, "left out for lines of plain text", "They have no columns; give a CSV file, or JSON lines."
         )
     return read_units(found.table, unit)
@@ -176,7 +176,7 @@ def _built(epsilon: float, options: SanitizeOptions) -> WordSwap:
     one_of("mechanism", mechanism, WORD_MECHANISMS)
     one_of("unknown", options.unknown, UNKNOWN_WORDS)
     if mechanism != SANTEXT_PLUS and (sensitive is not None or public is not None):
-        raise refuse("mechanism", mechanism, "santext+ with --sensitive or --public", "Any other protects every word.")
+        raise invalid("mechanism", mechanism, "santext+ with --sensitive or --public", "Any other protects every word.")
     if mechanism == SANTEXT_PLUS and (sensitive is None) == (public is None):
         raise SettingError(
             "Expected --sensitive FILE or --public FILE for santext+, one of the two. Give a list of sensitive words, "

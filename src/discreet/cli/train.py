@@ -18,7 +18,7 @@ from discreet.catalog import PROTECTIONS, protection_class
 from discreet.cli.options import Data, Json, SourceOptions, command_of, fields_with_help, generated, option_of
 from discreet.cli.output import as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
-from discreet.core.checks import one_of, positive, refuse
+from discreet.core.checks import invalid, one_of, positive
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
@@ -185,13 +185,13 @@ def train(
     positive("checkpoint-seconds", options.checkpoint_seconds)
     for name in ("ledger", "budget", "population"):
         if (value := getattr(options, name)) is not None and protection is None:
-            raise refuse(name, str(value), "together with --protect", "Add it, or leave this out.")
+            raise invalid(name, str(value), "used with --protect", "Add it, or leave this out.")
     if options.budget is not None:
         positive(
             "budget", options.budget, "It is the most epsilon that these people may lose in all trainings together."
         )
     if source.rows is not None and source.rows > _MOST_ROWS:
-        raise refuse("rows", source.rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
+        raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
     model_settings(model, protection, 1)  # what is outside its range is said before the text is read
     settings = TrainSettings(**training)
     chosen_text = TextSource(
@@ -205,7 +205,7 @@ def train(
     with working("reading the text"):
         corpus = load_corpus(chosen_text, options.population)
     for doubt in doubts(corpus, source.label, source.unit):
-        note(f"{NOT_FOR_RELEASE}: {doubt}")
+        note(f"{NOT_FOR_RELEASE}: " + doubt)
     units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     chosen = model_settings(model, protection, units)
     if protection is not None and "train" not in model and chosen.train != protection.default_part:
@@ -245,7 +245,7 @@ def protection_of(name: str | None, delta: str, given: dict[str, Any]) -> Protec
     if name is None:
         if given:
             option, value = next(iter(given.items()))
-            raise refuse(option.replace("_", "-"), value, "together with --protect", "Add it, or leave this out.")
+            raise invalid(option.replace("_", "-"), value, "used with --protect", "Add it, or leave this out.")
         return None
     from discreet.catalog import protection as of_catalog
 
@@ -277,7 +277,7 @@ def remedy_for(done: dict[str, Any]) -> str:
 def _task(name: str | None) -> Literal["classification", "regression"] | None:
     if name is None or name == "classification" or name == "regression":
         return name  # type: ignore[return-value]
-    raise refuse("task", name, "in classification, regression", "")
+    raise invalid("task", name, "one of classification, regression", "")
 
 
 def _classes(text: str | None) -> tuple[str, ...] | None:
@@ -285,7 +285,7 @@ def _classes(text: str | None) -> tuple[str, ...] | None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if len(names) < 2:
-        raise refuse("classes", text, "two or more names, A,B,C", "With one class there is nothing to learn.")
+        raise invalid("classes", text, "two or more names, A,B,C", "With one class there is nothing to learn.")
     return names
 
 
@@ -295,7 +295,7 @@ def _delta(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise refuse("delta", text, "auto or a number in (0, 1)", "auto is a tenth of one over the units.") from None
+        raise invalid("delta", text, "auto or a number in (0, 1)", "auto is a tenth of one over the units.") from None
 
 
 def _say_privacy(done: dict[str, Any]) -> None:

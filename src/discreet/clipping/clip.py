@@ -12,7 +12,7 @@ from torch import Tensor
 
 from discreet.clipping.kernels import capturing
 from discreet.clipping.record import Record
-from discreet.core.checks import positive, refuse
+from discreet.core.checks import invalid, positive
 
 # Relative room for what no slot counts: the sums of squares themselves and the division (measured below 2e-7).
 _MARGIN = 2.0**-21
@@ -39,7 +39,7 @@ class Flat:
     >>> Flat(0.0)
     Traceback (most recent call last):
     ...
-    discreet.core.errors.SettingError: Expected norm=0.0 > 0 and finite. It bounds what one unit adds to the sum.
+    discreet.core.errors.SettingError: Expected norm to be > 0 and finite, got 0.0. It bounds ...
     """
 
     norm: float
@@ -72,8 +72,11 @@ class PerLayer:
     def __post_init__(self) -> None:
         """Refuse both, neither, or a bound that is none."""
         if (self.norm is None) == (self.bounds is None):
-            raise refuse(
-                "norm", self.norm, "given alone, or bounds alone", "One of the two says how long each layer may be."
+            raise invalid(
+                "norm",
+                self.norm,
+                "given where bounds are not, and left out where they are",
+                "One of the two says how long each layer may be.",
             )
         if self.norm is not None:
             _bound("norm", self.norm)
@@ -96,8 +99,8 @@ class PerLayer:
             bounds = self.bounds or {}
             odd = sorted(set(bounds) ^ set(layers))
             if odd:
-                raise refuse(
-                    "bounds", odd[0], "to name every trainable layer and no other", f"Layers: {', '.join(layers)}."
+                raise invalid(
+                    "bounds", odd[0], "names of every trainable layer and no other", f"Layers: {', '.join(layers)}."
                 )
         return {layer: _cut(record.upper_norms(layer), bounds[layer]) for layer in layers}
 
@@ -174,7 +177,7 @@ def clipped_sum(record: Record, clip: Clip, *, keep: bool = False, into: dict[st
 def _bound(name: str, value: float) -> None:
     positive(name, value, "It bounds what one unit adds to the sum.")
     if value < _LEAST:
-        raise refuse(name, value, f">= {_LEAST}", "Squares of smaller norms fall below float32.")
+        raise invalid(name, value, f">= {_LEAST}", "Squares of smaller norms fall below float32.")
 
 
 def _cut(norms: Tensor, bound: float) -> Tensor:
@@ -186,4 +189,4 @@ def _joined(one: Tensor | dict[str, Tensor], other: Tensor | dict[str, Tensor]) 
         return torch.cat((one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return {layer: torch.cat((f, other[layer])) for layer, f in one.items()}
-    raise refuse("factors", "both kinds", "of one kind of clip", "Add parts that were clipped alike.")
+    raise invalid("factors", "both kinds", "from one kind of clipping", "Add parts that were clipped alike.")

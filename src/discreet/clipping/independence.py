@@ -29,7 +29,7 @@ def check_independent(tape: Tape, losses_of: Losses, rows: int) -> None:
     Guarantee: none; it looks at the rows it is given and says only yes or no.
     """
     if rows < 2:
-        raise UnsupportedError(f"Expected rows={rows} >= 2. One example alone depends on no other.")
+        raise UnsupportedError(f"Expected rows to be >= 2, got {rows}. One example alone depends on no other.")
     for batch in _batches(rows):
         _check_gradients(tape, losses_of, batch)
         with _repeatable(tape, losses_of, batch) as repeatable:

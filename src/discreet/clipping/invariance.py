@@ -49,7 +49,7 @@ def _fingerprints(values: Sequence[Tensor], units: int) -> Tensor:
 
 
 def _fingerprint(values: Tensor) -> Tensor:
-    """Return the bits of each row as one whole number: their sum with random weights, modulo 2^64.
+    """Return the bits of each row as one integer: their sum with random weights, modulo 2^64.
 
     Whole numbers add up the same in any order. A record takes most of a GPU's memory, so no second one is kept.
     """

@@ -12,7 +12,7 @@ from discreet.clipping.kernels import capturing
 from discreet.clipping.precision import weighted_rows
 from discreet.clipping.slots import Shared, Sizes, Slot, Vectors, Weights, vector_sizes
 from discreet.clipping.units import Units
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.errors import UnsupportedError
 
 # Norms below this are not told apart from zero: their squares fall under float32. A clip is refused below 1e-12.
@@ -90,9 +90,9 @@ class Record:
         for slot in slots:
             if vectors[slot.name].shape != slot.shape:
                 shape = tuple(vectors[slot.name].shape)
-                raise refuse(f"vectors[{slot.name!r}].shape", shape, f"equal to {tuple(slot.shape)}", "")
+                raise invalid(f"vectors[{slot.name!r}].shape", shape, f"equal to {tuple(slot.shape)}", "")
         if unit is not None and not 0 <= unit < len(self):
-            raise refuse("unit", unit, f"in 0 … {len(self) - 1}", "It numbers the units of this batch.")
+            raise invalid("unit", unit, f"in 0 … {len(self) - 1}", "It numbers the units of this batch.")
         with _quiet(self._like):
             if unit is not None:
                 parts = [slot.inner_of(vectors[slot.name], unit) for slot in slots]
@@ -177,7 +177,7 @@ class Record:
             return self.slots
         unknown = [name for name in names if name not in self.names]
         if unknown:
-            raise refuse("name", unknown[0], "a trainable parameter of the model", "See record.names.")
+            raise invalid("name", unknown[0], "a trainable parameter of the model", "See record.names.")
         return [slot for slot in self.slots if slot.name in set(names)]
 
     def _whole(self) -> Sizes:

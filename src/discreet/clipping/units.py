@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Units:
         if index is None:
             return Units(rows)
         if index.shape != (rows,) or index.is_floating_point():
-            raise refuse("units", tuple(index.shape), f"whole numbers of shape ({rows},)", "Give each row its unit.")
+            raise invalid("units", tuple(index.shape), f"integers of shape ({rows},)", "Give each row its unit.")
         if rows == 0:
             return Units(0)
         sizes = torch.bincount(index)  # refuses negative numbers itself
         if not bool((sizes > 0).all()):
             empty = int((sizes == 0).nonzero()[0])
-            raise refuse(
-                "units", f"without {empty}", "numbered from 0 without gaps", "Renumber the units of the batch."
+            raise invalid(
+                "units", f"units without {empty}", "numbered from 0 without gaps", "Renumber the units of the batch."
             )
         if sizes.numel() == rows and bool((index == torch.arange(rows, device=index.device)).all()):
             return Units(rows)

@@ -1,4 +1,4 @@
-"""Checks that refuse a bad value with the value, the rule and the remedy."""
+"""Checks that reject a value outside its rule, with the value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import difflib
 import math
 from collections.abc import Collection, Sequence
 
-from discreet.core.errors import SettingError
+from discreet.core.errors import Message, SettingError, setting
 
 _LONGEST = 200  # characters of a value in an error
 
 
-def refuse(name: str, value: object, rule: str, remedy: str) -> SettingError:
-    """Return the error for a value that breaks a rule.
+def invalid(name: str, value: object, rule: str, remedy: str = "") -> SettingError:
+    """Return the error for a value outside its rule, which completes "Expected NAME to be …".
 
-    >>> raise refuse("sampling_rate", 1.7, "in [0, 1]", "It is a probability.")
+    >>> raise invalid("sampling_rate", 1.7, "in [0, 1]", "It is a probability.")
     Traceback (most recent call last):
     ...
-    discreet.core.errors.SettingError: Expected sampling_rate=1.7 in [0, 1]. It is a probability.
+    discreet.core.errors.SettingError: Expected sampling_rate to be in [0, 1], got 1.7. It is a probability.
     """
-    return SettingError(f"Expected {name}={shown(value)} {rule}. {remedy}".rstrip())
+    error = SettingError(f"Expected {setting(name)} to be {rule}, got {shown(value)}. {remedy}".rstrip())
+    error.setting, error.value, error.rule, error.remedy = name, value, Message(rule), Message(remedy)
+    return error
+
+
+refuse = invalid  # until every package uses the new name
 
 
 def shown(value: object, longest: int = _LONGEST) -> str:
-    """Return a value as an error shows it: its repr, cut where it is long.
+    """Return a value as an error shows it: its repr, truncated where it is long.
 
     >>> shown("a"), shown("abc" * 9, 10)
     ("'a'", "'abcabcab…")
@@ -39,67 +44,67 @@ def _number(name: str, value: float, rule: str, remedy: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise refuse(name, value, rule, remedy) from None
+        raise invalid(name, value, rule, remedy) from None
     if math.isnan(number):
-        raise refuse(name, value, rule, remedy)
+        raise invalid(name, value, rule, remedy)
     return number
 
 
 def positive(name: str, value: float, remedy: str = "") -> float:
-    """Return a finite number above zero, or refuse it."""
+    """Return a finite number above zero, or reject it."""
     number = _number(name, value, "> 0 and finite", remedy)
     if not 0 < number < math.inf:
-        raise refuse(name, value, "> 0 and finite", remedy)
+        raise invalid(name, value, "> 0 and finite", remedy)
     return number
 
 
 def non_negative(name: str, value: float, remedy: str = "") -> float:
-    """Return a finite number of at least zero, or refuse it."""
+    """Return a finite number of at least zero, or reject it."""
     number = _number(name, value, ">= 0 and finite", remedy)
     if not 0 <= number < math.inf:
-        raise refuse(name, value, ">= 0 and finite", remedy)
+        raise invalid(name, value, ">= 0 and finite", remedy)
     return number
 
 
 def probability(name: str, value: float, remedy: str = "It is a probability.") -> float:
-    """Return a number in [0, 1], or refuse it."""
+    """Return a number in [0, 1], or reject it."""
     number = _number(name, value, "in [0, 1]", remedy)
     if not 0 <= number <= 1:
-        raise refuse(name, value, "in [0, 1]", remedy)
+        raise invalid(name, value, "in [0, 1]", remedy)
     return number
 
 
 def open_probability(name: str, value: float, remedy: str = "It is a probability.") -> float:
-    """Return a number strictly between 0 and 1, or refuse it."""
+    """Return a number strictly between 0 and 1, or reject it."""
     number = _number(name, value, "in (0, 1)", remedy)
     if not 0 < number < 1:
-        raise refuse(name, value, "in (0, 1)", remedy)
+        raise invalid(name, value, "in (0, 1)", remedy)
     return number
 
 
 def whole(name: str, value: int, least: int = 1, remedy: str = "") -> int:
-    """Return a whole number of at least `least`, or refuse it."""
+    """Return an integer of at least `least`, or reject it."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
-        raise refuse(name, value, f"a whole number >= {least}", remedy) from None
+        raise invalid(name, value, f"an integer >= {least}", remedy) from None
     if isinstance(value, bool) or number != value or number < least:
-        raise refuse(name, value, f"a whole number >= {least}", remedy)
+        raise invalid(name, value, f"an integer >= {least}", remedy)
     return number
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
-    """Return a name that is known, or refuse it and say which known one was perhaps meant.
+    """Return a name that is known, or reject it and say which known one was perhaps meant.
 
     >>> one_of("pooling", "maen", ["cls", "mean", "last"])
     Traceback (most recent call last):
     ...
-    discreet.core.errors.SettingError: Expected pooling='maen' in cls, mean, last. Did you mean 'mean'?
+    discreet.core.errors.SettingError: Expected pooling to be one of cls, mean, last, got 'maen'. Did you mean 'mean'?
     """
     if isinstance(value, str) and value in known:
         return value
     guess = did_you_mean(value, list(known)) if isinstance(value, str) else ""
-    raise refuse(name, value, "in " + ", ".join(known), guess)
+    raise invalid(name, value, "one of " + ", ".join(known), guess)
 
 
 def did_you_mean(value: str, known: Sequence[str]) -> str:

@@ -1,31 +1,156 @@
-"""Errors that say the value, the rule and the remedy.
+"""Errors that carry the settings they name, so that each edge can spell them: Python, the command line, a study file.
 
 DiscreetError
-├── SettingError      a parameter is outside its rule
+├── SettingError      a parameter is outside its range
 ├── DataError         a file, column, text or label cannot be used
 ├── ModelError        an encoder or run folder is missing, damaged or of the wrong kind
 ├── OutputError       the result cannot be written
 ├── ExtraError        an optional library is not installed
-├── UnsupportedError  this cannot be clipped, accounted for or attacked, and is refused by name
+├── UnsupportedError  this cannot be clipped, accounted for or attacked
 ├── LedgerError       the ledger is damaged, in use or of another unit or adjacency
 └── BudgetError       the next step would exceed the privacy budget
+
+A message names a setting by `setting(name)` or `setting(name, value)`, never by an option of the command line.
+`str(error)` spells settings as Python does, `error.worded(spelling)` as an edge does.
 """
 
-_BEGINNING, _END = 2_000, 500  # characters of a message that holds too much of what was given
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_BEGINNING, _END = 2_000, 500  # characters that are kept of a very long message
 _LONGEST_LINE = 300
+# Two Unicode noncharacters, reserved for use inside a program, stand around a setting in a message.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MARKED = re.compile(f"{_OPEN}([ -~]*){_CLOSE}")
+
+# From a setting's name, and a value where the message gives one, to words; None leaves the spelling to others.
+Spelling = Callable[[str, Any], str | None]
+
+
+def setting(name: str, value: object = None) -> str:
+    """Return a setting, and a value to give it, as a mark that may stand inside the message of an error.
+
+    >>> error = SettingError(f"Add more noise ({setting('epsilon', 3)}), or leave {setting('delta')} out.")
+    >>> str(error)
+    'Add more noise (epsilon=3), or leave delta out.'
+    >>> error.settings
+    [('epsilon', 3), ('delta', None)]
+    >>> error.worded(lambda name, value: f"--{name} {value}" if value else f"--{name}")
+    'Add more noise (--epsilon 3), or leave --delta out.'
+    """
+    return f"{_OPEN}{json.dumps([name, value], default=str)}{_CLOSE}"
+
+
+def in_python(name: str, value: object) -> str:
+    """Return a setting in Python's spelling, as an argument with its value or as a name.
+
+    >>> in_python("epsilon", 3), in_python("mechanism", "gaussian"), in_python("epsilon", None)
+    ('epsilon=3', "mechanism='gaussian'", 'epsilon')
+    """
+    return name if value is None else f"{name}={value!r}"
+
+
+class Message(str):
+    """A text in Python's spelling that keeps the settings it names, so that an edge can spell them otherwise."""
+
+    marked: str
+
+    def __new__(cls, text: str) -> Message:
+        """Return the message of a text with marks."""
+        marked = text.marked if isinstance(text, Message) else text
+        message = super().__new__(cls, _spelled(marked, in_python))
+        message.marked = marked
+        return message
+
+    def __add__(self, text: str) -> Message:
+        """Return the message followed by a text."""
+        return Message(self.marked + (text.marked if isinstance(text, Message) else text))
+
+    def __radd__(self, text: str) -> Message:
+        """Return a text followed by the message."""
+        return Message(text + self.marked)
+
+    @property
+    def settings(self) -> list[tuple[str, Any]]:
+        """The settings that are named, each with the value the message gives it, or None."""
+        return [parts for mark in _MARKED.finditer(self.marked) if (parts := _parts(mark)) is not None]
+
+    def worded(self, spelling: Spelling) -> str:
+        """Return the message with its settings in another spelling, and those that it does not know in Python's."""
+        return _spelled(_spelled(self.marked, spelling), in_python)
+
+
+def _parts(mark: re.Match[str]) -> tuple[str, Any] | None:
+    """Return the name and the value in a mark; None for a file name or label that happens to look like one."""
+    try:
+        name, value = json.loads(mark[1])
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return (name, value) if isinstance(name, str) else None
+
+
+def _spelled(marked: str, spelling: Spelling) -> str:
+    def one(mark: re.Match[str]) -> str:
+        parts = _parts(mark)
+        words = None if parts is None else spelling(*parts)
+        return mark[0] if words is None else words
+
+    return _MARKED.sub(one, marked)
 
 
 class DiscreetError(Exception):
-    """Any error that is the caller's to mend; the command line prints it and exits with status 2."""
+    """Any error that the caller can fix; the command line prints it and exits with status 2."""
+
+    def __init__(self, message: str = "") -> None:
+        """Keep a message and the settings that it names."""
+        super().__init__(Message(message))
 
     def __str__(self) -> str:
-        """Return the message; of a very long one, its beginning and its end, where the remedy stands."""
-        text = super().__str__()
-        return text if len(text) <= _BEGINNING + _END else f"{text[:_BEGINNING]} … {text[-_END:]}"
+        """Return the message in Python's spelling; of a very long one, its beginning and its end, the remedy."""
+        return _shortened(self.message)
+
+    @property
+    def message(self) -> Message:
+        """The whole message. `message.marked` may stand inside the message of another error."""
+        message: Message = self.args[0]
+        return message
+
+    @property
+    def settings(self) -> list[tuple[str, Any]]:
+        """The settings that the message names, each with the value it gives them, or None."""
+        return self.message.settings
+
+    def worded(self, spelling: Spelling) -> str:
+        """Return the message with its settings spelled for those who read it."""
+        return _shortened(self.message.worded(spelling))
+
+
+def _shortened(text: str) -> str:
+    return str(text) if len(text) <= _BEGINNING + _END else f"{text[:_BEGINNING]} … {text[-_END:]}"
+
+
+@contextmanager
+def spelled(spelling: Spelling) -> Iterator[None]:
+    """Spell the settings of errors that are raised inside; what the spelling does not know is left to other edges."""
+    try:
+        yield
+    except DiscreetError as error:
+        error.args = (Message(_spelled(error.message.marked, spelling)),)
+        raise
 
 
 class SettingError(DiscreetError, ValueError):
-    """A parameter is outside its rule."""
+    """A parameter is outside its range; where one parameter is at fault, its name, value, rule and remedy are kept."""
+
+    setting: str | None = None
+    value: object = None
+    rule: str = ""
+    remedy: str = ""
 
 
 class DataError(DiscreetError, ValueError):
@@ -45,7 +170,7 @@ class ExtraError(DiscreetError, ImportError):
 
 
 class UnsupportedError(DiscreetError, TypeError):
-    """Something cannot be clipped, accounted for or attacked, and is refused by name."""
+    """Something cannot be clipped, accounted for or attacked."""
 
 
 class LedgerError(DiscreetError):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 
 
 class Adjacency(enum.StrEnum):
@@ -132,11 +132,11 @@ class Guarantee:
             if self.reason is None:
                 object.__setattr__(self, "reason", "; ".join(c.sentence for c in Caveat if c in self.caveats))
         if math.isnan(self.epsilon) or self.epsilon < 0:
-            raise refuse("epsilon", self.epsilon, ">= 0", "Infinity means no guarantee.")
+            raise invalid("epsilon", self.epsilon, ">= 0", "Infinity means no guarantee.")
         if not 0 <= self.delta <= 1:
-            raise refuse("delta", self.delta, "in [0, 1]", "It is a probability.")
+            raise invalid("delta", self.delta, "in [0, 1]", "It is a probability.")
         if not self.certified and not self.reason:
-            raise refuse("reason", self.reason, "given when certified is False", "Say why the figure is no bound.")
+            raise invalid("reason", self.reason, "given when certified is False", "Say why the figure is no bound.")
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
 
     def with_caveats(self, caveats: Iterable[Caveat]) -> Guarantee:

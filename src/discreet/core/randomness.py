@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from discreet.core.checks import invalid
 from discreet.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class Rng:
     __slots__ = ("_key", "_numpy", "_torch", "is_secret", "path")
 
     def __init__(self, seed: int, path: tuple[str, ...] = ()) -> None:
-        """Make a reproducible source from a whole number."""
+        """Make a reproducible source from an integer."""
         if isinstance(seed, bool) or int(seed) != seed:
-            raise SettingError(f"Expected seed={seed!r} a whole number. Any will do; the same one repeats the run.")
+            raise invalid("seed", seed, "an integer", "Any will do; the same one repeats the run.")
         self._key: bytes | None = hashlib.sha256(f"discreet:{int(seed)}".encode()).digest()
         self.path = path
         self.is_secret = False

@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from discreet.core.checks import did_you_mean, shown
+from discreet.core.checks import did_you_mean, invalid, shown
 from discreet.core.errors import SettingError
 
 T = TypeVar("T")
@@ -105,18 +105,18 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         if len(inner) != len(value):
-            raise SettingError(f"Expected {where}={shown(value)} with {len(inner)} values, found {len(value)}.")
+            raise invalid(where, value, f"{len(inner)} values")
         return tuple(_convert(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(inner, value, strict=True)))
     if origin is typing.Literal:
         if value not in arguments:
-            raise SettingError(f"Expected {where}={shown(value)} in {', '.join(map(str, arguments))}.")
+            raise invalid(where, value, f"one of {', '.join(map(str, arguments))}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:
-            raise SettingError(f"Expected {where}={shown(value)} as a number below 1e308.") from None
+            raise invalid(where, value, "a number below 1e308") from None
     kind = origin or hint
     if kind is Any or (isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)):
         return value
-    raise SettingError(f"Expected {where}={shown(value)} of type {getattr(kind, '__name__', kind)}.")
+    raise invalid(where, value, f"of type {getattr(kind, '__name__', kind)}")

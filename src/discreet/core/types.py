@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.guarantee import Guarantee
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Leakage:
     def __post_init__(self) -> None:
         """Refuse an interval that does not hold its value."""
         if not (math.isnan(self.value) or self.low <= self.value <= self.high):
-            raise refuse("value", self.value, f"in [{self.low}, {self.high}]", "The interval must hold the value.")
+            raise invalid("value", self.value, f"in [{self.low}, {self.high}]", "The interval must hold the value.")
 
     def __str__(self) -> str:
         """Return the number with all that belongs to it."""

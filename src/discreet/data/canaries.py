@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.checks import invalid, open_probability, whole
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -33,7 +33,7 @@ class Space:
         """Refuse an alphabet that leaves nothing to guess."""
         whole("length", self.length)
         if len(set(self.alphabet)) < 2 or len(set(self.alphabet)) != len(self.alphabet):
-            raise refuse("alphabet", len(self.alphabet), "of 2 or more different parts", "A secret needs a choice.")
+            raise invalid("alphabet", len(self.alphabet), "of 2 or more different parts", "A secret needs a choice.")
 
     @classmethod
     def digits(cls, length: int) -> Space:
@@ -48,7 +48,7 @@ class Space:
     def secret(self, number: int) -> str:
         """Return the secret with this number, from 0 to size - 1."""
         if not 0 <= number < self.size:
-            raise refuse("number", number, f"in [0, {self.size})", "It counts the secrets of the space.")
+            raise invalid("number", number, f"in [0, {self.size})", "It counts the secrets of the space.")
         parts = []
         for _ in range(self.length):
             number, part = divmod(number, len(self.alphabet))
@@ -116,7 +116,7 @@ def plant_secrets(
     """
     space = space or Space.digits(6)
     if template.count("{secret}") != 1:
-        raise refuse("template", template, "with {secret} in it once", "It marks where the secret goes.")
+        raise invalid("template", template, "a text with {secret} in it once", "It marks where the secret goes.")
     before, after = template.split("{secret}")
     return _plant(corpus, count, rng, space, before, after, copies, inclusion, scores)
 
@@ -162,7 +162,7 @@ def _plant(
     if inclusion is not None:
         open_probability("inclusion", inclusion, "It is how likely each canary is in; None puts all of them in.")
     if count > space.size // 2:
-        raise refuse("count", count, f"<= {space.size // 2}, half the space of secrets", "Take longer secrets.")
+        raise invalid("count", count, f"<= {space.size // 2}, half the space of secrets", "Take longer secrets.")
     secrets: dict[str, None] = {}
     source = rng.fork("secrets")
     while len(secrets) < count:

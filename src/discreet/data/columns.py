@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discreet.core.errors import DataError, OutputError, first_line
+from discreet.core.errors import DataError, OutputError, first_line, setting
 from discreet.core.files import write_atomic
 from discreet.data.corpus import check_texts
 from discreet.data.encoding import name_of_source, read_lines
@@ -64,8 +64,8 @@ def read_columns(source: str, suffix: str, text: Sequence[str], layout: Layout |
 def _read_lines(source: str, text: Sequence[str]) -> FileColumns:
     if tuple(text) != ("text",):
         raise DataError(
-            f"Expected no --text for {source!r}. Lines of plain text have no columns; give a file that ends in one of "
-            f"{', '.join(READERS)}, or say --format csv."
+            f"Expected no {setting('text')} for {source!r}. Lines of plain text have no columns; give a file that "
+            f"ends in one of {', '.join(READERS)}, or set {setting('format', 'csv')}."
         )
     lines = read_lines(source)
     if not any(line.strip() for line in lines):
@@ -158,6 +158,8 @@ def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
     try:
         write_atomic(path, data, replace=replace)
     except FileExistsError:
-        raise OutputError(f"Expected no file at {str(path)!r}. It is there; name another, or use --force.") from None
+        raise OutputError(
+            f"Expected no file at {str(path)!r}. It is there; name another, or replace it ({setting('force', True)})."
+        ) from None
     except OSError as error:
         raise OutputError(f"Expected to be able to write {str(path)!r}. {error.strerror}. Check the path.") from None

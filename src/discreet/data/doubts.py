@@ -6,6 +6,7 @@ card or a report.
 
 from __future__ import annotations
 
+from discreet.core.errors import Message, setting
 from discreet.data.corpus import Corpus
 
 NOT_FOR_RELEASE = "Not for release"
@@ -74,8 +75,10 @@ def _classes(corpus: Corpus) -> list[str]:
     if count <= _MANY_CLASSES or count * _PER_CLASS < len(corpus):
         return []
     return [
-        f"There are {count:,} classes for {len(corpus):,} rows: the label column looks like an identifier. Name "
-        "another column with --label."
+        Message(
+            f"There are {count:,} classes for {len(corpus):,} rows: the label column looks like an identifier. Name "
+            f"another column ({setting('label')})."
+        )
     ]
 
 
@@ -86,6 +89,8 @@ def _units(corpus: Corpus) -> list[str]:
     if count > 1:
         return []
     return [
-        f"All training rows belong to one {corpus.unit_name}: nobody can be hidden among others, and one unit is all "
-        "that a guarantee would cover. Name the column that says whose text it is with --unit."
+        Message(
+            f"All training rows belong to one {corpus.unit_name}: nobody can be hidden among others, and one unit is "
+            f"all that a guarantee would cover. Name the column that says whose text it is ({setting('unit')})."
+        )
     ]

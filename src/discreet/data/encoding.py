@@ -88,7 +88,7 @@ def lines_of(data: bytes, where: str) -> list[str]:
 
 
 def _expected(where: str) -> str:
-    return f"Expected UTF-8 in {name_of_source(where)!r} (no other encoding is read; there is no --encoding)"
+    return f"Expected UTF-8 in {name_of_source(where)!r} (no other encoding is read, and there is no setting for it)"
 
 
 def _advice(data: bytes, where: str, start: int) -> str:

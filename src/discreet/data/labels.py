@@ -1,8 +1,8 @@
 """What a label column means: classes or scores, by one rule for every file format.
 
 The rule: a column in which every value is a number and at least one is written with a decimal point or an exponent
-(or stored as a float) holds scores, for regression. Any other column of words, whole numbers or truth values holds
-classes; their names are sorted, as numbers if all are whole numbers, else as words. `task` overrules the first part.
+(or stored as a float) holds scores, for regression. Any other column of words, integers or truth values holds
+classes; their names are sorted, as numbers if all are integers, else as words. `task` overrules the first part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from discreet.core.checks import did_you_mean, shown
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, setting
 from discreet.data.bad_rows import BadRows, numbers
 from discreet.data.corpus import Task
 
@@ -60,7 +60,7 @@ def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[st
             where, row = _first(columns, kinds, "word")
             raise DataError(
                 "Expected classes or scores, but the labels mix numbers with a decimal point and words; the first "
-                f"word is in row {row} of {where!r}. Fix the column, or say which with task='classification'."
+                f"word is in row {row} of {where!r}. Fix the column, or set {setting('task', 'classification')}."
             )
         task = "regression" if "decimal" in found and label_names is None else "classification"
     if task == "regression":
@@ -138,7 +138,7 @@ def _check_points(columns: Answers, kinds: dict[tuple[type, Any], str]) -> None:
         where, row = _first(columns, kinds, "word")
         raise DataError(
             f"Expected scores with a decimal point, found a comma in row {row} of {where!r} and {len(words)} different "
-            "such numbers. Write 3.5 for 3,5, or say task='classification' if they are classes."
+            f"such numbers. Write 3.5 for 3,5, or set {setting('task', 'classification')} if they are classes."
         )
 
 
@@ -158,7 +158,7 @@ def _check_known(columns: Answers, names: Sequence[str], known: Sequence[str]) -
     which = f"={told[0]}" if len(strange) == 1 and told else ""
     others = f" Found {', '.join(told)}{' and others' if len(strange) > len(told) else ''}." if len(strange) > 1 else ""
     if sum(len(rows) for _, rows in by_place) == total:
-        remedy = " No label is known: this is another task, or another column; name it with --label."
+        remedy = f" No label is known: this is another task, or another column; name it ({setting('label')})."
     else:
         remedy = f" {did_you_mean(strange[0], known)}".rstrip() or " Fix the rows, or remove them."
     raise DataError(

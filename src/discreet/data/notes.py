@@ -89,7 +89,7 @@ class Dice:
         return next(self._numbers) < probability
 
     def below(self, count: int) -> int:
-        """Return a whole number from 0 to count - 1."""
+        """Return an integer from 0 to count - 1."""
         return int(next(self._numbers) * count)
 
     def pick(self, items: Sequence[T]) -> T:

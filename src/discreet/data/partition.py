@@ -11,8 +11,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import open_probability, positive, probability, refuse, whole
-from discreet.core.errors import DataError
+from discreet.core.checks import invalid, open_probability, positive, probability, whole
+from discreet.core.errors import DataError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -59,7 +59,7 @@ def hold_out(
     return divided
 
 
-_REMEDY = "give a validation file, hold out another share (--validation 0.2), or add rows."
+_REMEDY = f"give a validation file, hold out another share ({setting('validation', 0.2)}), or add rows."
 
 
 def _check_classes(corpus: Corpus) -> None:
@@ -88,7 +88,7 @@ def keep_share(
 ) -> Corpus:
     """Return the corpus with about a share of its training units, each kept by a draw of its own."""
     if not probability("share", share, "It is the share of the training units to keep.") > 0:
-        raise refuse("share", share, "in (0, 1]", "It is the share of the training units to keep.")
+        raise invalid("share", share, "in (0, 1]", "It is the share of the training units to keep.")
     if share == 1:
         return corpus
     return _fewer(corpus, share_of(corpus, share, Purpose.SHARE, seed, adjacency), f"share {share:g} and seed {seed}")
@@ -213,4 +213,4 @@ def _by_client(corpus: Corpus, at: Indices, clients: int, least: int, remedy: st
 def _check_clients(clients: int, available: int, what: str) -> None:
     whole("clients", clients)
     if clients > available:
-        raise refuse("clients", clients, f"<= {available}, the number of {what}", "Take fewer clients.")
+        raise invalid("clients", clients, f"<= {available}, the number of {what}", "Take fewer clients.")

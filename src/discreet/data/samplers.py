@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import probability, refuse, whole
+from discreet.core.checks import invalid, probability, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 
@@ -65,14 +65,14 @@ class Poisson:
         """Refuse what is no sampling rate."""
         remedy = "It is a probability: expected batch size / number of units."
         if not probability("rate", self.rate, remedy) > 0:
-            raise refuse("rate", self.rate, "in (0, 1]", remedy)
+            raise invalid("rate", self.rate, "in (0, 1]", remedy)
 
     @classmethod
     def expecting(cls, size: float, n: int) -> Poisson:
         """Return the sampler whose batches hold `size` of `n` units on average."""
         whole("n", n)
         if not 0 < size <= n:
-            raise refuse("size", size, f"in (0, {n}]", "A batch holds at most all units.")
+            raise invalid("size", size, f"in (0, {n}]", "A batch holds at most all units.")
         return cls(size / n)
 
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
@@ -161,7 +161,7 @@ class FixedSize:
 
     def _check(self, n: int) -> None:
         if self.size > n:
-            raise refuse("size", self.size, f"<= {n}, the number of units", "Take a smaller batch.")
+            raise invalid("size", self.size, f"<= {n}, the number of units", "Take a smaller batch.")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Shuffled:
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
         """Return the units of a step, in the epoch's order."""
         if rng.is_secure:
-            raise refuse(
+            raise invalid(
                 "rng", rng, "seeded", "An epoch's order is drawn again at every step; use Poisson or FixedSize."
             )
         epoch, batch = divmod(step, self.steps_per_epoch(n))

@@ -18,7 +18,8 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import probability, refuse, whole
+from discreet.core.checks import invalid, probability, whole
+from discreet.core.errors import setting
 from discreet.core.guarantee import Adjacency
 from discreet.data.corpus import Corpus
 
@@ -110,12 +111,12 @@ def refuse_exact(
     value: object,
     corpus: Corpus,
     adjacency: Adjacency | str,
-    instead: str = "use --share, a share of the units",
+    instead: str = f"keep a share of the units ({setting('share')})",
 ) -> None:
     """Refuse an exact number of rows where it would make one unit's side depend on the others."""
     if Adjacency(adjacency) is Adjacency.ADD_REMOVE:
         remedy = f"With one unit less another would take its place; {instead}."
-        raise refuse(name, value, "left out under add/remove", remedy)
+        raise invalid(name, value, "left out under add/remove", remedy)
     if corpus.units is not None:
         remedy = f"A {corpus.unit_name} with one row more would push others out; {instead}."
-        raise refuse(name, value, f"left out where a column names each row's {corpus.unit_name}", remedy)
+        raise invalid(name, value, f"left out where a column names each row's {corpus.unit_name}", remedy)

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import one_of, refuse
-from discreet.core.errors import DataError
+from discreet.core.checks import invalid, one_of
+from discreet.core.errors import DataError, setting
 from discreet.data.bad_rows import numbers
 
 QUOTINGS = ("csv", "none")
@@ -49,7 +49,7 @@ class Layout:
         if self.separator is not None:
             character = _NAMED.get(self.separator, self.separator)
             if len(character) != 1 or character in '"\r\n':
-                raise refuse("separator", self.separator, "one character", "Write ';', ',', '|' or tab.")
+                raise invalid("separator", self.separator, "one character", "Write ';', ',', '|' or tab.")
 
     def character(self, default: str) -> str:
         """Return the separator itself."""
@@ -108,12 +108,8 @@ def _check_separator(head: str, where: str, separator: str) -> None:
         named, mine = said.get(other, other), said.get(separator, separator)
         raise DataError(
             f"Expected columns separated by {separator!r} in {where!r}, but its header has none and holds {other!r}. "
-            f"Say --separator {_shell(named)} if that separates them, or --separator {_shell(mine)} for one column."
+            f"Set {setting('separator', named)} if that separates them, or {setting('separator', mine)} for one column."
         )
-
-
-def _shell(character: str) -> str:
-    return character if character.isalpha() else f"'{character}'"
 
 
 def _quoting(text: str, where: str, separator: str) -> str:
@@ -134,8 +130,9 @@ def _quoting(text: str, where: str, separator: str) -> str:
         line = next(i for i, line in enumerate(text.split("\n"), 1) if (separator + line).count(separator + _MARK))
         raise DataError(
             f"Expected one way to read {where!r}, but it fits two: in line {line} a field begins with a quotation "
-            "mark, which may stand around the field or be part of the text. Say --quoting csv if marks stand around "
-            "fields, or --quoting none if they are text."
+            "mark, which may stand around the field or be part of the text. Set "
+            f"{setting('quoting', 'csv')} if marks stand around fields, or {setting('quoting', 'none')} if they are "
+            "text."
         )
     return "csv" if quoted else "none"
 

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from discreet.catalog import CORPORA
-from discreet.core.checks import did_you_mean, refuse, whole
-from discreet.core.errors import DataError
+from discreet.core.checks import did_you_mean, invalid, whole
+from discreet.core.errors import DataError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.data.bad_rows import BadRows
 from discreet.data.corpus import Corpus, Task, check_texts
@@ -140,7 +140,7 @@ def load(
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
         if share is not None:
-            raise refuse("share", share, "without rows", "Both say how much to keep; leave one out.")
+            raise invalid("share", share, "left out where rows is given", "Both say how much to keep; leave one out.")
     name = str(source)
     each_row = columns.unit == EACH_ROW
     if each_row:
@@ -178,7 +178,7 @@ def load(
         except DataError as error:
             if strict:
                 raise
-            corpus = corpus.renamed(corpus.name, f"no rows were held out: {error}")
+            corpus = corpus.renamed(corpus.name, "no rows were held out: " + error.message)
     if corpus.labels is not None and label_names is None:
         _check_train_classes(corpus)
     return _part_of(corpus, rows, share, seed, near)
@@ -218,8 +218,8 @@ def _check_classes_left(whole_corpus: Corpus, fewer: Corpus) -> None:
     if missing := (before & other) - left:
         raise DataError(
             f"Expected every class among the training rows of {fewer.name!r} that were kept, but {len(missing)} of "
-            f"{len(fewer.label_names)} classes are left in held-out rows alone. Keep more (--share, --rows), or take "
-            "another seed."
+            f"{len(fewer.label_names)} classes are left in held-out rows alone. Keep more "
+            f"({setting('share')}, {setting('rows')}), or use another seed."
         )
 
 
@@ -290,7 +290,7 @@ def _from_tables(
         try:
             return read(*arguments)
         except DataError as error:
-            faults.append(str(error))
+            faults.append(error.message.marked)
             return []
 
     for split, table in tables.items():
@@ -309,7 +309,7 @@ def _from_tables(
         try:
             found = outcome(answers, task, label_names)
         except DataError as error:
-            faults.append(str(error))
+            faults.append(error.message.marked)
     if faults:
         raise DataError(" ".join(faults))
     if found.labels is not None and len(found.label_names) < 2:
@@ -356,7 +356,7 @@ def unit_ids(units: Sequence[Any], where: str, column: str) -> list[str]:
             bad.add(row, "a unit", fault)
         elif not known:  # as 1 and 1.0, one person would be two units
             fault = f", found {type(unit).__name__} in {column}. Convert it, or name another."
-            bad.add(row, "a name or a whole number as unit", fault)
+            bad.add(row, "a name or an integer as unit", fault)
     bad.check()
     return [str(unit).strip() for unit in units]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core.checks import did_you_mean, shown
-from discreet.core.errors import DataError, ExtraError, first_line
+from discreet.core.errors import DataError, ExtraError, first_line, setting
 from discreet.data.bad_rows import numbers
 from discreet.data.encoding import decode, read_bytes
 from discreet.data.separated import Layout, read_rows
@@ -68,7 +68,7 @@ def _guess(name: str, known: Sequence[str], role: str) -> str:
     best = next(iter((*same, *last, *likely, *inside)), None)
     if best is not None:
         return f"Did you mean {shown(best, _LONGEST_NAME)}?"
-    return did_you_mean(name, known) or f"Name it with --{role}."
+    return did_you_mean(name, known) or f"Name it ({setting(role.replace('-', '_'))})."
 
 
 def read_table(path: Path, layout: Layout | None = None) -> Table:
@@ -227,7 +227,9 @@ def _fields(column: Any, pyarrow: Any, before: str = "") -> Iterator[str]:
 def _check_no_layout(path: Path, layout: Layout) -> None:
     if layout != Layout():
         given = "separator" if layout.separator is not None else "quoting"
-        raise DataError(f"Expected no {given} for {str(path)!r}. It is for CSV and TSV files; leave --{given} out.")
+        raise DataError(
+            f"Expected no {given} for {str(path)!r}. It is for CSV and TSV files; leave {setting(given)} out."
+        )
 
 
 READERS: dict[str, Callable[[Path, Layout], Table]] = {

@@ -10,7 +10,8 @@ from typing import Any
 
 from discreet.accounting.events import DpEvent
 from discreet.attacks.base import Attack, Mixing, Need
-from discreet.core.checks import open_probability, positive, refuse, whole
+from discreet.core.checks import invalid, open_probability, positive, whole
+from discreet.core.errors import setting
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Leakage, RepresentationRelease
@@ -80,14 +81,14 @@ class AttackRequest:
         whole("examples", self.examples, 1, "It counts the texts to attack.")
         if self.examples % self.batch_size:
             remedy = "Every release has a whole batch."
-            raise refuse("examples", self.examples, f"a multiple of batch_size={self.batch_size}", remedy)
+            raise invalid("examples", self.examples, f"a multiple of {setting('batch_size', self.batch_size)}", remedy)
         if self.max_words is not None:
             whole("max_words", self.max_words)
         if self.first_words is not None:
             whole("first_words", self.first_words)
             if self.attack.sees is not GradientRelease:
                 remedy = "Other attacks look for whole texts among candidates; leave it out."
-                raise refuse("first_words", self.first_words, "left out but for attacks on a gradient", remedy)
+                raise invalid("first_words", self.first_words, "left out except for attacks on a gradient", remedy)
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for each batch; leave it out to let the attack finish.")
         open_probability("delta", self.delta, "It belongs to the one release that is attacked; 1e-5 is usual.")
@@ -170,7 +171,7 @@ def run_attack(
 
     if request.attack.identifies:
         if request.first_words is not None:
-            raise refuse("first_words", request.first_words, "left out for 1-of-n", "It names whole texts.")
+            raise invalid("first_words", request.first_words, "left out for 1-of-n", "It names whole texts.")
         return identify(request, scene)
     reject_misfit(request)
     began = time.monotonic()

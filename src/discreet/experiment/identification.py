@@ -11,8 +11,8 @@ from discreet.accounting.events import DpEvent, NoGuaranteeDpEvent, SelfComposed
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.risk import most_identified
 from discreet.attacks.identification import Identified, direction_sweep, gaussian_sweep, training_sweep
-from discreet.core.checks import refuse
-from discreet.core.errors import UnsupportedError
+from discreet.core.checks import invalid
+from discreet.core.errors import UnsupportedError, setting
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.core.types import TRAINING, UPDATE, Leakage
@@ -169,13 +169,13 @@ def _reject(request: AttackRequest) -> None:
         raise misfit(request.label, NOISY, protect.name, protect.place)
     if request.batch_size != 1:
         remedy = "The other members of the batch are known to this attacker and subtracted; they change nothing."
-        raise refuse("batch_size", request.batch_size, "1 for 1-of-n", remedy)
+        raise invalid("batch_size", request.batch_size, "1 for 1-of-n", remedy)
     if isinstance(protect, DPSGD) and protect.clipping != "flat":
-        raise refuse("clipping", protect.clipping, "flat for 1-of-n", "Inner products of whole gradients are used.")
+        raise invalid("clipping", protect.clipping, "flat for 1-of-n", "Inner products of whole gradients are used.")
     if isinstance(protect, DirDPSGD) and len(protect.blocks) != 1:
         raise UnsupportedError(
             f"Expected one block of directions for 1-of-n, found {len(protect.blocks)}. Inner products of whole "
-            "gradients are used; use partition='whole'."
+            f"gradients are used; use {setting('partition', 'whole')}."
         )
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from discreet.catalog import CORPORA
-from discreet.core.checks import refuse, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.checks import invalid, whole
+from discreet.core.errors import UnsupportedError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -24,7 +24,7 @@ from discreet.training.precision import find_device
 from discreet.training.run_folder import Run, load_run, refuse_old_split
 
 _PARTNERS = 500  # public texts that are encoded to mix with, or to run a defence on
-_MORE_PUBLIC = "Attack fewer texts (--examples), or give more public text."
+_MORE_PUBLIC = f"Attack fewer texts ({setting('examples')}), or give more public text."
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,15 @@ class Scene:
         whole(what, count, 1, "It counts the rows to attack.")
         short = list(self._distinct(max_words))
         if len(short) < count:
-            limit, longer, fewer = "", "", f"ask for fewer (--{what}), or " if short else ""
+            limit, longer, fewer = "", "", f"attack fewer ({setting(what)}), or " if short else ""
             if max_words is not None:
                 least = min((len(text.split()) for text in self.rows.texts), default=0)
                 limit = f" of at most {max_words} words" + ("" if short else f", and its shortest has {least}")
-                longer = "allow longer ones (--max-words), " if short else "allow longer ones (--max-words), or "
+                longer = f"allow longer ones ({setting('max_words')}), {'' if short else 'or '}"
             found = f"{self.rows.name!r} has {len(short)} different texts{limit}"
-            raise refuse(what, count, f"at most {len(short)}", f"{found}; {longer}{fewer}another --split.")
+            raise invalid(
+                what, count, f"at most {len(short)}", f"{found}; {longer}{fewer}use another {setting('split')}."
+            )
         order = rng.permutation(len(short))[:count]
         return self.rows.take([short[i] for i in order.tolist()])
 
@@ -102,8 +104,8 @@ class Scene:
         if count is not None:
             if count - len(attacked) > len(others):
                 most = len(others) + len(attacked)
-                remedy = f"{self.rows.name!r} has {most} different texts; ask for fewer (--candidates)."
-                raise refuse("candidates", count, f"at most {most}", remedy)
+                remedy = f"{self.rows.name!r} has {most} different texts; use fewer ({setting('candidates')})."
+                raise invalid("candidates", count, f"at most {most}", remedy)
             kept = rng.fork("others").permutation(len(others))[: max(0, count - len(attacked))]
             others = [others[i] for i in kept.tolist()]
         every = [*dict.fromkeys(attacked), *others]
@@ -126,14 +128,14 @@ class Scene:
             return None
         texts = self.public_without(batch.texts)[:_PARTNERS]
         if len(texts) < len(batch):
-            raise refuse("public", len(texts), f"at least {len(batch)} texts", _MORE_PUBLIC)
+            raise invalid("public", len(texts), f"at least {len(batch)} texts", _MORE_PUBLIC)
         return Corpus("public", texts)
 
     def own(self, public: Sequence[str], least: int) -> Corpus:
         """Return public text as rows on which an attacker can run a defence itself, all with the first label."""
         texts = tuple(public[:_PARTNERS])
         if len(texts) < least:
-            raise refuse("public", len(texts), f"at least {least} texts", _MORE_PUBLIC)
+            raise invalid("public", len(texts), f"at least {least} texts", _MORE_PUBLIC)
         names = self.rows.label_names
         return Corpus("own", texts, labels=(0,) * len(texts) if names else None, label_names=names)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from discreet.attacks.base import Attack, Need
-from discreet.core.checks import one_of, refuse
+from discreet.core.checks import invalid, one_of
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
@@ -54,7 +54,7 @@ def metrics_for(attack: Attack, asked: Sequence[str]) -> tuple[str, ...]:
         metric = METRICS[one_of("metric", name, [n for n, m in METRICS.items() if m.compares is not Compares.INDICES])]
         if metric.compares is Compares.CANDIDATES and not (attack.aligned and Need.CANDIDATES in attack.needs):
             remedy = f"It is for attacks that choose among candidates for each vector; {attack.label} does not."
-            raise refuse("metric", name, "left out", remedy)
+            raise invalid("metric", name, "left out", remedy)
     if attack.is_ordered:
         vectors = attack.sees is RepresentationRelease
         return VECTOR_METRICS if vectors and tuple(asked) == DEFAULT_METRICS else tuple(asked)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import DataError, UnsupportedError
+from discreet.core.errors import DataError, Message, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.doubts import NOT_FOR_RELEASE
@@ -99,7 +99,7 @@ def run_training(
     model = Classifier.build(corpus, request.model, rng=rng.fork("model"), download=options.download).to(where)
     unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)
     if unknown is not None:
-        say(f"{NOT_FOR_RELEASE}: {unknown}")
+        say(f"{NOT_FOR_RELEASE}: " + unknown)
     kept = cache_folder() if (request.protect is None if options.cache is None else options.cache) else None
     with prepared(workspace):
         plan = plan_for(request, model, corpus, say)
@@ -170,8 +170,10 @@ def plan_for(request: RunRequest, model: Classifier, corpus: Corpus, say: Callab
         say(plan.notice)
     if plan.delta is not None and plan.delta > 1 / plan.units:
         say(
-            f"Warning: delta={plan.delta:g} is above 1/{plan.units}, one over the number of {plan.unit}s: such a "
-            "guarantee would allow one of them to be published whole. Use --delta auto."
+            Message(
+                f"Warning: delta={plan.delta:g} is above 1/{plan.units}, one over the number of {plan.unit}s: such a "
+                f"guarantee would allow one of them to be published whole. Use {setting('delta', 'auto')}."
+            )
         )
     return plan
 
@@ -216,7 +218,7 @@ def counted_for(
         entry = Entry.of(People(), split, own, about, planned, options.budget)
         before = entry.before()
         if before.releases or before.elsewhere:
-            options.say(f"Before this training. {before.sentence()}")
+            options.say("Before this training. " + before.sentence())
         entry.check()
     own.also = entry
     return entry
@@ -257,7 +259,8 @@ def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: C
     """Say where more was asked for than there is, or than will be over soon."""
     there = len(corpus) if request.data.built_in else plan.rows  # of what is built in, rows counts held-out ones too
     if request.data.rows is not None and request.data.rows > there:
-        say(f"Only {plan.rows:,} training rows are there; --rows {request.data.rows} keeps them all.")
+        kept = setting("rows", request.data.rows)
+        say(Message(f"Only {plan.rows:,} training rows are there; {kept} keeps them all."))
     if request.population is not None:
         units_there = corpus.split("train").unit_count
         if units_there > request.population or 2 * units_there < request.population:
@@ -269,11 +272,16 @@ def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: C
             if times > 1 and request.protect is not None and request.protect.delta is None:
                 told += (
                     f" Warning: delta follows from the population and is too large for so many {corpus.unit_name}s; "
-                    "give a population of at least their number, or a smaller --delta."
+                    f"give a population of at least their number, or a smaller {setting('delta')}."
                 )
-            say(told)
+            say(Message(told))
     if plan.steps > _MANY_STEPS:
-        say(f"Warning: {plan.steps:,} steps were asked for; Ctrl-C stops after a step, and --resume continues.")
+        say(
+            Message(
+                f"Warning: {plan.steps:,} steps will run; Ctrl-C stops after a step, and {setting('resume', True)} "
+                "continues."
+            )
+        )
 
 
 def refuse_private_labels(request: RunRequest, corpus: Corpus) -> None:
@@ -289,8 +297,8 @@ def refuse_private_labels(request: RunRequest, corpus: Corpus) -> None:
         return
     if corpus.task == "regression" and request.data.task is None:
         raise DataError(
-            "Expected --task regression for a protected run with scores. One decimal point decides whether labels are "
-            "classes or scores, and may be one person's; say which."
+            f"Expected {setting('task', 'regression')} for a protected run with scores. One decimal point decides "
+            "whether labels are classes or scores, and may be one person's; say which."
         )
     if request.data.label_names is None:
         shared_classes_only(corpus)
@@ -316,7 +324,7 @@ def shared_classes_only(corpus: Corpus) -> None:
         raise DataError(
             f"Expected every class to be held by at least 2 {corpus.unit_name}s, found {len(alone)} of "
             f"{len(corpus.label_names)} held by fewer. The names of the classes are public, and such a name would tell "
-            "of a single one; give the names with --classes A,B,C, or merge the class with another."
+            f"of a single one; give the names ({setting('classes')}), or merge the class with another."
         )
 
 

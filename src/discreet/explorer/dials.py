@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import one_of, refuse
+from discreet.core.checks import invalid, one_of
 from discreet.core.errors import SettingError
 from discreet.protections.base import asked_fields
 
@@ -30,11 +30,11 @@ class Dial:
 
     def check(self, value: object) -> float | int:
         """Return a value within the range, or refuse it."""
-        rule = f"a {'whole ' if self.whole else ''}number in [{self.low:g}, {self.high:g}]"
+        rule = f"{'an integer' if self.whole else 'a number'} in [{self.low:g}, {self.high:g}]"
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise refuse(self.name, value, rule, "Move the dial.")
+            raise invalid(self.name, value, rule, "Move the slider.")
         if not self.low <= value <= self.high or (self.whole and value != int(value)):
-            raise refuse(self.name, value, rule, "Move the dial.")
+            raise invalid(self.name, value, rule, "Move the slider.")
         return int(value) if self.whole else float(value)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from discreet.accounting.risk import most_identified, most_named
 from discreet.attacks.base import Attack
-from discreet.core.checks import one_of, refuse
-from discreet.core.errors import DataError, UnsupportedError
+from discreet.core.checks import invalid, one_of
+from discreet.core.errors import DataError, Message, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
@@ -131,9 +131,9 @@ def _values(question: Question, stage: Stage, menu: Menu) -> dict[str, Any]:
     if question.setting is not None:
         if not 0 <= question.setting < len(stage.settings):
             rule = f"in [0, {len(stage.settings)})"
-            raise refuse("setting", question.setting, rule, "It numbers the settings of the study.")
-        setting = stage.settings[question.setting]
-        before = setting.values if setting.protection == question.protection else None
+            raise invalid("setting", question.setting, rule, "It numbers the settings of the study.")
+        chosen = stage.settings[question.setting]
+        before = chosen.values if chosen.protection == question.protection else None
     dials = checked(menu.dials(question.protection), question.dials, before or {})
     if question.protection != NONE and before is None:
         start = started(menu.dials(question.protection))
@@ -208,7 +208,12 @@ def _remarks(found: AttackResult, protect: Any, seconds: float, share: float) ->
     if protect is not None and protect.place == TEXT:
         said.append("The sentence was rewritten before it left; what is read is the rewritten one.")
     if found.stopped:
-        said.append(f"Stopped by the time limit of {seconds:g} s, perhaps too early: --seconds gives it more.")
+        said.append(
+            Message(
+                f"Stopped by the time limit of {seconds:g} s, perhaps too early: start the explorer with a longer one "
+                f"({setting('seconds')})."
+            )
+        )
     return said
 
 

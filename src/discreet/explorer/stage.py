@@ -114,8 +114,8 @@ def stage_of(folder: Path | None) -> Stage:
     if (folder / _SETTINGS).exists():
         return _of_run(folder)
     raise DataError(
-        f"Expected a run or a study at {str(folder)!r}. There is no {_SETTINGS} and no {STUDY} in it; name the --out "
-        "folder of `discreet train` or `discreet calibrate`, or leave it out for the built-in notes."
+        f"Expected a run or a study at {str(folder)!r}. There is no {_SETTINGS} and no {STUDY} in it; name the "
+        "folder that a training or a study has written, or leave it out for the built-in notes."
     )
 
 

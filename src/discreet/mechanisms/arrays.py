@@ -55,7 +55,7 @@ def in_kind(result: torch.Tensor, like: Array) -> Array:
 
 
 def floats_of(x: Any) -> torch.Tensor:
-    """Return finite floating-point numbers; whole numbers become float64.
+    """Return finite floating-point numbers; integers become float64.
 
     A value that is not finite is refused: noise cannot hide it.
     """

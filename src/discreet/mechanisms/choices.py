@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# An option is proposed with a whole number of 2^-40; the rest of its weight is decided by accepting it or not.
+# An option is proposed with an integer of 2^-40; the rest of its weight is decided by accepting it or not.
 _BITS = 40
 _LAST = np.uint64(2**64 - 1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from discreet.core.checks import positive, refuse, whole
+from discreet.core.checks import invalid, positive, whole
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
@@ -64,7 +64,7 @@ class DiscreteLaplace:
 
     @property
     def sensitivity_steps(self) -> int:
-        """The largest L1 distance of two neighbours after rounding, in grid steps: a whole number."""
+        """The largest L1 distance of two neighbours after rounding, in grid steps: an integer."""
         rounding = 0 if self.on_grid else self.dimension
         return max(1, math.floor(self.sensitivity / self.grid) + rounding)
 
@@ -167,9 +167,9 @@ def _check(noise: DiscreteLaplace | DiscreteGaussian, name: str, width: float) -
     whole("dimension", noise.dimension)
     if math.frexp(positive("grid", noise.grid))[0] != 0.5:
         nearest = 2.0 ** round(math.log2(noise.grid))
-        raise refuse("grid", noise.grid, "a power of two", f"Then rounding to it is exact; {nearest:g} is near.")
+        raise invalid("grid", noise.grid, "a power of two", f"Then rounding to it is exact; {nearest:g} is near.")
     if not 2.0**-10 <= width / noise.grid <= 2.0**40:
-        raise refuse(name, width, f"between 2^-10 and 2^40 steps of grid={noise.grid!r}", "Choose another grid.")
+        raise invalid(name, width, f"between 2^-10 and 2^40 steps of grid={noise.grid!r}", "Choose another grid.")
 
 
 def _to_grid(x: Any, grid: float, dimension: int, on_grid: bool) -> tuple[Integers, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.core.checks import non_negative, positive, refuse
+from discreet.core.checks import invalid, non_negative, positive
 from discreet.mechanisms.arrays import Array, floats_of, in_kind
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Gaussian:
         from discreet.accounting.events import GaussianDpEvent
 
         if self.sensitivity is None:
-            raise refuse("sensitivity", None, "stated", _STATE)
+            raise invalid("sensitivity", None, "stated", _STATE)
         return GaussianDpEvent(self.std / self.sensitivity)
 
     def drawn(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Exact draws of whole numbers from uniform words: nothing is rounded, and a secure source will do.
+"""Exact draws of integers from uniform words: nothing is rounded, and a secure source will do.
 
 Each draw compares a uniform real number, known by its first 64 bits, with a bound. Floating point decides where it is
 certain, with room to spare; in the few other cases (fewer than one in 10^8 for moderate scales) decimal arithmetic of
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import refuse, whole
+from discreet.core.checks import invalid, whole
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
@@ -31,7 +31,7 @@ _WIDEST = 2.0**40
 
 
 def uniform_below(bound: int, count: int, rng: Rng) -> Integers:
-    """Return whole numbers uniform in {0, ..., bound - 1}, exactly.
+    """Return integers uniform in {0, ..., bound - 1}, exactly.
 
     >>> from discreet import Rng
     >>> set(uniform_below(3, 100, Rng(1)).tolist())
@@ -51,7 +51,7 @@ def uniform_below(bound: int, count: int, rng: Rng) -> Integers:
 
 
 def geometric(scale: float, count: int, rng: Rng) -> Integers:
-    """Return whole numbers k >= 0 with P[at least k] = exp(-k / scale), exactly: floor(-scale ln U) for a uniform U."""
+    """Return integers k >= 0 with P[at least k] = exp(-k / scale), exactly: floor(-scale ln U) for a uniform U."""
     _check(scale)
     words = rng.words(count)
     position = words.astype(np.float64)
@@ -85,7 +85,7 @@ def _geometric_slowly(word: int, scale: Fraction, rng: Rng) -> int:
 
 
 def discrete_laplace(scale: float, count: int, rng: Rng) -> Integers:
-    """Return whole numbers with probability proportional to exp(-|k| / scale), exactly: two geometric ones subtracted.
+    """Return integers with probability proportional to exp(-|k| / scale), exactly: two geometric ones subtracted.
 
     >>> from discreet import Rng
     >>> discrete_laplace(0.01, 3, Rng(1)).tolist()
@@ -95,7 +95,7 @@ def discrete_laplace(scale: float, count: int, rng: Rng) -> Integers:
 
 
 def discrete_gaussian(sigma: float, count: int, rng: Rng) -> Integers:
-    """Return whole numbers with probability proportional to exp(-k^2 / (2 sigma^2)), exactly.
+    """Return integers with probability proportional to exp(-k^2 / (2 sigma^2)), exactly.
 
     Paper: Canonne, Kamath and Steinke 2020, The discrete Gaussian for differential privacy (Algorithm 3).
     Differs: the coins are decided as this file says, all at once, where the paper uses rational arithmetic one by one.
@@ -151,4 +151,4 @@ def _heads_slowly(word: int, cost: Fraction, rng: Rng) -> bool:
 
 def _check(scale: float) -> None:
     if not 2.0**-10 <= scale <= _WIDEST:
-        raise refuse("noise / grid", scale, "in [2^-10, 2^40]", "Choose a grid nearer to the noise.")
+        raise invalid("noise / grid", scale, "in [2^-10, 2^40]", "Choose a grid nearer to the noise.")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.core.checks import positive, refuse, whole
+from discreet.core.checks import invalid, positive, whole
 from discreet.mechanisms.arrays import Array, floats_of, in_kind, vectors_of
 from discreet.mechanisms.sphere import uniform_directions
 
@@ -58,7 +58,7 @@ class Laplace:
         from discreet.accounting.events import LaplaceDpEvent
 
         if self.sensitivity is None:
-            raise refuse("sensitivity", None, "stated", _STATE)
+            raise invalid("sensitivity", None, "stated", _STATE)
         return LaplaceDpEvent(self.scale / self.sensitivity)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
@@ -129,7 +129,7 @@ class L2Laplace:
         from discreet.accounting.events import EpsilonDeltaDpEvent
 
         if self.sensitivity is None:
-            raise refuse("sensitivity", None, "stated", _STATE)
+            raise invalid("sensitivity", None, "stated", _STATE)
         return EpsilonDeltaDpEvent(self.sensitivity / self.scale, 0.0)
 
     def __call__(self, x: Array, rng: Rng) -> Array:

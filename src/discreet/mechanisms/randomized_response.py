@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import non_negative, open_probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, open_probability, whole
 from discreet.core.errors import DataError
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
 from discreet.mechanisms.integers import uniform_below
@@ -41,8 +41,8 @@ class Shares:
 class RandomizedResponse:
     """Report a category: the true one with probability e^epsilon / (e^epsilon + k - 1), else any other, all alike.
 
-    Values are whole numbers in {0, ..., categories - 1}, or booleans for two categories. Every value is a release of
-    its own. Draws are whole numbers from uniform words, so a secure source will do.
+    Values are integers in {0, ..., categories - 1}, or booleans for two categories. Every value is a release of
+    its own. Draws are integers from uniform words, so a secure source will do.
 
     Guarantee: pure epsilon for each value exchanged for any other. It is exact: the probability of a lie is a multiple
         of 2^-64, rounded up.
@@ -62,13 +62,13 @@ class RandomizedResponse:
         """Refuse a negative epsilon and fewer than two categories."""
         non_negative("epsilon", self.epsilon)
         if whole("categories", self.categories, 2, "With one category there is nothing to hide.") > 2**31:
-            raise refuse("categories", self.categories, "at most 2^31", "Group the values first.")
+            raise invalid("categories", self.categories, "at most 2^31", "Group the values first.")
 
     @classmethod
     def from_bias(cls, gamma: float) -> RandomizedResponse:
         """Return the binary mechanism that tells the truth with probability 1/2 + gamma; gamma = 1/4 is ln 3."""
         if not 0 <= gamma < 0.5:
-            raise refuse("gamma", gamma, "in [0, 1/2)", "The truth is told with probability 1/2 + gamma.")
+            raise invalid("gamma", gamma, "in [0, 1/2)", "The truth is told with probability 1/2 + gamma.")
         return cls(math.log((1 + 2 * gamma) / (1 - 2 * gamma)))
 
     @property
@@ -99,7 +99,7 @@ class RandomizedResponse:
 
         values = tensor_of(x)
         if values.is_floating_point() or values.is_complex():
-            raise DataError(f"Expected whole numbers, found {values.dtype}. Give the categories as 0, 1, 2, …")
+            raise DataError(f"Expected integers, found {values.dtype}. Give the categories as 0, 1, 2, …")
         true = values.cpu().numpy().astype(np.int64).reshape(-1)
         if true.size and not (true.min() >= 0 and true.max() < self.categories):
             raise DataError(f"Expected categories in 0 … {self.categories - 1}, found values outside.")
@@ -122,7 +122,7 @@ class RandomizedResponse:
 
         open_probability("confidence", confidence)
         if self.epsilon == 0:
-            raise refuse("epsilon", self.epsilon, "> 0", "At epsilon 0 the answers say nothing about the truth.")
+            raise invalid("epsilon", self.epsilon, "> 0", "At epsilon 0 the answers say nothing about the truth.")
         answers = tensor_of(reported).cpu().numpy().astype(np.int64).reshape(-1)
         n = len(answers)
         if n == 0 or answers.min() < 0 or answers.max() >= self.categories:

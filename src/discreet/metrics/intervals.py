@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.checks import invalid, open_probability, whole
 from discreet.core.randomness import Rng
 
 _FEW = 10  # scores of which a bootstrap says too little
@@ -35,7 +35,12 @@ def bootstrap(
     whole("draws", draws, 100, "Fewer draws do not show the tails.")
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
-        raise refuse("values", sample.shape, "a row of finite numbers, at least one", "There is no mean of none.")
+        raise invalid(
+            "values",
+            sample.shape,
+            "a one-dimensional array of finite numbers, at least one",
+            "There is no mean of none.",
+        )
     size = len(sample)
     means = np.empty(draws)
     step = max(1, _AT_ONCE // size)
@@ -70,7 +75,7 @@ def score_interval(
     low, high = bootstrap(sample, rng=rng, confidence=confidence)  # rejects what has no mean
     mean = (float(sample.mean()) - least) / (1 - least)
     if not -1e-9 <= mean <= 1 + 1e-9:
-        raise refuse("values", float(sample.mean()), f"between {least} and 1", "These limits are for such scores.")
+        raise invalid("values", float(sample.mean()), f"between {least} and 1", "These limits are for such scores.")
     limits = _hoeffding(min(max(mean, 0.0), 1.0), len(sample), 1 - confidence)
     wide = [least + (1 - least) * limit for limit in limits]
     return min(low, wide[0]), max(high, wide[1])
@@ -130,5 +135,5 @@ def _check(successes: int, trials: int, confidence: float) -> None:
     whole("trials", trials, 1, "There is no rate of none.")
     whole("successes", successes, 0)
     if successes > trials:
-        raise refuse("successes", successes, f"at most trials={trials}", "")
+        raise invalid("successes", successes, f"at most trials={trials}", "")
     open_probability("confidence", confidence)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics.intervals import clopper_pearson, score_interval
@@ -75,7 +75,7 @@ def constituents(
     constituents 0.500 [0.000, 1.000] (n = 1, chance 0.200)
     """
     if len(found) != len(truth) or not truth:
-        raise refuse("found", len(found), f"as many as mixtures, {len(truth)}, and at least one", "")
+        raise invalid("found", len(found), f"as many as mixtures, {len(truth)}, and at least one", "")
     parts = [len(set(list(a)[: len(set(b))]) & set(b)) / len(set(b)) for a, b in zip(found, truth, strict=True)]
     chance = float(np.mean([len(set(b)) / index_size for b in truth]))
     return _mean("constituents", parts, chance, rng)
@@ -99,7 +99,7 @@ def matched_cosines(guesses: npt.ArrayLike, truths: npt.ArrayLike) -> Doubles:
 
     first, second = (_unit(np.atleast_2d(np.asarray(rows, dtype=np.float64))) for rows in (guesses, truths))
     if first.shape[1] != second.shape[1]:
-        raise refuse("guesses.width", first.shape[1], f"{second.shape[1]}, that of the truths", "")
+        raise invalid("guesses.width", first.shape[1], f"{second.shape[1]}, that of the truths", "")
     out = np.full(len(second), -1.0)
     cosines = first @ second.T
     rows, columns = linear_sum_assignment(cosines, maximize=True)
@@ -157,6 +157,6 @@ def _mean(metric: str, values: Sequence[float], chance: float, rng: Rng) -> Leak
 
 def _same_number(guesses: Sequence[str], truths: Sequence[str], index: Sequence[str]) -> None:
     if len(guesses) != len(truths) or not truths:
-        raise refuse("guesses", len(guesses), f"as many as truths, {len(truths)}, and at least one", "Give one each.")
+        raise invalid("guesses", len(guesses), f"as many as truths, {len(truths)}, and at least one", "Give one each.")
     if not index:
-        raise refuse("index", 0, ">= 1 sentences", "The random baseline is drawn from it.")
+        raise invalid("index", 0, "at least 1 sentence", "The random baseline is sampled from it.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics import text
@@ -72,7 +72,7 @@ class Metric:
         0.5
         """
         if self.pair is None:
-            raise refuse("metric", self.name, "one that scores single texts", "It measures a sample as a whole.")
+            raise invalid("metric", self.name, "one that scores single texts", "It measures a sample as a whole.")
         return float(self.pair(guess, truth))
 
     def leakage(self, sample: Sample, rng: Rng) -> Leakage:
@@ -84,7 +84,7 @@ class Metric:
 
 def _semantic_cosine(sample: Sample, rng: Rng) -> Leakage:
     if sample.embed is None:
-        raise refuse("embed", None, "an encoder of texts", "Meaning is compared by its vectors.")
+        raise invalid("embed", None, "an encoder of texts", "Meaning is compared by its vectors.")
     return text.semantic_cosine(sample.guesses, sample.truths, embed=sample.embed, rng=rng)
 
 

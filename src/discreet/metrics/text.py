@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import one_of, refuse
+from discreet.core.checks import invalid, one_of
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics.intervals import clopper_pearson, score_interval
@@ -183,7 +183,7 @@ def _unit(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _same_number(guesses: Sequence[str], truths: Sequence[str]) -> None:
     if len(guesses) != len(truths) or not truths:
-        raise refuse("guesses", len(guesses), f"as many as truths, {len(truths)}, and at least one", "Use `match`.")
+        raise invalid("guesses", len(guesses), f"as many as truths, {len(truths)}, and at least one", "Use `match`.")
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.metrics.intervals import clopper_pearson
 
 Floats = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ def true_positive_rates(
     """
     inside, outside = np.asarray(members, dtype=np.float64), np.sort(np.asarray(others, dtype=np.float64))[::-1]
     if not inside.size or not outside.size:
-        raise refuse("members", inside.size, "some, and some others", "There is no rate of none.")
+        raise invalid("members", inside.size, "at least 1, with at least 1 other", "There is no rate of none.")
     found: list[Rate | None] = []
     for rate in false_positive_rates:
         allowed = _allowed(len(outside), rate)

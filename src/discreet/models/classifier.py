@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.randomness import Rng
 from discreet.models.encoder import Encoder, layers_of, load_encoder
 from discreet.models.heads import head
@@ -158,7 +158,7 @@ def choose_trainable(model: Classifier) -> None:
         blocks = layers_of(model.encoder)
         count = int(choice.removeprefix("top-"))
         if not blocks or count > len(blocks):
-            raise refuse("train", choice, f"with N at most {len(blocks)}", "The encoder has no more blocks.")
+            raise invalid("train", choice, f"top-N with N at most {len(blocks)}", "The encoder has no more blocks.")
         for block in blocks[-count:]:
             block.requires_grad_(True)
     if choice == "all" and not model.settings.embeddings:

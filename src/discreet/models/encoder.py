@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import ModelError, first_line
+from discreet.core.errors import ModelError, first_line, setting
 from discreet.core.randomness import Rng
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
 from discreet.models.builtin import MINILM, MINILM_SHA256, minilm_folder, sha256
@@ -127,7 +127,7 @@ def _load(name: str, where: Path | str, *, download: bool, fingerprint: str) -> 
             ) from None
         raise ModelError(
             f"Expected the encoder {name!r} on this machine: 'minilm', 'bilstm', a folder, or a hub name already "
-            f"fetched. Fetch it with: hf download {name} (or pass --download). {first_line(error)}"
+            f"fetched. Fetch it with: hf download {name} (or set {setting('download', True)}). {first_line(error)}"
         ) from None
     return assemble(name, module, tokenizer, fingerprint)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from discreet.core.checks import one_of, probability, refuse, whole
+from discreet.core.checks import invalid, one_of, probability, whole
+from discreet.core.errors import setting
 from discreet.core.settings import option
 
 POOLINGS = ("cls", "mean", "last")
@@ -47,9 +48,10 @@ class ModelSettings:
         """Refuse settings outside their rules."""
         one_of("pooling", self.pooling, POOLINGS)
         if self.train not in TRAINABLE and not re.fullmatch(r"top-[1-9]\d*", self.train):
-            raise refuse("train", self.train, "in head, pooler+head, top-N, all", "N counts the last blocks.")
+            raise invalid("train", self.train, "one of head, pooler+head, top-N, all", "N counts the last blocks.")
         if self.train == "pooler+head" and self.pooler is False:
-            raise refuse("pooler", False, "left out or true when train='pooler+head'", "It is what is trained.")
+            rule = f"left out or true with {setting('train', 'pooler+head')}"
+            raise invalid("pooler", False, rule, "It is what is trained.")
         if self.dropout is not None:
             probability("dropout", self.dropout)
         if self.max_length is not None:

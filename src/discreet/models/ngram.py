@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.core.checks import refuse, whole
+from discreet.core.checks import invalid, whole
 from discreet.core.errors import DataError, ModelError, first_line
 from discreet.core.files import atomic_path
 
@@ -91,7 +91,7 @@ class NGram:
         flat = np.concatenate(kept)
         if int(flat.max()) >= v or int(flat.min()) < 0:
             worst = int(flat.min()) if int(flat.min()) < 0 else int(flat.max())
-            raise refuse("token", worst, f"in 0 … {v - 1}", "The vocabulary is too small for these texts.")
+            raise invalid("token", worst, f"in 0 … {v - 1}", "The vocabulary is too small for these texts.")
         place = np.concatenate([np.arange(len(row)) for row in kept])
         second, third = place[1:] >= 1, place[2:] >= 2
         bigrams = (flat[:-1] * v + flat[1:])[second]

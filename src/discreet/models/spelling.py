@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from discreet.core.errors import Message, setting
 from discreet.core.randomness import Rng
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def unknown_share(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> f
     return sum(row.count(unknown) for row in tokens) / total if total else 0.0
 
 
-def unknown_words(share: float, encoder: str) -> str | None:
+def unknown_words(share: float, encoder: str) -> Message | None:
     """Return what to say of a share of unknown tokens, or None where it is too small to matter.
 
     >>> unknown_words(0.001, "minilm") is None
@@ -42,9 +43,9 @@ def unknown_words(share: float, encoder: str) -> str | None:
     if share < WORTH_SAYING:
         return None
     percent = "less than all" if 0.995 <= share < 1 else f"{share:.0%}"
-    return (
+    return Message(
         f"{percent} of the tokens are unknown to {encoder}: it sees [UNK] in place of those characters, learns nothing "
-        "from them, and no attack can read them. Choose an encoder for this language or script with --model."
+        f"from them, and no attack can read them. Choose an encoder for this language or script ({setting('model')})."
     )
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.clipping.record import Record
-from discreet.core.checks import non_negative, one_of, refuse, whole
-from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.checks import invalid, non_negative, one_of, whole
+from discreet.core.errors import SettingError, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
@@ -97,7 +97,9 @@ class DirDPSGD(GradientProtection):
         if self.kappa is not None:
             non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
         elif self.epsilon is None:
-            raise SettingError("Expected --kappa or --epsilon for dir-dp-sgd. Kappa 0 is all noise.")
+            raise SettingError(
+                f"Expected {setting('kappa')} or {setting('epsilon')} for dir-dp-sgd. Kappa 0 is all noise."
+            )
 
     def resolve(self, conditions: Conditions) -> DirDPSGD:
         """Return the protection of the model's trainable parameters, its concentration solved for the budget."""
@@ -142,7 +144,9 @@ class DirDPSGD(GradientProtection):
         named = [name for names in groups for name in names]
         if sorted(named) != sorted(sizes):
             odd = sorted(set(named) ^ set(sizes)) or sorted({n for n in named if named.count(n) > 1})
-            raise refuse("partition", odd[0], "in exactly one block", "Every trainable parameter belongs to one block.")
+            raise invalid(
+                "partition", odd[0], "in exactly one block", "Every trainable parameter belongs to one block."
+            )
         return cls(kappa, tuple(Block(tuple(names), sum(sizes[n] for n in names)) for names in groups))
 
     @property

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from discreet.clipping.clip import Automatic, Clip, Flat, PerLayer, clipped_sum
 from discreet.clipping.record import Record
-from discreet.core.checks import non_negative, one_of, open_probability, positive, probability, refuse, whole
-from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.checks import invalid, non_negative, one_of, open_probability, positive, probability, whole
+from discreet.core.errors import SettingError, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
@@ -98,8 +98,8 @@ class DPSGD(GradientProtection):
         one_of("clipping", self.clipping, CLIPPINGS)
         if self.noise_multiplier is None and self.epsilon is None and self.true_positive_rate is None:
             raise SettingError(
-                "Expected --epsilon, --noise-multiplier or --true-positive-rate for dp-sgd. "
-                "One of them says how much noise; --epsilon 3 is a common start."
+                f"Expected {setting('epsilon')}, {setting('noise_multiplier')} or {setting('true_positive_rate')} for "
+                f"dp-sgd. One of them sets the noise; {setting('epsilon', 3)} is a common start."
             )
 
     def resolve(self, conditions: Conditions) -> DPSGD:
@@ -242,7 +242,7 @@ def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:
     from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
     if not probability("sampling_rate", sampling_rate, "It is expected batch size / number of units.") > 0:
-        raise refuse("sampling_rate", sampling_rate, "in (0, 1]", "It is expected batch size / number of units.")
+        raise invalid("sampling_rate", sampling_rate, "in (0, 1]", "It is expected batch size / number of units.")
     whole("steps", steps)
 
     def event(noise: float) -> DpEvent:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
-from discreet.core.checks import one_of, positive, refuse, whole
-from discreet.core.errors import SettingError, UnsupportedError
+from discreet.core.checks import invalid, one_of, positive, whole
+from discreet.core.errors import SettingError, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
@@ -106,12 +106,14 @@ class InstanceEncoding(RepresentationProtection):
     def __post_init__(self) -> None:
         """Reject settings outside their range, and no budget."""
         if self.epsilon is None:
-            raise SettingError("Expected --epsilon for dp-ie. It is the budget of the release; 8 is a common start.")
+            raise SettingError(
+                f"Expected {setting('epsilon')} for dp-ie. It is the budget of the release; 8 is a common start."
+            )
         check_budget(self.epsilon, self.delta)
         if (self.dimension is None) != (self.public is None):
-            missing = "--public DATA" if self.public is None else "--dimension N"
+            missing, given = ("public", "dimension") if self.public is None else ("dimension", "public")
             raise SettingError(
-                f"Expected {missing} beside {'--dimension' if self.public is None else '--public'} for dp-ie. A "
+                f"Expected {setting(missing)} beside {setting(given)} for dp-ie. A "
                 "projection is learned from public text, to so many dimensions."
             )
         if self.dimension is not None:
@@ -125,17 +127,19 @@ class InstanceEncoding(RepresentationProtection):
         one_of("calibration", self.calibration, CALIBRATIONS)
         if self.mix_cap is not None and not 1 / self.mix <= self.mix_cap <= 1:
             rule = f"in [{1 / self.mix:.3g}, 1]"
-            raise refuse("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
+            raise invalid("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
         if self.label_epsilon is not None:
             if self.labels != "noisy":
-                raise refuse("label_epsilon", self.label_epsilon, "left out", "It belongs to labels='noisy'.")
+                raise invalid(
+                    "label_epsilon", self.label_epsilon, "left out", f"It belongs to {setting('labels', 'noisy')}."
+                )
             if not 0 < self.label_epsilon < self.budget:
                 rule = f"in (0, {self.epsilon:g})"
-                raise refuse(
+                raise invalid(
                     "label_epsilon", self.label_epsilon, rule, "It is a part of epsilon; vectors get the rest."
                 )
         if self.calibration != "sound" and self.mechanism == "laplace-l2":
-            raise refuse("mechanism", self.mechanism, "gaussian or laplace", "The paper has no other.")
+            raise invalid("mechanism", self.mechanism, "gaussian or laplace", "The paper has no other.")
 
     def resolve(self, conditions: Conditions) -> InstanceEncoding:
         """Return the protection: stored for a frozen encoder, at every step for one that is trained."""
@@ -240,7 +244,7 @@ class InstanceEncoding(RepresentationProtection):
     def response(self, classes: int, uses: int) -> RandomizedResponse:
         """Return the noise on labels, a unit's part of epsilon shared out among its rows."""
         if not classes:
-            raise refuse("labels", self.labels, "public for scores", "Randomized response needs classes.")
+            raise invalid("labels", self.labels, "public for scores", "Randomized response needs classes.")
         return RandomizedResponse(self.spent_on_labels / uses, classes)
 
     def seen(self, vectors: Tensor) -> Tensor:
@@ -259,7 +263,7 @@ class InstanceEncoding(RepresentationProtection):
         size = rows if self.stored else min(batch_size, rows)
         if self.mix > size:
             where = "rows" if self.stored else "rows of a batch"
-            raise refuse("mix", self.mix, f"<= {size}, the {where}", "Mix fewer, or take more rows.")
+            raise invalid("mix", self.mix, f"<= {size}, the {where}", "Mix fewer, or take more rows.")
 
     def fit(self, model: Classifier, rng: Rng) -> None:
         """Let the model read projected and clipped vectors, with a head of their width."""
@@ -317,7 +321,8 @@ def attach(model: Classifier, front: Clipped, rng: Rng) -> None:
     if front.projects:
         if model.pooler is not None:
             raise SettingError(
-                "Expected no pooler with a projection. The head reads what is projected; use --no-pooler."
+                "Expected no pooler with a projection. The head reads what is projected; use "
+                f"{setting('pooler', False)}."
             )
         model.replace_head(front.matrix.shape[0], rng.fork("head"))
     model.query = front.to(model.device)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.checks import one_of, refuse, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.checks import invalid, one_of, whole
+from discreet.core.errors import UnsupportedError, setting
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
@@ -91,19 +91,21 @@ class TextHide(RepresentationProtection):
     def __post_init__(self) -> None:
         """Reject settings outside their range, and masks that are both on and off."""
         if self.fresh_masks and self.masks is not None:
-            raise refuse("masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two.")
+            raise invalid(
+                "masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two."
+            )
         if whole("masks", self.pool_size, 0, "It is the size of the pool; 0 is none.") > _MOST:
-            raise refuse("masks", self.masks, f"<= {_MOST}", "Use fresh masks instead of so large a pool.")
+            raise invalid("masks", self.masks, f"<= {_MOST}", "Use fresh masks instead of so large a pool.")
         whole("mix", self.mix, 1, "It counts the sentences in a mixture; 1 mixes nothing.")
         if self.mix_cap is not None and not 1 / self.mix <= self.mix_cap <= 1:
             rule = f"in [{1 / self.mix:.3g}, 1]"
-            raise refuse("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
+            raise invalid("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
         if self.public is not None and self.mix < 2:
-            raise refuse("mix", self.mix, ">= 2 with a public corpus", "Half of the partners are public.")
+            raise invalid("mix", self.mix, ">= 2 with a public corpus", "Half of the partners are public.")
         one_of("public_label", self.public_label, PUBLIC_LABELS)
         if self.public is None and self.public_label != "dropped":
-            remedy = "It says what public partners count as; give public text (--public), or leave it out."
-            raise refuse("public_label", self.public_label, "dropped without public text", remedy)
+            remedy = f"It says what public partners count as; give public text ({setting('public')}), or leave it out."
+            raise invalid("public_label", self.public_label, "'dropped' without public text", remedy)
 
     def resolve(self, conditions: Conditions) -> TextHide:
         """Return itself, after checking that a batch has enough sentences to mix."""
@@ -159,8 +161,11 @@ class TextHide(RepresentationProtection):
         """Refuse mixtures of more sentences than a batch has."""
         size = min(batch_size, rows)
         if self.mix > size:
-            remedy = "It is mixed with others of its batch; take larger batches (--batch-size), or mix fewer (--mix)."
-            raise refuse("mix", self.mix, f"<= {size}, the rows of a batch", remedy)
+            remedy = (
+                f"It is mixed with others of its batch; use larger batches ({setting('batch_size')}), or mix fewer "
+                f"({setting('mix')})."
+            )
+            raise invalid("mix", self.mix, f"<= {size}, the rows of a batch", remedy)
 
     def begin(self, model: Classifier, secret: Rng) -> None:
         """Let the model predict through one secret mask, without mixing."""
@@ -186,7 +191,7 @@ class TextHide(RepresentationProtection):
     def averaged(self, width: int, secret: Rng) -> AllMasks:
         """Return what predicts as the mean over the whole pool, without mixing: `predict(model, rows, query=…)`."""
         if not self.masked:
-            raise refuse("masks", self.pool_size, "at least 1 and not fresh", "There is no pool to average over.")
+            raise invalid("masks", self.pool_size, "at least 1 and not fresh", "There is no pool to average over.")
         return AllMasks(self.pool(width, secret))
 
     def views(self, width: int, secret: Rng) -> AllMasks | None:
@@ -200,7 +205,9 @@ class TextHide(RepresentationProtection):
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> Hidden:
         """Return what hides the vectors of every step."""
         if self.public is not None and self.public_label == "even" and not classes:
-            raise refuse("public_label", self.public_label, "dropped for scores", "Only classes can be shared evenly.")
+            raise invalid(
+                "public_label", self.public_label, "'dropped' for scores", "Only classes can be shared evenly."
+            )
         pool = self.pool(width, secret).to(device) if self.pool_size else None
         return Hidden(self, rows, width, classes, secret.fork("texthide"), device, pool)
 

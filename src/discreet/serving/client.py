@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.errors import DataError, OutputError, SettingError
+from discreet.core.checks import invalid
+from discreet.core.errors import DataError, OutputError, setting
 from discreet.serving import ABOUT, ANSWERS
 
 _LARGEST_ANSWER = 64 << 20
@@ -59,7 +60,7 @@ class RemoteServer:
         except ValueError:
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise SettingError(f"Expected server={self.url!r} as http://HOST:PORT or https://HOST. Mend the address.")
+            raise invalid("server", self.url, "http://HOST:PORT or https://HOST", "Fix the address.")
 
     def about(self) -> About:
         """Return what the server expects, before anything is spent."""
@@ -144,7 +145,7 @@ class RemoteServer:
             if late.is_set():
                 raise OutputError(
                     f"Expected a whole answer from {self.url!r} within {_WHOLE * self.timeout:g} s. It was cut off; "
-                    "check the address, or give a longer --timeout."
+                    f"check the address, or give a longer {setting('timeout')}."
                 ) from None
             said = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise OutputError(

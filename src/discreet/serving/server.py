@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.errors import ExtraError, SettingError
+from discreet.core.checks import invalid
+from discreet.core.errors import ExtraError, SettingError, setting
 from discreet.serving.limits import Guard, Limits
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def check_installed(extra: str = "serving") -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens, or refuse a place that is taken or is not ours."""
     if not 0 <= port <= 65535:
-        raise SettingError(f"Expected port={port} in [0, 65535]. 0 lets the system choose one.")
+        raise invalid("port", port, "in [0, 65535]", "0 lets the system choose one.")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         place = socket.create_server((host, port), family=family, backlog=2048)
@@ -54,7 +55,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         said = error.strerror or str(error)
         raise SettingError(
-            f"Expected to listen on host={host!r} port={port}. {said}; choose another with --host or --port."
+            f"Expected to listen on {setting('host', host)} and {setting('port', port)}. {said}; choose another "
+            f"{setting('host')} or {setting('port')}."
         ) from None
 
 

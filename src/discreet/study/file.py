@@ -6,16 +6,14 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.catalog import PROTECTIONS, attack_class, attack_of, protection, protection_class, settings_of_protection
-from discreet.core.checks import did_you_mean, one_of, open_probability, refuse, shown
+from discreet.core.checks import did_you_mean, invalid, one_of, open_probability, shown
 from discreet.core.errors import SettingError
-from discreet.core.remedies import reworded, saying
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.core.types import RELEASES, TRAINING, UPDATE
 from discreet.data.sources import TextSource
@@ -61,7 +59,7 @@ class Goal:
     def __post_init__(self) -> None:
         """Reject a goal without a rule, or with a release that its attack does not read."""
         if "/" not in self.leakage:
-            raise refuse("goal.leakage", self.leakage, "ATTACK/METRIC", "For example one-of-n/identified.")
+            raise invalid("goal.leakage", self.leakage, "of the form ATTACK/METRIC", "For example one-of-n/identified.")
         if (self.ceiling is None) == (self.floor is None):
             raise SettingError(
                 "Expected either a ceiling or a floor in goal. A ceiling on leakage selects the best utility under "
@@ -71,9 +69,9 @@ class Goal:
             one_of("goal.release", self.release, RELEASES)
             if self.release != UPDATE and not self.identifies:
                 remedy = "Only 1-of-n is measured on all updates of a training; other attacks read one release."
-                raise refuse("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", remedy)
+                raise invalid("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", remedy)
             if self.release != UPDATE and self.leakage.endswith(OF_UPDATE):
-                raise refuse("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", "Leave _update out.")
+                raise invalid("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", "Leave _update out.")
 
     @property
     def identifies(self) -> bool:
@@ -113,22 +111,22 @@ class Study:
     def __post_init__(self) -> None:
         """Reject a study that has nothing to run."""
         if not self.name.strip():
-            raise refuse("name", self.name, "a name", "It is the title of the report.")
+            raise invalid("name", self.name, "a name", "It is the title of the report.")
         for what, tables in (("protections", self.protections), ("attacks", self.attacks)):
             for number, table in enumerate(tables):
                 if not isinstance(table.get("name"), str):
                     raise SettingError(f"Expected key 'name' in {what}[{number}]. Add it.")
         if not self.protections:
-            raise refuse("protections", [], "at least one", 'Add [[protections]] with name = "none" to start with.')
+            raise invalid("protections", [], "at least one", 'Add [[protections]] with name = "none" to start with.')
         if not self.seeds:
-            raise refuse("seeds", [], "at least one seed", "Several seeds give intervals.")
+            raise invalid("seeds", [], "at least one seed", "Several seeds give intervals.")
         if len(set(self.seeds)) != len(self.seeds):
-            raise refuse("seeds", list(self.seeds), "each once", "A repeated seed repeats the trial.")
+            raise invalid("seeds", list(self.seeds), "different numbers", "A repeated seed repeats the trial.")
         if self.goal is not None and self.attacks:
             named = [str(table["name"]) for table in self.attacks]
             attack = self.goal.leakage.partition("/")[0]
             if attack not in named:
-                raise refuse("goal.leakage", self.goal.leakage, f"of an attack in {', '.join(named)}", "Name one.")
+                raise invalid("goal.leakage", self.goal.leakage, f"of an attack in {', '.join(named)}", "Name one.")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the study as plain values."""
@@ -205,7 +203,7 @@ def check_goal(goal: Goal, measured: Mapping[str, Sequence[str]]) -> None:
     if goal.utility is not None:
         one_of("goal.utility", goal.utility, UTILITIES)
     if goal.ceiling is not None and not 0 < goal.ceiling < 1:
-        raise refuse("goal.ceiling", goal.ceiling, "in (0, 1)", "It is a share: 0.05 is 5%.")
+        raise invalid("goal.ceiling", goal.ceiling, "in (0, 1)", "It is a share: 0.05 is 5%.")
 
 
 def protection_for(table: Table) -> Protection | None:
@@ -249,28 +247,17 @@ def request_for(table: Table, attack: Any, protect: Any, delta: float, seed: int
     )
 
 
-def in_keys(text: str) -> str:
-    """Return a text with a study's keys where it names options of the command line; other options stay.
+def in_study_file(name: str, value: Any) -> str | None:
+    """Return a setting in the spelling of a study file, or None where no table of a study has such a key.
 
-    >>> in_keys("Take larger batches (--batch-size), or mix fewer (--mix).")
-    'Take larger batches (batch_size), or mix fewer (mix).'
-    >>> in_keys("Use --no-pooler. Add --mechanism gaussian. Expected --sensitive FILE; choose another --out.")
-    'Use pooler = false. Add mechanism = "gaussian". Expected sensitive; choose another --out.'
+    >>> in_study_file("batch_size", None), in_study_file("pooler", False), in_study_file("mechanism", "gaussian")
+    ('batch_size', 'pooler = false', 'mechanism = "gaussian"')
+    >>> in_study_file("out", "trials") is None
+    True
     """
-    return reworded(text, _key_in_words)
-
-
-def said_in_keys() -> AbstractContextManager[None]:
-    """Let errors raised inside name a study's keys instead of options of the command line."""
-    return saying(_key_in_words)
-
-
-def _key_in_words(name: str, value: str | None) -> str | None:
     if name not in _known_keys():
         return None
-    if value is None:
-        return name
-    return f"{name} = {value}" if value == "false" or value[0].isdigit() else f'{name} = "{value}"'
+    return name if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
 
 
 @lru_cache(maxsize=1)
@@ -354,4 +341,4 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(one) for one in value) + "]"
-    raise refuse("study", type(value).__name__, "text, numbers, lists and tables", "A study file holds nothing else.")
+    raise invalid("study", type(value).__name__, "text, numbers, lists and tables", "A study file holds nothing else.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import did_you_mean, refuse
+from discreet.core.checks import did_you_mean, invalid
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
@@ -222,8 +222,8 @@ def best(points: Sequence[Point], goal: Goal, utility: str) -> Point | None:
 
 def unmeasured(key: str, name: str, known: Sequence[str], why: str = "") -> SettingError:
     """Return the error for a goal by which no trial was measured, with the reason or the nearest name."""
-    rule = f"measured in the trials: {', '.join(known) or 'nothing was'}"
-    return refuse(key, name, rule, why or did_you_mean(name, known))
+    rule = f"measured in the trials ({', '.join(known) or 'they measured nothing'})"
+    return invalid(key, name, rule, why or did_you_mean(name, known))
 
 
 def _why_not(points: Sequence[Point], metric: str) -> str:
@@ -288,7 +288,7 @@ def well_behaved(noises: Sequence[float], leakages: Sequence[Measured], *, rng: 
     from scipy.stats import norm, rankdata
 
     if len(noises) != len(leakages) or len(noises) < 3:
-        raise refuse("noises", len(noises), "at least 3, as many as leakages", "Two points cannot bend.")
+        raise invalid("noises", len(noises), "at least 3, as many as leakages", "Two points cannot bend.")
     x = rankdata(noises)
     values = np.array([leakage.value for leakage in leakages])
     errors = np.array([max((leakage.high - leakage.low) / (2 * 1.96), 1e-12) for leakage in leakages])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.study.file import Study
 
 
@@ -36,7 +36,7 @@ def points(protection: Mapping[str, Any], where: str = "protections") -> list[di
     """
     for key, value in protection.items():
         if isinstance(value, list) and not value:
-            raise refuse(f"{where}.{key}", value, "at least one value", "An empty grid has no trial.")
+            raise invalid(f"{where}.{key}", value, "at least one value", "An empty grid has no trial.")
     axes = [value if isinstance(value, list) else [value] for value in protection.values()]
     return [dict(zip(protection, chosen, strict=True)) for chosen in itertools.product(*axes)]
 

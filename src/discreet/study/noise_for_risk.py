@@ -12,7 +12,7 @@ import numpy.typing as npt
 from discreet.accounting.calibrate import least, most
 from discreet.accounting.events import ClippedSumDpEvent, DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.risk import most_identified
-from discreet.core.checks import open_probability, refuse, whole
+from discreet.core.checks import invalid, open_probability, whole
 from discreet.core.guarantee import Adjacency, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import TRAINING, UPDATE, Trial
@@ -112,7 +112,7 @@ def certified_noise(
     chance = 1 / whole("candidates", candidates, 2)
     open_probability("ceiling", ceiling)
     if ceiling <= chance:
-        raise refuse("ceiling", ceiling, f"> {chance:.4g}", "Random guessing already reaches one in the candidates.")
+        raise invalid("ceiling", ceiling, f"> {chance:.4g}", "Random guessing already reaches one in the candidates.")
 
     def excess(noise: float) -> float:
         return most_identified(make(noise), candidates, adjacency) - chance
@@ -248,7 +248,7 @@ def noise_for_risk(scene: Scene, request: RiskRequest, trained: Scene | None = N
         return results
     rate, steps = request.sampling_rate, request.steps
     if not 0 < rate <= 1:
-        raise refuse("sampling_rate", rate, "in (0, 1]", "It is expected batch size / number of units.")
+        raise invalid("sampling_rate", rate, "in (0, 1]", "It is expected batch size / number of units.")
 
     def training(grams: Sequence[Floats], noise: float) -> tuple[int, int]:
         each = [

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discreet.core.checks import refuse, shown
-from discreet.core.errors import DataError, DiscreetError
+from discreet.core.checks import invalid, shown
+from discreet.core.errors import DataError, DiscreetError, spelled
 from discreet.core.files import write_atomic
 from discreet.core.settings import parse
 from discreet.core.types import Trial
 from discreet.metrics.utility import MAIN
-from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal, Study, as_toml, check, read_study, said_in_keys
+from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal, Study, as_toml, check, in_study_file, read_study
 from discreet.study.frontier import Point, best, points_of
 from discreet.study.grid import points as grid_points
 from discreet.study.store import read_trials
@@ -108,7 +108,7 @@ def run(
 
     folder = _folder_of(study, out)
     values = study if isinstance(study, Study) else read_study(Path(study))
-    with said_in_keys():
+    with spelled(in_study_file):
         check(values)
         if not str(values.data["source"]).startswith("hub:"):
             corpus_of(values.data)  # a missing column is reported once, and not by every trial
@@ -132,7 +132,7 @@ def _folder_of(study: str | Path | Study, out: str | Path | None) -> Path:
     if out is not None:
         return Path(out)
     if isinstance(study, Study):
-        raise refuse("out", out, "a folder for a study that is no file", "Name the folder for its trials.")
+        raise invalid("out", out, "a folder where the study is not a file", "Name the folder for its trials.")
     return Path(study).with_name(f"{Path(study).stem}-trials")
 
 

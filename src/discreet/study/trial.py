@@ -19,7 +19,7 @@ import numpy.typing as npt
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.meter import Meter
 from discreet.accounting.risk import most_true_positives_at
-from discreet.core.errors import OutputError, SettingError, UnsupportedError
+from discreet.core.errors import OutputError, SettingError, UnsupportedError, spelled
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse
@@ -40,10 +40,9 @@ from discreet.study.file import (
     OF_UPDATE,
     ReleaseTable,
     attack_for,
-    in_keys,
+    in_study_file,
     protection_for,
     request_for,
-    said_in_keys,
 )
 from discreet.study.grid import Planned
 from discreet.training.encode import cache_folder, ready
@@ -72,7 +71,7 @@ def run_trial(planned: Planned) -> Trial:
     Guarantee: that of the setting, in the trial; none for the trial itself, which holds texts that attacks read and
         drew its noise from a fixed seed.
     """
-    with said_in_keys():
+    with spelled(in_study_file):
         return _run(planned)
 
 
@@ -98,7 +97,7 @@ def _run(planned: Planned) -> Trial:
         except (UnsupportedError, SettingError) as error:
             if trained.protect is None:
                 raise  # it does not fit the study's release at all
-            skipped[name] = in_keys(str(error))
+            skipped[name] = error.worded(in_study_file)
             continue
         measured = [(of_update, OF_UPDATE if attack.identifies else "", UPDATE)]
         if of_training is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.digest import NOISE_FORMAT, digest
-from discreet.core.errors import ModelError
+from discreet.core.errors import ModelError, setting
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.models.classifier import Classifier
@@ -161,7 +161,7 @@ def _of_this_format(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
             f"Expected an unfinished run of format {FORMAT} in {str(folder)!r}, got format {found}. It was started by "
             f"{'an earlier' if found < FORMAT else 'a later'} version, which drew splits and noise in another way, so "
             "it cannot be resumed with the same result. Resume it with the version that started it, or train again "
-            "with another --out. What its ledger counts stays spent."
+            f"with another {setting('out')}. What its ledger counts stays spent."
         )
     return about
 

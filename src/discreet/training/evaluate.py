@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, setting
 from discreet.data.batches import Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import Quality, quality
@@ -161,7 +161,7 @@ def matched(corpus: Corpus, model: Classifier) -> Corpus:
     if corpus.task != model.task:
         raise DataError(
             f"Expected data for {model.task}, found {corpus.task}. The model was trained for the former; "
-            "name the label column with --label."
+            f"name the label column ({setting('label')})."
         )
     if corpus.labels is None or corpus.label_names == model.label_names:
         return corpus

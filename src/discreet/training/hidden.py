@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.digest import digest
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, setting
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
@@ -57,7 +57,7 @@ class HiddenStep:
         protect = plan.protect
         assert isinstance(protect, RepresentationProtection)
         if protect.position == "token" and isinstance(rows, Vectors):
-            raise refuse("train", model.settings.train, "all or top-N for tokens", "Sentence vectors have no tokens.")
+            raise invalid("train", model.settings.train, "all or top-N for tokens", "Sentence vectors have no tokens.")
         public = public_rows(model, plan.public, corpus, protect, plan.settings.precision)
         source = secret
         if protect.priced:
@@ -150,7 +150,7 @@ def refuse_units(corpus: Corpus, protect: RepresentationProtection) -> None:
     """Refuse units of several rows where the price is that of one row."""
     if most_rows(corpus.unit_index) > 1:
         remedy = "What is counted at every step is a row, and some units own several; release all vectors once."
-        raise refuse("unit", corpus.unit_name, f"of one row each for a live {protect.name}", remedy)
+        raise invalid("unit", corpus.unit_name, f"of one row each for a live {protect.name}", remedy)
 
 
 def hidden_batch(
@@ -227,7 +227,9 @@ def public_rows(
 def same_kind(public: Corpus | None, private: Corpus, protect: RepresentationProtection) -> Corpus:
     """Return a public corpus, refused if it is missing or of another kind than the private one."""
     if public is None:
-        raise DataError(f"Expected a public corpus for {protect.name} with public partners. Give one with --public.")
+        raise DataError(
+            f"Expected a public corpus for {protect.name} with public partners. Give one ({setting('public')})."
+        )
     if public.is_pairs != private.is_pairs:
         kinds = ("pairs of texts", "single texts")
         raise DataError(

@@ -22,7 +22,7 @@ from discreet.accounting.events import DpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee as promise
 from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.local_layer import Sending
-from discreet.core.checks import refuse, whole
+from discreet.core.checks import invalid, whole
 from discreet.core.errors import DataError
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
@@ -73,7 +73,7 @@ class UserSide:
     def __post_init__(self) -> None:
         """Refuse a guarantee without its reason."""
         if not self.public and not self.reason:
-            raise refuse("reason", self.reason, "given when public is False", "Say what is not public.")
+            raise invalid("reason", self.reason, "given when public is False", "Say what is not public.")
         self._session, self._count, self._drawn = os.urandom(8).hex(), 0, 0
         if isinstance(self.model.query, TokenQuery) and self.rng.is_secure:
             self.model.query.source = self.rng  # its noise is drawn inside the model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import ModelError, first_line
+from discreet.core.errors import ModelError, first_line, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
@@ -222,7 +222,7 @@ def _load_encoder(folder: Path, settings: ClientSettings) -> Classifier:
 def _read(kind: type[Any], folder: Path, side: str) -> Any:
     own = _HEAD if side == "server" else _PATH
     if not all((folder / name).is_file() for name in (_SETTINGS, own)):
-        remedy = f"Make one with `discreet train DATA --protect ldp --out runs/a`: it writes runs/a/{side}."
+        remedy = f"Train with {setting('protect', 'ldp')} and {setting('out', 'runs/a')}: that writes runs/a/{side}."
         for near in (folder / side, folder.parent / side):
             if (near / own).is_file():
                 remedy = f"Did you mean {str(near)!r}?"

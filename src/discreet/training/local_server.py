@@ -97,5 +97,5 @@ def _check_vectors(vectors: Any, width: int | None) -> Tensor:
             "server; use the client that was written with this one."
         )
     if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
-        raise DataError("Expected a release of finite numbers, found NaN, infinity or whole numbers. Protect it again.")
+        raise DataError("Expected a release of finite numbers, found NaN, infinity or integers. Protect it again.")
     return vectors

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, setting
 from discreet.training.checkpoint import trained
 from discreet.training.settings import TrainSettings
 
@@ -18,7 +18,7 @@ def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Opti
     if not weights:
         raise UnsupportedError(
             "Expected a model with at least one trainable parameter, got none. Set requires_grad of the head, or build "
-            "the model with train='head'."
+            f"the model with {setting('train', 'head')}."
         )
     device = next(iter(weights.values())).device
     parts = groups(model, settings.weight_decay or 0.0, settings.head_rate)

@@ -37,7 +37,7 @@ from discreet.accounting.event_json import event_from_json, event_to_json
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.accounting.ledger_statement import composed
-from discreet.core.errors import BudgetError, LedgerError, OutputError
+from discreet.core.errors import BudgetError, LedgerError, Message, OutputError, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
@@ -149,7 +149,7 @@ class Total:
             text += f" Not matched: {_count(self.other_units, 'release')} of another unit than the {found.unit}."
         if self.apart:
             text += f" Recorded apart: {self.apart} with a fixed seed, for experiments and not for release."
-        return text + (" No limit is set; --budget sets one." if fresh and found.exists else "")
+        return Message(text + (f" No limit is set; {setting('budget')} sets one." if fresh and found.exists else ""))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the total as plain values for JSON."""
@@ -353,7 +353,7 @@ class People:
     def _cannot(self, error: OSError) -> OutputError:
         return OutputError(
             f"Expected to be able to keep records of trainings in {str(self.home)!r}. {error.strerror}. Set "
-            "DISCREET_HOME to a folder of yours, or name a ledger with --ledger FILE."
+            f"DISCREET_HOME to a folder of yours, or name a ledger ({setting('ledger')})."
         )
 
 
@@ -500,7 +500,7 @@ class Entry:
                 f"Expected all releases of these {found.unit}s under {found.adjacency.value}, found "
                 f"{_count(total.elsewhere, 'release')} under another adjacency, which cannot be added up with this "
                 "one. Release under the same adjacency (a training with or without a population; a rewritten text is "
-                "always under replace-one), or leave --budget out."
+                f"always under replace-one), or leave {setting('budget')} out."
             )
         refuse_beyond(found.epsilon, budget, found.delta, f"these {found.unit}s", what, self.record.kind)
 
@@ -541,7 +541,7 @@ class Shared:
         if any(not self.ledger.holds(name) for name in own.names):
             raise LedgerError(
                 f"Expected every spend of the unfinished run in {str(self.ledger.path)!r}, some are missing. Resume "
-                "with the --ledger that the run was started with."
+                f"with the {setting('ledger')} that the run was started with."
             )
 
     def told(self) -> tuple[str, dict[str, Any]]:
@@ -578,8 +578,8 @@ class Shared:
 
 _NOUNS = {TRAINING: "training", SANITIZED: "file"}
 _REMEDIES = {
-    TRAINING: "train with a smaller --epsilon or fewer steps",
-    SANITIZED: "rewrite with a smaller --epsilon-per-word, or shorter texts",
+    TRAINING: f"train with a smaller {setting('epsilon')} or fewer steps",
+    SANITIZED: f"rewrite with a smaller {setting('epsilon_per_word')}, or shorter texts",
 }
 
 
@@ -588,7 +588,8 @@ def refuse_beyond(epsilon: float, budget: float, delta: float, whose: str, what:
     if epsilon > budget:
         raise BudgetError(
             f"Expected epsilon <= {in_digits(budget)}, the budget of {whose} at delta {in_digits(delta)}, got "
-            f"{in_digits(epsilon)} with {what}. Nothing was spent: {_REMEDIES[kind]}, or give a larger --budget."
+            f"{in_digits(epsilon)} with {what}. Nothing was spent: {_REMEDIES[kind]}, or give a larger "
+            f"{setting('budget')}."
         )
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.catalog import CORPORA
-from discreet.core.checks import open_probability, refuse, whole
-from discreet.core.errors import DataError, UnsupportedError
+from discreet.core.checks import invalid, open_probability, whole
+from discreet.core.errors import DataError, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -100,15 +100,15 @@ class TrainingPlan:
         split = matched_split(corpus, model, "train")
         if population is not None and protect is None:
             remedy = "Without a protection nothing is certified."
-            raise refuse("population", population, "together with protect", remedy)
+            raise invalid("population", population, "left out without protect", remedy)
         adjacency = None if protect is None else adjacency_of(protect, population)
         units = split.unit_count if population is None else population
         settings = _complete(train or TrainSettings(), model, protect, units)
         if protect is None:
             return _plain(settings, split, sampler, seed)
         if settings.accumulate > 1:
-            remedy = "A protected batch is read in parts that fit by itself; leave --accumulate out."
-            raise refuse("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
+            remedy = f"A protected batch is read in parts that fit by itself; leave {setting('accumulate')} out."
+            raise invalid("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
         at = next((value for value in (delta, protect.delta) if value is not None), None)
         at = delta_for(units) if at is None else open_probability("delta", at)
         conditions = _conditions(model, split, settings, units, at, public)
@@ -117,11 +117,11 @@ class TrainingPlan:
             resolved.check(min(settings.size, len(split)), len(split))
         counted = sampler_for(resolved, settings.size, units, len(split))
         if sampler is not None and sampler != counted and _counts_one_sampler(resolved):
-            raise refuse("sampler", sampler, f"{counted}, as counted", "Leave it out.")
+            raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
         chosen = sampler or counted
         if population is not None and not isinstance(chosen, Poisson):
             remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
-            raise refuse("sampler", chosen, "Poisson under add/remove", remedy)
+            raise invalid("sampler", chosen, "Poisson under add/remove", remedy)
         drawn_from = units if isinstance(resolved, GradientProtection) else len(split)
         steps = max(1, round(settings.passes * chosen.steps_per_epoch(drawn_from)))
         return cls(
@@ -265,7 +265,7 @@ def adjacency_of(protect: Protection, population: int | None = None) -> Adjacenc
     whole("population", population, 1, "It is the number of units that may be taken to be in the data.")
     if protect.visible != "sum" or protect.adjacency is not Adjacency.ZERO_OUT:
         remedy = "There it is seen who is absent, and the number of units is public; leave it out."
-        raise refuse("population", population, f"left out for {protect.name}", remedy)
+        raise invalid("population", population, f"left out for {protect.name}", remedy)
     return Adjacency.ADD_REMOVE
 
 
@@ -345,7 +345,7 @@ def public_corpus(protect: Protection | None, private: Corpus, columns: Columns,
 def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
     """Return the vectors of public text by a frozen encoder, and its labels where they mean what the model's do."""
     if not model.settings.frozen:
-        raise refuse("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
+        raise invalid("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
     rows = encode(model, public, cache_folder(), precision)
     labelled = public.task == model.task and public.label_names == model.label_names
     return rows.vectors, rows.targets if labelled else None

@@ -9,7 +9,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
+from discreet.core.errors import setting
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -19,11 +20,13 @@ def find_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise refuse("device", name, "in auto, cpu, cuda, cuda:N", "") from None
+        raise invalid("device", name, "one of auto, cpu, cuda, cuda:N", "") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise refuse("device", name, "on this machine", "There is no usable GPU; use --device cpu.")
+        raise invalid(
+            "device", name, "a device of this machine", f"There is no usable GPU; use {setting('device', 'cpu')}."
+        )
     if device.type not in {"cpu", "cuda"}:
-        raise refuse("device", name, "in auto, cpu, cuda, cuda:N", "Other devices are not tested.")
+        raise invalid("device", name, "one of auto, cpu, cuda, cuda:N", "Other devices are not tested.")
     return device
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
-from discreet.core.checks import refuse
-from discreet.core.errors import LedgerError
+from discreet.core.checks import invalid
+from discreet.core.errors import LedgerError, setting
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
@@ -265,18 +265,18 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
     told = ledger.statement
     if told.unit != plan.unit:
         remedy = f"The corpus's unit of privacy is the {plan.unit}; open the ledger for it."
-        raise refuse("unit", told.unit, f"{plan.unit!r} in the ledger", remedy)
+        raise invalid("unit", told.unit, f"{plan.unit!r} in the ledger", remedy)
     if told.adjacency is not Adjacency.ADD_REMOVE or not isinstance(plan.protect, GradientProtection):
         return
     if not isinstance(plan.sampler, Poisson):
         remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
-        raise refuse("sampler", plan.sampler, "Poisson under add/remove", remedy)
+        raise invalid("sampler", plan.sampler, "Poisson under add/remove", remedy)
     if plan.population is None:
         remedy = (
-            "Rate, divisor, delta and steps would tell how many units there are; give a public number (--population), "
-            "or open the ledger under zero-out."
+            "Rate, divisor, delta and steps would tell how many units there are; give a public number "
+            f"({setting('population')}), or open the ledger under zero-out."
         )
-        raise refuse("population", None, "given under add/remove", remedy)
+        raise invalid("population", None, "given under add/remove", remedy)
 
 
 def refuse_unbilled(ledger: Ledger, run: str, names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from discreet.catalog import protection_from_table
-from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line
+from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line, setting
 from discreet.core.files import sync_folder, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
@@ -75,15 +75,20 @@ def workspace_of(out: Path, *, resume: bool) -> Path:
         raise OutputError(f"Expected out={str(out)!r} to name a new folder. Give it a name, such as runs/a.")
     workspace = out.with_name(out.name + _SUFFIX)
     if out.exists():
-        raise OutputError(f"Expected no folder at {str(out)!r}. It exists; choose another --out, or delete it.")
+        raise OutputError(
+            f"Expected no folder at {str(out)!r}. It exists; choose another {setting('out')}, or delete it."
+        )
     if resume and not workspace.exists():
-        raise OutputError(f"Expected an unfinished run at {str(workspace)!r}. There is none; start without --resume.")
+        raise OutputError(
+            f"Expected an unfinished run at {str(workspace)!r}. There is none; start without {setting('resume')}."
+        )
     if resume:
         checkpoint.refuse_older(workspace)
     if workspace.exists() and not resume:
         if (workspace / checkpoint.NAME).exists() or any(workspace.glob("ledger*")):
             raise OutputError(
-                f"Expected no unfinished run at {str(workspace)!r}. Go on with --resume, or delete it to begin again."
+                f"Expected no unfinished run at {str(workspace)!r}. Resume it ({setting('resume', True)}), or delete "
+                "it to start again."
             )
         shutil.rmtree(workspace)  # nothing in it was worth keeping: no step had been saved
     return workspace
@@ -252,7 +257,11 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     """
     if not (folder / "settings.toml").exists():
         unfinished = folder.with_name(folder.name + _SUFFIX)
-        hint = f"It is unfinished: go on with --resume --out {folder}." if unfinished.exists() else "Check the path."
+        hint = (
+            f"It is unfinished: resume it ({setting('resume', True)}, {setting('out', folder)})."
+            if unfinished.exists()
+            else "Check the path."
+        )
         raise ModelError(f"Expected a run folder at {str(folder)!r}. {hint}")
     forget_secrets(folder)  # a crash in the very last moment may have left them
     settings = read_settings(folder / "settings.toml")

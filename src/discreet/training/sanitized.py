@@ -89,7 +89,7 @@ def counted_file(
             counted = Entry.of(people, rows, own, about, planned, budget, marks)
             before = counted.before()
             if before.releases or before.elsewhere:
-                say(f"Before this file. {before.sentence()}")
+                say("Before this file. " + before.sentence())
             counted.check()
         own.also = counted
         finished = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, one_of, positive, probability, whole
+from discreet.core.errors import setting
 from discreet.core.settings import option
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class TrainSettings:
             whole("batch_size", self.batch_size)
         whole("accumulate", self.accumulate)
         if self.batch_size is not None and self.accumulate > self.batch_size:
-            raise refuse("accumulate", self.accumulate, f"<= batch_size={self.batch_size}", "Each part has a row.")
+            raise invalid(
+                "accumulate", self.accumulate, f"<= {setting('batch_size', self.batch_size)}", "Each part has a row."
+            )
         if self.learning_rate is not None:
             positive("learning_rate", self.learning_rate)
         positive("head_rate", self.head_rate, "It multiplies the learning rate of the head.")
@@ -76,7 +79,7 @@ class TrainSettings:
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         remedy = "It is the share of the past in the averaged weights; 0 keeps the last ones."
         if not probability("averaging", self.averaging, remedy) < 1:
-            raise refuse("averaging", self.averaging, "in [0, 1)", remedy)
+            raise invalid("averaging", self.averaging, "in [0, 1)", remedy)
         probability("momentum", self.momentum, "It is the share of the past in the direction of a step.")
         one_of("precision", self.precision, PRECISIONS)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
@@ -92,7 +92,7 @@ class StoredStep(OpenStep):
             assert isinstance(protect, RepresentationProtection)
             if not isinstance(rows, Vectors):
                 remedy = "Vectors are released once, so the encoder keeps its weights."
-                raise refuse("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
+                raise invalid("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
             owners = parts.corpus.unit_index
             said = (protect.identity(), secret, owners)
             run = identity(model, rows, plan.settings, said, plan.rng, parts.start)

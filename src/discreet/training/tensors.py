@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from discreet.core.errors import ModelError, OutputError
+from discreet.core.errors import ModelError, OutputError, setting
 from discreet.core.files import atomic_path
 
 
@@ -60,5 +60,7 @@ def cannot_write(path: Path, error: Exception) -> OutputError:
     """Return the error for a place that cannot be written to."""
     full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space" in str(error)
     said = error.strerror if isinstance(error, OSError) else str(error)
-    remedy = "Free some space, then use --resume" if full else "Check the path and your rights to it"
+    remedy = (
+        f"Free some space, then resume ({setting('resume', True)})" if full else "Check the path and your rights to it"
+    )
     return OutputError(f"Expected to be able to write {str(path)!r}. {said}. {remedy}.")

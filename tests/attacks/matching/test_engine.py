@@ -217,7 +217,10 @@ def test_a_prior_may_be_given(tiny_model: Build) -> None:
 def test_a_prior_of_another_vocabulary_or_none_at_all_is_refused(tiny_model: Build) -> None:
     model = tiny_model("bert")
     seen = open_release(model, BATCH.take([1]))
-    for prior, said in ((NGram.from_ids([[1, 2, 3]], 9), "prior.vocabulary=9"), (list(PUBLIC), "prior='list'")):
+    for prior, said in (
+        (NGram.from_ids([[1, 2, 3]], 9), "prior.vocabulary to be .*, got 9"),
+        (list(PUBLIC), "prior to be .*, got 'list'"),
+    ):
         with pytest.raises(SettingError, match=said):
             QUICK.run(seen, Knowledge(model=model, extra={"prior": prior}), Rng(0))
     wide = NGram.fit(PUBLIC, model.tokenizer, vocabulary=len(dissect(model).embeddings.words))

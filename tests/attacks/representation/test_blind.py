@@ -76,5 +76,5 @@ def test_what_cannot_be_used_is_refused() -> None:
     seen = RepresentationRelease(torch.ones(50, WIDTH))
     with pytest.raises(UnsupportedError, match=r"extra\['public'\].*Encode text of the same kind"):
         BlindReconstruction(PRIVATE).run(seen, Knowledge(), Rng(0))
-    with pytest.raises(SettingError, match="count=45 below 40, the width, and at most 50"):
+    with pytest.raises(SettingError, match="count to be below 40, the width, and at most 50.*, got 45"):
         BlindReconstruction(45).run(seen, Knowledge(extra={"public": torch.ones(9, WIDTH)}), Rng(0))

@@ -60,11 +60,11 @@ def test_candidates_that_nothing_speaks_for_are_named_at_chance_level() -> None:
 
 def test_what_cannot_be_used_is_refused() -> None:
     made = encodings(0, 3)
-    with pytest.raises(SettingError, match="count=100 at most 60, the candidates"):
+    with pytest.raises(SettingError, match="count to be at most 60, the candidates.*, got 100"):
         InstanceReconstruction().run(made.seen, made.knows, Rng(0))
     with pytest.raises(UnsupportedError, match="RepresentationRelease"):
         InstanceReconstruction().run(GradientRelease({}, 1), made.knows, Rng(0))  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="candidates for Instance reconstruction"):
         InstanceReconstruction().run(made.seen, Knowledge(), Rng(0))
-    with pytest.raises(SettingError, match="common_noise=True false where masked"):
+    with pytest.raises(SettingError, match="common_noise to be false where masked.*, got True"):
         InstanceReconstruction(common_noise=True)

@@ -208,7 +208,7 @@ def test_a_shared_ledger_is_named_again_when_a_run_is_resumed(runs: Runs, tmp_pa
     runs.go("dp-sgd", tmp_path / "whole", ledger=shared)
     once = Ledger.read(shared).spends
     runs.go("dp-sgd", tmp_path / "a", stop=2, ledger=shared)
-    with pytest.raises(LedgerError, match="--ledger that the run was started with"):
+    with pytest.raises(LedgerError, match="the ledger that the run was started with"):
         runs.go("dp-sgd", tmp_path / "a", resume=True, ledger=tmp_path / "another.jsonl")
     runs.go("dp-sgd", tmp_path / "a", resume=True, ledger=shared)
     assert Ledger.read(shared).spends == 2 * once

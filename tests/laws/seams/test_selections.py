@@ -225,9 +225,9 @@ def test_one_of_500_rows_removed_moves_no_other_row_under_add_remove(tmp_path: P
     full, less = written(tmp_path / "full.csv", rows), written(tmp_path / "less.csv", rows[1:])
     one, two = (set(load(path, adjacency="add/remove").split("train").texts) for path in (full, less))
     assert one ^ two <= {"note 0"}
-    with pytest.raises(SettingError, match="left out under add/remove.*--share"):
+    with pytest.raises(SettingError, match=r"left out under add/remove.*\(share\)"):
         load(full, rows=300, adjacency="add/remove")
-    with pytest.raises(SettingError, match="names each row's patient.*--share"):
+    with pytest.raises(SettingError, match=r"names each row's patient.*\(share\)"):
         load(full, Columns(unit="patient_id"), rows=300)
 
 

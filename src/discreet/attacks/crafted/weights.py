@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.attacks.encoder_layers import Anatomy, Block, Projection, blocks_of, dissect, inputs_of
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier
@@ -40,7 +40,7 @@ class Layout:
     def of(cls, width: int) -> Layout:
         """Return a layout for a width: an eighth for tags, a quarter for positions, at most 32 and 64."""
         if width < 32:
-            raise refuse("width", width, "at least 32", "Tags, positions and words share a state's coordinates.")
+            raise invalid("width", width, "at least 32", "Tags, positions and words share a state's coordinates.")
         return cls(width, min(32, width // 8), min(64, width // 4))
 
     @property

@@ -27,7 +27,7 @@ from discreet.attacks.encoder_layers import Anatomy, dissect, reject_pairs
 from discreet.clipping.record import Record
 from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
 from discreet.clipping.tape import Tape
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
 from discreet.models.classifier import Classifier
@@ -274,7 +274,7 @@ def _reject_unusable(model: Classifier, seens: Sequence[GradientRelease], names:
         for name, shape in shapes.items():
             if seen.gradients[name].shape != shape:
                 given = tuple(seen.gradients[name].shape)
-                raise refuse(f"gradients[{name!r}].shape", given, f"equal to {tuple(shape)}", "Pass the same model.")
+                raise invalid(f"gradients[{name!r}].shape", given, f"equal to {tuple(shape)}", "Pass the same model.")
             if not bool(torch.isfinite(seen.gradients[name]).all()):
                 raise UnsupportedError(f"Expected finite gradients for {attack}, found others in {name!r}.")
 

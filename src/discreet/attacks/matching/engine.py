@@ -21,7 +21,7 @@ from discreet.attacks.matching.objective import MatchingLoss, Objective
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.attacks.time_limit import TimeLimit
-from discreet.core.checks import non_negative, one_of, positive, probability, refuse, whole
+from discreet.core.checks import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
@@ -438,11 +438,11 @@ def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
         rows = len(dissect(model).embeddings.words)
         if given.vocabulary != size and given.vocabulary != rows:
             remedy = "It is of another tokenizer; make one with NGram.fit(texts, model.tokenizer)."
-            raise refuse("prior.vocabulary", given.vocabulary, f"equal to {size}, the model's tokens", remedy)
+            raise invalid("prior.vocabulary", given.vocabulary, f"equal to {size}, the model's tokens", remedy)
         return given.to(model.device)
     if given is not None:
         if not callable(getattr(given, "surprise", None)):
-            raise refuse("prior", type(given).__name__, "an NGram or a CausalPrior", _PRIOR)
+            raise invalid("prior", type(given).__name__, "an NGram or a CausalPrior", _PRIOR)
         found: Prior = given
         return found
     if knows.auxiliary:

@@ -21,7 +21,7 @@ from discreet.attacks.matching.objective import Objective, portion
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Vocabulary
 from discreet.attacks.time_limit import TimeLimit
-from discreet.core.checks import positive, probability, refuse, whole
+from discreet.core.checks import invalid, positive, probability, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
@@ -225,9 +225,9 @@ class WordDraws(SearchingAttack):
         positive("first_sharpness", self.first_sharpness)
         positive("last_sharpness", self.last_sharpness)
         if self.memory == 1:
-            raise refuse("memory", self.memory, "below 1", "Nothing would be learned from what is drawn.")
+            raise invalid("memory", self.memory, "below 1", "Nothing would be learned from what is drawn.")
         if self.parents > self.texts:
-            raise refuse("parents", self.parents, f"<= texts={self.texts}", "Draw more texts, or keep fewer parents.")
+            raise invalid("parents", self.parents, f"<= texts={self.texts}", "Draw more texts, or keep fewer parents.")
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for the whole search.")
 

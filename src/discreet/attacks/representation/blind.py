@@ -24,7 +24,7 @@ import torch
 from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import matrix, released, representations, statistics
 from discreet.attacks.representation.index import Index, unit
-from discreet.core.checks import refuse, whole
+from discreet.core.checks import invalid, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
@@ -82,7 +82,7 @@ class BlindReconstruction(Attack):
         public = matrix("extra['public']", given, width)
         if self.count >= width or self.count > len(encodings):
             rule = f"below {width}, the width, and at most {len(encodings)}, the encodings"
-            raise refuse("count", self.count, rule, "More corners than directions are not seen in mixtures.")
+            raise invalid("count", self.count, rule, "More corners than directions are not seen in mixtures.")
         spread = statistics(public)[1].astype(np.float64)
         mixed = encodings / spread
         if self.masks:

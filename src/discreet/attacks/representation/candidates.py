@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core.checks import refuse
+from discreet.core.checks import invalid
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import Knowledge, Release, RepresentationRelease
 from discreet.data.batches import tokenise
@@ -57,7 +57,7 @@ def candidates(knows: Knowledge, width: int, attack: str) -> Candidates:
     vectors = matrix("extra['vectors']", given, width)
     texts = tuple(knows.candidates)
     if texts and len(texts) != len(vectors):
-        raise refuse("candidates", len(texts), f"as many as their vectors, {len(vectors)}", "Give one vector each.")
+        raise invalid("candidates", len(texts), f"as many as their vectors, {len(vectors)}", "Give one vector each.")
     public = knows.extra.get("public")
     mean, spread = statistics(vectors if public is None else matrix("extra['public']", public, width))
     return Candidates(vectors, texts, mean, spread)
@@ -84,12 +84,12 @@ def matrix(name: str, given: torch.Tensor | npt.ArrayLike, width: int | None) ->
     """Return vectors as rows of float32, or reject what is not a matrix of that width and finite."""
     rows = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
     if rows.ndim != 2 or not rows.size:
-        raise refuse(f"{name}.shape", rows.shape, "(rows, width), neither of them 0", "Give one vector in each row.")
+        raise invalid(f"{name}.shape", rows.shape, "(rows, width), neither of them 0", "Give one vector in each row.")
     if width is not None and rows.shape[1] != width:
-        raise refuse(f"{name}.width", rows.shape[1], f"{width}, that of the release", "Use the same encoder for both.")
+        raise invalid(f"{name}.width", rows.shape[1], f"{width}, that of the release", "Use the same encoder for both.")
     out = np.ascontiguousarray(rows, dtype=np.float32)
     if not np.isfinite(out).all():
-        raise refuse(name, "vectors that are not finite", "finite", "Look for overflow in the encoder.")
+        raise invalid(name, "NaN or infinite values", "finite", "Look for overflow in the encoder.")
     return out
 
 

@@ -131,7 +131,7 @@ class Coarse:
 
 
 def _in_bytes(turned: Floats) -> tuple[Floats, np.float32]:
-    """Return whole numbers from -127 to 127, and how many there are to the unit."""
+    """Return integers from -127 to 127, and how many there are to the unit."""
     steps = np.float32(127 / max(float(np.abs(turned).max(initial=0.0)), 1e-30))
     return np.round(turned * steps), steps
 

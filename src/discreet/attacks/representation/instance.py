@@ -20,7 +20,7 @@ import torch
 from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import Candidates, Floats, candidates, released
 from discreet.attacks.representation.unmask import Unmasker
-from discreet.core.checks import refuse, whole
+from discreet.core.checks import invalid, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 
@@ -60,14 +60,14 @@ class InstanceReconstruction(Attack):
         for name in ("count", "mix", "used"):
             whole(name, getattr(self, name))
         if self.masked and self.common_noise:
-            raise refuse("common_noise", True, "false where masked", "A masked vector carries no noise of its own.")
+            raise invalid("common_noise", True, "false where masked", "A masked vector carries no noise of its own.")
 
     def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return the candidates taken to be private; candidates that nothing speaks for stand in random order."""
         encodings = released(seen, _NAME)
         known = candidates(knows, encodings.shape[1], _NAME)
         if self.count > len(known):
-            raise refuse("count", self.count, f"at most {len(known)}, the candidates", "It counts private vectors.")
+            raise invalid("count", self.count, f"at most {len(known)}, the candidates", "It counts private vectors.")
         if self.masked:
             weights = self._undone(encodings, known, rng)
         else:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from discreet.attacks.base import Attack, Need, Returns
 from discreet.attacks.representation.candidates import matrix, released, representations
-from discreet.core.checks import positive, refuse, whole
+from discreet.core.checks import invalid, positive, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
@@ -69,8 +69,8 @@ class EmbeddingInversion(Attack):
         counts = Counter(word for text in texts for word in set(_words(text)))
         vocabulary = [word for word, count in counts.most_common(self.words) if count >= self.least]
         if not vocabulary or len(texts) < 2 * _HELD_OUT:
-            rule = f">= {2 * _HELD_OUT} sentences with words that occur in {self.least} of them"
-            raise refuse("auxiliary", len(texts), rule, "Give the attacker more text of the same kind.")
+            rule = f"at least {2 * _HELD_OUT} sentences with words that occur in {self.least} of them"
+            raise invalid("auxiliary", len(texts), rule, "Give the attacker more text of the same kind.")
         mean, spread = given.mean(axis=0), max(float(given.std()), 1e-30)
         inputs = torch.from_numpy((given - mean) / spread).float()
         bags = _bags(texts, vocabulary)
@@ -134,7 +134,9 @@ def _auxiliary(knows: Knowledge, width: int) -> tuple[Sequence[str], npt.NDArray
         )
     vectors = matrix("extra['auxiliary']", given, width)
     if len(vectors) != len(knows.auxiliary):
-        raise refuse("auxiliary", len(knows.auxiliary), f"as many as their vectors, {len(vectors)}", "One vector each.")
+        raise invalid(
+            "auxiliary", len(knows.auxiliary), f"as many as their vectors, {len(vectors)}", "One vector each."
+        )
     return knows.auxiliary, vectors
 
 

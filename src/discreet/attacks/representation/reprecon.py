@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from discreet.attacks.base import Attack, Need
 from discreet.attacks.representation.candidates import candidates, matrix, released
 from discreet.attacks.representation.index import Index, unit
-from discreet.core.checks import positive, refuse, whole
+from discreet.core.checks import invalid, positive, whole
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
@@ -121,5 +121,5 @@ def _pairs(knows: Knowledge, width: int) -> tuple[Any, Any]:
         )
     given, plain = (matrix("extra['pairs']", rows, width) for rows in pairs)
     if len(given) != len(plain):
-        raise refuse("extra['pairs']", (len(given), len(plain)), "of equal length", "Give one plain vector each.")
+        raise invalid("extra['pairs']", (len(given), len(plain)), "of equal length", "Give one plain vector each.")
     return given, plain

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from discreet.core.checks import refuse, whole
+from discreet.core.checks import invalid, whole
 from discreet.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class Decoys:
         whole("shortest", self.shortest)
         whole("longest", self.longest, self.shortest, "It is the number of words of the longest decoy.")
         if bool(self.words) == bool(self.sentences):
-            raise refuse("words", len(self.words), "given, or else sentences", "Decoys are made of one of the two.")
+            raise invalid(
+                "words", len(self.words), "given where sentences are not", "Decoys are made of one of the two."
+            )
 
     @classmethod
     def of_vocabulary(cls, vocabulary: Iterable[str], shortest: int = 4, longest: int = 20) -> Decoys:

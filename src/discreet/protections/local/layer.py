@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.local_layer import LocalLayerCost, Sending
-from discreet.core.checks import one_of, open_probability, positive, refuse, whole
+from discreet.core.checks import invalid, one_of, open_probability, positive, whole
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency
 from discreet.mechanisms.gaussian import Gaussian
@@ -85,7 +85,7 @@ class LDPLayer:
             cost = layer_cost(clip_norm, sending, calibration)
             return cls(mechanism, dimension, cost.noise_std(epsilon, delta), clip_norm)
         if calibration != "sound":
-            raise refuse("calibration", calibration, "sound for unit vectors", "The paper has Gaussian noise only.")
+            raise invalid("calibration", calibration, "sound for unit vectors", "The paper has Gaussian noise only.")
         if mechanism == "privunit":
             if sending.sampling == "once":
                 return cls(mechanism, dimension, epsilon, clip_norm)  # pure: no delta is spent

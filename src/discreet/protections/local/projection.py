@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from discreet.core.checks import non_negative, refuse, whole
+from discreet.core.checks import invalid, non_negative, whole
 from discreet.core.errors import DataError
 
 
@@ -32,7 +32,7 @@ class Projection:
         """Refuse parts that do not fit together."""
         if self.matrix.ndim != 2 or self.mean.shape != (self.matrix.shape[1],):
             shapes = f"{tuple(self.mean.shape)} and {tuple(self.matrix.shape)}"
-            raise refuse("matrix", shapes, "of shape (outputs, inputs) with a mean of (inputs,)", "")
+            raise invalid("matrix", shapes, "of shape (outputs, inputs) with a mean of (inputs,)", "")
         if not bool(torch.isfinite(self.matrix).all() and torch.isfinite(self.mean).all()):
             raise DataError("Expected a projection of finite numbers, found NaN or infinity. Learn it again.")
 
@@ -124,7 +124,7 @@ def _spectrum(vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if vectors.ndim != 2 or len(vectors) < 2:
         raise DataError(f"Expected at least two public vectors, found shape {tuple(vectors.shape)}. Give more text.")
     if count > vectors.shape[1]:
-        raise refuse("dimension", count, f"<= {vectors.shape[1]}, the encoder's width", "Take fewer dimensions.")
+        raise invalid("dimension", count, f"<= {vectors.shape[1]}, the encoder's width", "Take fewer dimensions.")
     values, basis = torch.linalg.eigh(torch.cov(vectors.T, correction=0))
     return values.flip(0)[:count].clamp_min(0), basis.flip(1)[:, :count]
 

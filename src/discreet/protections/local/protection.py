@@ -21,8 +21,8 @@ from discreet.accounting.calibrate import largest_rate, least_noise
 from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as price
 from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, LocalLayerCost, Sending
-from discreet.core.checks import one_of, open_probability, positive, refuse, whole
-from discreet.core.errors import DataError, SettingError
+from discreet.core.checks import invalid, one_of, open_probability, positive, whole
+from discreet.core.errors import DataError, Message, SettingError, setting
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
@@ -92,14 +92,14 @@ class LocalLayer(RepresentationProtection):
         """Reject layers that do not fit together."""
         widths = (self.projection.width, self.training.dimension, self.inference.dimension)
         if not widths[0] == widths[1] >= widths[2]:
-            raise refuse("dimension", widths, "that of the projection in training, and no more in queries", "")
+            raise invalid("dimension", widths, "the width of the projection in training, and no more in queries", "")
         if widths[2] < widths[1] and self.typical is None:
-            raise refuse("typical", None, "given for queries narrower than training", "Measure public vectors.")
+            raise invalid("typical", None, "given for queries narrower than training", "Measure public vectors.")
         if self.stored and self.position == "token":
-            raise refuse("sampling", "once", "fixed for tokens", "Stored are sentence vectors alone.")
+            raise invalid("sampling", "once", "fixed for tokens", "Stored are sentence vectors alone.")
         if not self.stored and self.training.mechanism != "gaussian":
             remedy = "Directions are sent once; a gradient does not pass through their noise."
-            raise refuse("mechanism", self.training.mechanism, "gaussian where steps draw again", remedy)
+            raise invalid("mechanism", self.training.mechanism, "gaussian where each step samples noise again", remedy)
 
     @property
     def limits(self) -> bool:
@@ -164,7 +164,7 @@ class LocalLayer(RepresentationProtection):
         """Refuse a training whose draws are not the ones that are counted."""
         if not self.stored and (batch_size, rows) != (self.sending.drawn, self.sending.population):
             counted = f"{self.sending.drawn} of {self.sending.population} sentences"
-            raise refuse("batch_size", batch_size, f"{counted}, as counted", "Build the protection for this corpus.")
+            raise invalid("batch_size", batch_size, f"{counted}, as counted", "Build the protection for this corpus.")
 
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> SentOnce:
         """Return the one release of all vectors."""
@@ -178,7 +178,7 @@ class LocalLayer(RepresentationProtection):
         if self.label_epsilon is None:
             return None
         if not classes:
-            raise refuse("label_epsilon", self.label_epsilon, "left out for scores", "It hides one of a few classes.")
+            raise invalid("label_epsilon", self.label_epsilon, "left out for scores", "It hides one of a few classes.")
         return RandomizedResponse(self.label_epsilon, classes)
 
     def stated(self, found: Guarantee) -> Guarantee:
@@ -212,9 +212,9 @@ def shape_model(
 ) -> None:
     """Put the user's side between encoder and head, and a head as wide as what leaves it."""
     if model.pooler is not None:
-        raise refuse("pooler", True, "left out for ldp", "It would be trained on the user's side; use the head alone.")
+        raise invalid("pooler", True, "left out for ldp", "It would be trained on the user's side; use the head alone.")
     if inference.dimension < training.dimension and model.settings.head != "linear":
-        raise refuse("head", model.settings.head, "linear", "The axes of queries are those of a linear head.")
+        raise invalid("head", model.settings.head, "linear", "The axes of queries are those of a linear head.")
     kind = TokenQuery if position == "token" else LocalQuery
     query = kind(model.width, training, inference, projection, typical).to(model.device)
     query.follow(model)
@@ -313,14 +313,14 @@ class LocalPrivacy(Protection):
         """Refuse settings outside their rules, and the ones that contradict each other."""
         if self.epsilon is None and self.epsilon_per_message is None:
             raise SettingError(
-                "Expected --epsilon or --epsilon-per-message for ldp. The first is the budget of one unit, the second "
-                "that of each of its sentences; 8 is a start."
+                f"Expected {setting('epsilon')} or {setting('epsilon_per_message')} for ldp. The first is the budget "
+                "of one unit, the second that of each of its sentences; 8 is a start."
             )
         if self.epsilon is not None:
             positive("epsilon", self.epsilon, "It is the budget of all sentences of one unit.")
             if self.epsilon_per_message is not None:
                 remedy = "Either a unit has a budget, or each of its sentences has one."
-                raise refuse("epsilon_per_message", self.epsilon_per_message, "left out beside epsilon", remedy)
+                raise invalid("epsilon_per_message", self.epsilon_per_message, "left out beside epsilon", remedy)
         if self.epsilon_per_message is not None:
             positive("epsilon_per_message", self.epsilon_per_message, "It is the budget of each training sentence.")
         if self.inference_epsilon is not None:
@@ -337,9 +337,13 @@ class LocalPrivacy(Protection):
         positive("clip_norm", self.clip_norm, "It bounds how far two vectors can be apart.")
         whole("queries", self.queries)
         if self.label_epsilon is not None and not 0 < self.label_epsilon < self.asked_for:
-            raise refuse("label_epsilon", self.label_epsilon, f"in (0, {self.asked_for:g})", "It is a part of epsilon.")
+            raise invalid(
+                "label_epsilon", self.label_epsilon, f"in (0, {self.asked_for:g})", "It is a part of epsilon."
+            )
         if self.projection == "labels" and self.public is None:
-            raise refuse("projection", self.projection, "principal without --public", "Give labelled public text.")
+            raise invalid(
+                "projection", self.projection, f"principal without {setting('public')}", "Give labelled public text."
+            )
         if self.mechanism != "gaussian":
             for name, value, usual in (
                 ("calibration", self.calibration, "sound"),
@@ -347,9 +351,14 @@ class LocalPrivacy(Protection):
                 ("position", self.position, "sentence"),
             ):
                 if value != usual:
-                    raise refuse(name, value, f"{usual} unless gaussian", "Add --mechanism gaussian.")
+                    raise invalid(name, value, f"{usual} unless gaussian", f"Add {setting('mechanism', 'gaussian')}.")
         if self.position == "token" and self.sampling == "once":
-            raise refuse("sampling", self.sampling, "fixed or coins for tokens", "Add --sampling fixed, --train all.")
+            raise invalid(
+                "sampling",
+                self.sampling,
+                "fixed or coins for tokens",
+                f"Add {setting('sampling', 'fixed')}, {setting('train', 'all')}.",
+            )
 
     @property
     def limits(self) -> bool:
@@ -367,9 +376,9 @@ class LocalPrivacy(Protection):
         """Return that the sentences of a unit share its budget, where some have several."""
         if self.epsilon is None or conditions.most_rows == 1:
             return None
-        return (
+        return Message(
             f"Epsilon {self.epsilon:g} is the budget of one {unit}, which its up to {conditions.most_rows} sentences "
-            "share. It was that of each sentence in earlier versions; --epsilon-per-message sets that."
+            f"share. It was that of each sentence in earlier versions; {setting('epsilon_per_message')} sets that."
         )
 
     @property
@@ -386,7 +395,7 @@ class LocalPrivacy(Protection):
         if self.sampling != "once":
             if conditions.units != conditions.rows:
                 remedy = "What is drawn is a sentence, and some units here own several; send each sentence once."
-                raise refuse("sampling", self.sampling, "once for units of several rows", remedy)
+                raise invalid("sampling", self.sampling, "once for units of several rows", remedy)
             sending = Sending(
                 conditions.rows, min(conditions.batch_size, conditions.rows), conditions.steps, sampling=self.sampling
             )
@@ -529,7 +538,7 @@ class LocalPrivacy(Protection):
         if labels is None or labels.is_floating_point():
             raise DataError(
                 f"Expected public text with the labels {', '.join(conditions.model.label_names)}, found "
-                f"{self.public!r} with others or none. Rename them, or use --projection principal."
+                f"{self.public!r} with others or none. Rename them, or use {setting('projection', 'principal')}."
             )
         return labelled(vectors, labels.cpu(), dimension, f"{source} and its labels"), vectors
 

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core.checks import one_of, open_probability, positive, refuse
+from discreet.core.checks import invalid, one_of, open_probability, positive
 from discreet.core.digest import NOISE_FORMAT, digest
-from discreet.core.errors import DataError, SettingError
+from discreet.core.errors import DataError, SettingError, setting
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
@@ -101,7 +101,7 @@ class WordSwap(TextProtection):
         one_of("unknown", self.unknown, UNKNOWN_WORDS)
         open_probability("sample_others", self.sample_others, "It is how often a word that is not sensitive is drawn.")
         if (self.sensitive is not None) != (self.mechanism == SANTEXT_PLUS):
-            raise refuse(
+            raise invalid(
                 "mechanism",
                 self.mechanism,
                 f"{SANTEXT_PLUS} with sensitive words, any other without",
@@ -291,7 +291,7 @@ class WordSwap(TextProtection):
                 if word not in self.table.rows:
                     raise DataError(
                         f"Expected every word in the vocabulary of {self.table.name!r}, but word {place} of text "
-                        f"{number} is not. Let it be replaced by its pieces (--unknown pieces), or mend the text."
+                        f"{number} is not. Replace it by its pieces ({setting('unknown', 'pieces')}), or fix the text."
                     )
 
 
@@ -344,8 +344,8 @@ class SanText(Protection):
         """Refuse settings outside their rules, and no price."""
         if self.epsilon_per_word is None:
             raise SettingError(
-                f"Expected --epsilon-per-word for {self.name}. It is the cost of one word: at 8 nearly every word "
-                "changes, at 40 about one in five."
+                f"Expected {setting('epsilon_per_word')} for {self.name}. It is the cost of one word: at 8 nearly "
+                "every word changes, at 40 about one in five."
             )
         positive("epsilon_per_word", self.epsilon_per_word, "It is the cost of one word; smaller is more noise.")
         check_budget(None, self.delta)
@@ -390,7 +390,7 @@ class SanTextPlus(SanText):
         super().__post_init__()
         open_probability("sample_others", self.sample_others)
         if self.sensitive is None:
-            raise SettingError("Expected --sensitive FILE for santext+, a list of words, one a line. Give it.")
+            raise SettingError(f"Expected {setting('sensitive')} for santext+: a file with one word per line. Give it.")
 
     def resolve(self, conditions: Conditions) -> WordSwap:
         """Return the protection of the listed words."""
