@@ -284,7 +284,7 @@ def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
         ({"query_dimension": 2}, "query_dimension to be .*, got 2"),
         ({"mechanism": "laplace"}, "mechanism"),
         ({"label_epsilon": 9.0}, "label_epsilon"),
-        ({"calibration": "paper"}, "--mechanism gaussian"),
+        ({"calibration": "paper"}, "Add mechanism='gaussian'"),
         ({"projection": "labels"}, "labelled public text"),
         ({"position": "token", "mechanism": "gaussian"}, "fixed or coins for tokens"),
         ({"queries": 0}, "queries"),
@@ -292,7 +292,7 @@ def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
         with pytest.raises(SettingError, match=said):
             LocalPrivacy(**{"epsilon": 8.0, **changes})  # type: ignore[arg-type]
     for kind in (UserSide, ServerSide):
-        with pytest.raises(ModelError, match="protect ldp"):
+        with pytest.raises(ModelError, match="protect='ldp'"):
             kind.load(tmp_path / "nothing")
 
 

@@ -11,9 +11,9 @@ import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import click
 
@@ -56,6 +56,14 @@ def one_line(text: str, longest: int | None = None) -> str:
     return printable(" ".join(as_options(text).split()), longest)
 
 
+@runtime_checkable
+class HasMoreOptions(Protocol):
+    """A command with options that are loaded where they are needed."""
+
+    def more_options(self) -> Sequence[click.Parameter]:
+        """Return the options that are not among the parameters of the command."""
+
+
 def options_of(command: click.Command | None) -> Spelling:
     """Return how a command spells settings: as its options and arguments; other settings keep Python's spelling.
 
@@ -64,13 +72,13 @@ def options_of(command: click.Command | None) -> Spelling:
     >>> say("batch_size", None), say("batch_size", 8), say("pooler", False), say("texts", None)
     ('--batch-size', '--batch-size 8', '--no-pooler', None)
     """
-    known: dict[str, click.Parameter] = {}
-    for parameter in command.params if command is not None else ():
-        for name in (*(option.lstrip("-").replace("-", "_") for option in parameter.opts), parameter.name or ""):
-            known.setdefault(name, parameter)
+    known = _by_name(() if command is None else command.params)
+    more: object = command
 
     def spelling(name: str, value: Any) -> str | None:
-        parameter = known.get(name.replace("-", "_"))
+        parameter = known.get(name := name.replace("-", "_"))
+        if parameter is None and isinstance(more, HasMoreOptions):
+            parameter = _by_name(more.more_options()).get(name)
         if parameter is None:
             return None
         if parameter.param_type_name == "argument":
@@ -81,6 +89,14 @@ def options_of(command: click.Command | None) -> Spelling:
         return option if value is None or isinstance(value, bool) else f"{option} {shlex.quote(str(value))}"
 
     return spelling
+
+
+def _by_name(parameters: Iterable[click.Parameter]) -> dict[str, click.Parameter]:
+    known: dict[str, click.Parameter] = {}
+    for parameter in parameters:
+        for name in (*(option.lstrip("-").replace("-", "_") for option in parameter.opts), parameter.name or ""):
+            known.setdefault(name, parameter)
+    return known
 
 
 def as_options(text: str) -> str:

@@ -16,7 +16,7 @@ import typer
 
 from discreet.catalog import PROTECTIONS, protection_class
 from discreet.cli.options import Data, Json, SourceOptions, command_of, fields_with_help, generated, option_of
-from discreet.cli.output import as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
+from discreet.cli.output import HasMoreOptions, as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
 from discreet.core.checks import invalid, one_of, positive
 from discreet.core.guarantee import in_digits
@@ -86,7 +86,7 @@ class TrainOptions:
     device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
 
 
-class TrainCommand(typer.core.TyperCommand):
+class TrainCommand(typer.core.TyperCommand, HasMoreOptions):
     """A command that adds the options of all protections when it is given one that it does not know."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -96,7 +96,7 @@ class TrainCommand(typer.core.TyperCommand):
         if all(one.partition("=")[0] in known for one in args if one.startswith("--")):
             return super().parse_args(ctx, args)
         with working("starting"):
-            theirs = command_of(options_of_protections(), "train").params
+            theirs = self.more_options()
         own, self.params = self.params, [*self.params, *theirs]
         try:
             rest = super().parse_args(ctx, args)
@@ -105,6 +105,11 @@ class TrainCommand(typer.core.TyperCommand):
         given = {one.name: ctx.params.pop(one.name) for one in theirs}
         ctx.obj = {name: value for name, value in given.items() if value is not None}
         return rest
+
+    def more_options(self) -> list[Any]:
+        """Return the options of all protections."""
+        theirs: list[Any] = command_of(options_of_protections(), "train").params
+        return theirs
 
 
 def options_of_protections() -> list[inspect.Parameter]:
