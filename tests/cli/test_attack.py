@@ -163,7 +163,7 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
         (["--attack", "dager", "--threads", "0"], "Expected --threads to be"),
         (["--attack", "dager", "--max-words", "1"], "texts of at most 1 words"),
         (["--attack", "dager", "--first-words", "0"], "Expected --first-words to be an integer"),
-        (["--attack", "rss", "--first-words", "2"], "left out but for attacks on a gradient"),
+        (["--attack", "rss", "--first-words", "2"], "left out except for attacks on a gradient"),
         (["--attack", "dager", "--examples", "8", "--batch-size", "8"], "fewer than 16 tokens for DAGER"),
         (["--attack", "dager", "--train", "head"], "A head alone"),
         (["--attack", "dager", "--epsilon", "8"], "used with --protect"),
