@@ -36,6 +36,13 @@ def test_help_shows_every_option_whole(command: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_lines_of_a_paragraph_fit_as_they_are_written(command: str) -> None:
+    for paragraph in str(_GROUP.commands[command].help).split("\n\n"):
+        lines = paragraph.splitlines()  # kept as they are, so that a longer one would be broken in two
+        assert len(lines) == 1 or max(map(len, lines)) <= 78, paragraph
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_overview_has_every_command_and_its_first_sentence(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

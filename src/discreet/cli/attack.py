@@ -139,7 +139,7 @@ def attack(
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
-    """Attack what would be released of some texts, and print what was read beside what was written.
+    """Attack what is released of some texts, and print what the attacker reads beside them.
 
     The attack decides what is released: a gradient, or vectors.
     The texts are private, and so is the output.

@@ -17,8 +17,9 @@ def cache(
 ) -> None:
     """Show what is kept of encoded text, or delete it.
 
-    The outputs of a frozen encoder are kept so that the next training need not compute them again. They give the text
-    away. A protected training keeps none, unless it is asked to with --cache.
+    The outputs of a frozen encoder are kept so that the next training does not
+    compute them again. They reveal the text. A protected training keeps none,
+    unless it is given --cache.
     """
     one_of("action", action, ("show", "clear"))
     from discreet.training.encode import cached, clear_cache

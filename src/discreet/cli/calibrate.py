@@ -27,10 +27,10 @@ def calibrate(
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report when all is done.")] = True,
     json: Json = False,
 ) -> None:
-    """Run protections over a grid of noise, attack each one, and recommend.
+    """Run protections over a grid of noise, attack each one, and recommend one.
 
-    Every trial is written as soon as it is done. The same command resumes an unfinished study and runs only what is
-    missing.
+    Every trial is written as soon as it is done. The same command resumes an
+    unfinished study and runs only what is missing.
     """
     from discreet.report import check_installed
     from discreet.study import IncompleteError, read_study, run

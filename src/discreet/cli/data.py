@@ -32,7 +32,7 @@ def data(
 ) -> None:
     """Print the sizes, classes, lengths and splits of DATA, and three examples.
 
-    The examples are private text: use --examples 0 where others can read along.
+    The examples are private text: use --examples 0 where others can see the screen.
     """
     with working("reading the text"):
         from discreet.data.doubts import doubts

@@ -31,9 +31,9 @@ def explore(
     seconds: Annotated[float, typer.Option(help="Time limit of each attack; the best so far is kept.")] = 6.0,
     threads: Threads = 1,
 ) -> None:
-    """Open a page on this machine: type a sentence, move the protection, and watch what an attacker reads back.
+    """Open a page on this machine: type a sentence, change the protection, and see what an attacker reads.
 
-    Only this machine can reach it, with the key in the printed address; nothing typed is logged or written down.
+    Only this machine can reach it, with the key in the printed address; nothing typed is logged or stored.
     """
     from discreet.explorer.server import Place, serve
     from discreet.serving.server import check_installed

@@ -39,14 +39,15 @@ def query(
     text: Annotated[str, typer.Option("--text", help="Column with the text.")] = "text",
     text_pair: TextPair = None,
     decoys: Annotated[
-        int, typer.Option("--decoys", help="Hide each text among N made-up ones; 3 (N + 1) vectors leave for each.")
+        int,
+        typer.Option("--decoys", help="Hide each text among N generated ones; 3 (N + 1) vectors are sent for each."),
     ] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
     json: Json = False,
 ) -> None:
     """Print a label and its probability, or a score, for each text, which never leaves this machine.
 
-    Texts are encoded and randomised before the server is first contacted, so
+    Texts are encoded and randomized before the server is first contacted, so
     that it cannot time that work. Every text is counted in the client's ledger
     before its release is sent.
     In plain lines, and as arguments, the two texts of a pair are separated by
@@ -54,7 +55,7 @@ def query(
 
     With --decoys a text keeps its epsilon and is sent several times with less
     noise, each time with one chance in N + 1; that pays for a small epsilon
-    and many decoys. A text that chance has never drawn has no answer.
+    and many decoys. A text that is never sampled has no answer.
     """
     import numpy as np
 

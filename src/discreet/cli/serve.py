@@ -18,22 +18,26 @@ def serve(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8765,
-    rows: Annotated[int, typer.Option(help="Most vectors in one request.", rich_help_panel=_LIMITS)] = 256,
+    rows: Annotated[int, typer.Option(help="Maximum number of vectors in a request.", rich_help_panel=_LIMITS)] = 256,
     rate: Annotated[
-        float, typer.Option(help="Most requests a second from one address.", rich_help_panel=_LIMITS)
+        float, typer.Option(help="Maximum rate of requests from one address, per second.", rich_help_panel=_LIMITS)
     ] = 1000.0,
-    active: Annotated[int, typer.Option(help="Most requests worked on at once.", rich_help_panel=_LIMITS)] = 64,
-    connections: Annotated[int, typer.Option(help="Most open connections.", rich_help_panel=_LIMITS)] = 512,
+    active: Annotated[
+        int, typer.Option(help="Maximum number of requests processed at once.", rich_help_panel=_LIMITS)
+    ] = 64,
+    connections: Annotated[
+        int, typer.Option(help="Maximum number of open connections.", rich_help_panel=_LIMITS)
+    ] = 512,
     connections_per_address: Annotated[
-        int, typer.Option(help="Most open connections from one address.", rich_help_panel=_LIMITS)
+        int, typer.Option(help="Maximum number of open connections from one address.", rich_help_panel=_LIMITS)
     ] = 256,
     patience: Annotated[
         float, typer.Option(help="Seconds in which a request must arrive and be answered.", rich_help_panel=_LIMITS)
     ] = 10.0,
 ) -> None:
-    """Answer protected vectors over HTTP; text is refused, and nothing of a request is kept or logged.
+    """Answer protected vectors over HTTP; reject text, and store or log nothing of a request.
 
-    The service is described at /openapi.json, and /health says whether it lives.
+    The service is described at /openapi.json, and /health says whether it is running.
     """
     from discreet.serving.limits import Limits
     from discreet.serving.server import check_installed
