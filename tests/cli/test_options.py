@@ -1,5 +1,6 @@
 """The options of commands are the fields of dataclasses: each has help, and keeps the name it always had."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -175,3 +176,11 @@ def test_a_command_gets_a_dataclass_or_what_was_given_of_it(given: list[str], wh
     assert seen == [whole, partial]
     shown = names_in(CliRunner().invoke(kitchen, ["--help"]).output)
     assert "--flour" in shown and "--salted" not in shown and "--secret" not in shown
+
+
+def test_no_function_of_the_command_line_takes_more_than_ten_parameters() -> None:
+    for path in sorted((SOURCE / "discreet" / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                count = len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
+                assert count <= 10, (path.name, node.name, count)
