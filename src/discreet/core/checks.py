@@ -24,9 +24,6 @@ def invalid(name: str, value: object, rule: str, remedy: str = "") -> SettingErr
     return error
 
 
-refuse = invalid  # until every package uses the new name
-
-
 def shown(value: object, longest: int = _LONGEST) -> str:
     """Return a value as an error shows it: its repr, truncated where it is long.
 
