@@ -140,7 +140,12 @@ def load(
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
         if share is not None:
-            raise invalid("share", share, "left out where rows is given", "Both say how much to keep; leave one out.")
+            raise invalid(
+                "share",
+                share,
+                f"left out where {setting('rows')} is given",
+                "Both say how much to keep; leave one out.",
+            )
     name = str(source)
     each_row = columns.unit == EACH_ROW
     if each_row:
