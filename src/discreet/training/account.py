@@ -31,6 +31,7 @@ class Account:
     delta: float
     about: Once | Live | TextProtection
     paid: bool = True  # whether all that depends on private text is in the ledger
+    limit: Ledger | None = None  # what holds the training to its budget, where the ledger does not
 
     @classmethod
     def of(
@@ -44,7 +45,7 @@ class Account:
     ) -> Account:
         """Return the account of a training."""
         assert plan.delta is not None
-        return cls(ledger, secret, plan.delta, about, paid)
+        return cls(ledger, secret, plan.delta, about, paid, plan.limit_beside(ledger))
 
     def epsilon(self) -> float:
         """Return a bound on what was spent so far, infinite if nothing is guaranteed."""
@@ -58,6 +59,8 @@ class Account:
 
     def spend(self, event: Any, name: str) -> None:
         """Count one use in the ledger, with what its guarantee rests on."""
+        if self.limit is not None:
+            self.limit.spend(event, name)
         self.ledger.spend(event, name, terms=self.terms)
 
     @cached_property

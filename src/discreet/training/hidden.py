@@ -97,8 +97,8 @@ class HiddenStep:
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
-        names = (self.live.cost(step, step // self.per_epoch)[1] for step in range(steps))
-        refuse_unbilled(self.account.ledger, self.run, names)
+        spent = [self.live.cost(step, step // self.per_epoch) for step in range(steps)]
+        refuse_unbilled(self.account.ledger, self.run, spent, self.account.limit)
 
     def layout(self) -> None:
         """Return nothing: a batch is read as the settings say."""

@@ -115,13 +115,8 @@ class TrainingPlan:
         resolved = protect.resolve(conditions)
         if isinstance(resolved, RepresentationProtection):
             resolved.check(min(settings.size, len(split)), len(split))
-        counted = sampler_for(resolved, settings.size, units, len(split))
-        if sampler is not None and sampler != counted and _counts_one_sampler(resolved):
-            raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
-        chosen = sampler or counted
-        if population is not None and not isinstance(chosen, Poisson):
-            remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
-            raise invalid("sampler", chosen, "Poisson under add/remove", remedy)
+        chosen = sampler or sampler_for(resolved, settings.size, units, len(split))
+        _check_sampler(chosen, resolved, settings, units, len(split), population)
         drawn_from = units if isinstance(resolved, GradientProtection) else len(split)
         steps = max(1, round(settings.passes * chosen.steps_per_epoch(drawn_from)))
         return cls(
@@ -155,6 +150,12 @@ class TrainingPlan:
                 f"Expected the {self.units} {self.unit}s that the plan was made for, got {split.unit_count}. Make a "
                 "plan for this corpus."
             )
+        if self.protect is None:
+            return
+        certified = adjacency_of(self.protect, self.population)
+        if self.adjacency is not certified:
+            raise invalid("adjacency", self.adjacency, f"{certified.value!r} in the plan", "Make a plan for it.")
+        _check_sampler(self.sampler, self.protect, self.settings, self.units, self.rows, self.population)
 
     @property
     def rng(self) -> Rng:
@@ -175,6 +176,12 @@ class TrainingPlan:
         """Open the ledger of the training, at a path or in memory, with its budget."""
         assert self.adjacency is not None
         return Ledger.open(path, unit=self.unit, adjacency=self.adjacency, budget=self.budget)
+
+    def limit_beside(self, ledger: Ledger) -> Ledger | None:
+        """Return a ledger in memory that holds the training to its budget, where the one that is given does not."""
+        if self.budget is None or (ledger.budget, ledger.statement.adjacency) == (self.budget, self.adjacency):
+            return None
+        return self.open_ledger()
 
     def step_cost(self, step: int) -> tuple[DpEvent, str]:
         """Return what a step at the gradient costs, and the name it is counted by.
@@ -384,9 +391,17 @@ def _conditions(
     )
 
 
-def _counts_one_sampler(protect: Protection) -> bool:
-    """Return whether a protection is counted for the draws of one sampler alone."""
-    return isinstance(protect, RepresentationProtection) and protect.priced and not protect.stored
+def _check_sampler(
+    sampler: Sampler, protect: Protection, settings: TrainSettings, units: int, rows: int, population: int | None
+) -> None:
+    """Reject draws that are not the ones that are counted, or that would show who is absent where that is hidden."""
+    if isinstance(protect, RepresentationProtection) and protect.priced and not protect.stored:
+        counted = sampler_for(protect, settings.size, units, rows)
+        if sampler != counted:
+            raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
+    if population is not None and not isinstance(sampler, Poisson):
+        remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
+        raise invalid("sampler", sampler, "Poisson under add/remove", remedy)
 
 
 def _check_protection(protect: Any) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from discreet.training.parts import PrivateParts
 from discreet.training.plan import TrainingPlan
 from discreet.training.shapes import Part
 from discreet.training.steps import Parts
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
 
 Rows = npt.NDArray[np.int64]
 
@@ -100,6 +103,7 @@ class PrivateStep:
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         expected = max(1, math.ceil(self.plan.sampler.expected_size(self.count)))
         self.parts = PrivateParts.of(self.model, self.tape, self.rows, self.plan.settings.precision, expected)
+        self.limit = self.plan.limit_beside(self.ledger)
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
@@ -148,8 +152,7 @@ class PrivateStep:
 
     def check(self, steps: int) -> None:
         """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
-        names = (self.plan.step_cost(step)[1] for step in range(steps))
-        refuse_unbilled(self.ledger, self.run, names)
+        refuse_unbilled(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
 
     def epsilon(self) -> float:
         """Return a bound on what was spent so far."""
@@ -186,7 +189,10 @@ class PrivateStep:
                 self.parts_of(drawn)  # what a new shape shows belongs to the terms of the spend
                 # The name holds what decides the draw: with another secret, corpus or setting it is another spend, and
                 # the same again, in smaller parts after memory ran out, is none.
-                self.ledger.spend(event, f"{self.run} {name}".strip(), terms=self.terms)
+                named = f"{self.run} {name}".strip()
+                if self.limit is not None:
+                    self.limit.spend(event, named)
+                self.ledger.spend(event, named, terms=self.terms)
                 gathered = self.gather(drawn, step)
             if gathered is None:
                 self.parts.shrink()
@@ -266,8 +272,11 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
     if told.unit != plan.unit:
         remedy = f"The corpus's unit of privacy is the {plan.unit}; open the ledger for it."
         raise invalid("unit", told.unit, f"{plan.unit!r} in the ledger", remedy)
-    if told.adjacency is not Adjacency.ADD_REMOVE or not isinstance(plan.protect, GradientProtection):
+    if told.adjacency is not Adjacency.ADD_REMOVE:
         return
+    if not isinstance(plan.protect, GradientProtection):
+        remedy = "Each text or vector is seen, and so is that one is absent; open the ledger as the plan does."
+        raise invalid("adjacency", told.adjacency.value, f"{plan.adjacency!s} in the ledger", remedy)
     if not isinstance(plan.sampler, Poisson):
         remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
         raise invalid("sampler", plan.sampler, "Poisson under add/remove", remedy)
@@ -279,11 +288,16 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
         raise invalid("population", None, "given under add/remove", remedy)
 
 
-def refuse_unbilled(ledger: Ledger, run: str, names: Iterable[str]) -> None:
-    """Refuse to go on from a checkpoint if the ledger does not hold each of its steps, by the names they count by."""
-    for step, name in enumerate(names):
+def refuse_unbilled(ledger: Ledger, run: str, spent: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None) -> None:
+    """Reject a checkpoint if the ledger does not hold each of its steps, by the names they count by.
+
+    What limits the training beside the ledger, if anything does, counts them as well.
+    """
+    for step, (event, name) in enumerate(spent):
         if not ledger.holds(f"{run} {name}"):
             raise LedgerError(
                 f"Expected step {step} of this training in its ledger, as the checkpoint is past it. The ledger is "
                 "another one, or was lost; without it nothing is guaranteed. Begin again."
             )
+        if limit is not None:
+            limit.spend(event, f"{run} {name}")
