@@ -45,12 +45,13 @@ def test_it_fits_predicts_and_says_what_it_cost(encoder: str) -> None:
 @pytest.mark.parametrize("protect", [None, DPSGD(epsilon=8), InstanceEncoding(epsilon=8)], ids=str)
 def test_what_is_saved_comes_back_as_it_was(protect: DPSGD | None, encoder: str, tmp_path: Path) -> None:
     numbers = [int(label == "good") for label in LABELS]
-    made = TextClassifier(encoder, protect=protect, part="head", train=QUICK).fit(TEXTS, numbers)
+    made = TextClassifier(encoder, protect=protect, part="head", train=QUICK, seed=3).fit(TEXTS, numbers)
     made.save(tmp_path / "model")
     again = TextClassifier.load(tmp_path / "model")
     assert again.classes_.tolist() == [0, 1]
     assert np.allclose(again.predict_proba(TEXTS), made.predict_proba(TEXTS), atol=1e-6)
     assert again.guarantee_ == made.guarantee_
+    assert (again.part, again.seed) == ("head", 3)
     with pytest.raises(OutputError, match="exists"):
         made.save(tmp_path / "model")
     files = [path.read_bytes() for path in (tmp_path / "model").rglob("*") if path.is_file()]

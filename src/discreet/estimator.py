@@ -17,7 +17,7 @@ from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.sources import TextSource, unit_ids
+from discreet.data.sources import EACH_ROW, TextSource, unit_ids
 from discreet.experiment.training import (
     RunOptions,
     RunRequest,
@@ -151,10 +151,17 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         run = load_run(Path(folder))
         if run.model.task != "classification":
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, found one for {run.model.task}.")
-        made = cls(run.settings.model.encoder, protect=run.settings.protect, train=run.settings.train)
+        asked, stated = run.settings, run.metrics.get("guarantee")
+        made = cls(
+            asked.model.encoder,
+            protect=asked.protect,
+            train=asked.train,
+            part=asked.model.train,
+            unit=cls().unit if stated is None or stated["unit"] == EACH_ROW else stated["unit"],
+            seed=asked.seed,
+        )
         made.model_, made._settings, made._metrics = run.model, run.settings, run.metrics
         made.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
-        stated = run.metrics.get("guarantee")
         made.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
         return made
 
@@ -174,7 +181,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels=tuple(place[value] for value in given.tolist()),
             label_names=tuple(map(str, names.tolist())),
             units=None if groups is None else tuple(unit_ids(_values(groups), _SOURCE, "groups")),
-            unit_name="row" if groups is None else self.unit,
+            unit_name=EACH_ROW if groups is None else self.unit,
         )
         return corpus, names
 

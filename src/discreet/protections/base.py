@@ -238,6 +238,9 @@ class GradientProtection(Protection):
     def event(self) -> DpEvent:
         """What one use costs a unit that is certainly in the batch."""
 
+    def check_parameters(self, sizes: Mapping[str, int]) -> None:  # noqa: B027
+        """Reject a model whose trainable parameters, by name and size, are not those it was resolved for."""
+
     @abstractmethod
     def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
         """Add the contributions of some units to the sums, and free their record."""

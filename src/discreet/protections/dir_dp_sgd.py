@@ -182,6 +182,15 @@ class DirDPSGD(GradientProtection):
         """Return the bound that needs no delta, over all uses: 2 * kappa for each use of each block."""
         return 2 * self.concentration * len(self.blocks) * whole("uses", uses, 0)
 
+    def check_parameters(self, sizes: Mapping[str, int]) -> None:
+        """Reject a model whose trainable parameters are not those of the blocks: the cost rests on their number."""
+        found = {block.names: sum(sizes.get(name, 0) for name in block.names) for block in self.blocks}
+        named = sorted(name for block in self.blocks for name in block.names)
+        if named != sorted(sizes) or any(found[block.names] != block.dimension for block in self.blocks):
+            trained = f"{sum(sizes.values()):,} in {len(sizes)} tensors"
+            rule = f"the {self.dimension:,} in {len(named)} tensors that dir-dp-sgd was resolved for"
+            raise refuse("trainable parameters", trained, rule, "Make a plan for this model.")
+
     def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
         """Add the noisy directions of some units to the sums, and free their record."""
         if len(record) == 0:

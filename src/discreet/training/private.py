@@ -113,6 +113,7 @@ class PrivateStep:
         units = Grouped.of(numbered(parts.corpus))
         step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, ledger, secret, plan.delta)
         step.check_independent()
+        plan.protect.check_parameters({name: p.numel() for name, p in step.parameters.items()})
         return step
 
     def check_independent(self) -> None:

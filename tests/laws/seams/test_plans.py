@@ -14,6 +14,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson
 from discreet.models.classifier import Classifier
 from discreet.protections.base import Protection
+from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
@@ -110,3 +111,32 @@ def test_a_plan_that_was_changed_is_rejected_where_it_would_count_too_little(pla
     model, plan = planned(InstanceEncoding(epsilon=4, stored=False), rows)
     with pytest.raises(SettingError, match="as counted"):  # an epoch is counted once, and draws a row many times
         train(model, rows, replace(plan, sampler=FixedSize(10)))
+
+
+def test_a_plan_for_another_model_is_rejected_where_the_cost_rests_on_its_parameters(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("discreet.protections.dir_dp_sgd._AT_ONCE", 0)  # as for many parameters: noise is streamed
+    corpus = corpus_of(EVEN)
+    _, plan = planned(DirDPSGD(epsilon=20), corpus)
+    wider = replace(corpus, label_names=("a", "b", "c", "d"))
+    model, _ = planned(DirDPSGD(epsilon=20), wider)
+    with pytest.raises(SettingError, match="that dir-dp-sgd was resolved for"):
+        train(model, wider, plan)
+
+
+@pytest.mark.parametrize(
+    ("protect", "claimed"),
+    [
+        (LocalPrivacy(epsilon=8, mechanism="gaussian", dimension=8, calibration="paper"), 8),
+        (LocalPrivacy(epsilon_per_message=8, mechanism="gaussian", dimension=8, calibration="paper"), 32),
+    ],
+    ids=["of a unit", "of each message"],
+)
+def test_the_published_claim_of_a_unit_is_that_of_all_its_sentences(
+    protect: LocalPrivacy, claimed: float, planned: Planned
+) -> None:
+    corpus = corpus_of(EVEN)
+    model, plan = planned(protect, corpus)
+    stated = train(model, corpus, plan).guarantee
+    assert stated is not None and not stated.certified and stated.epsilon == pytest.approx(claimed, rel=1e-3)

@@ -181,8 +181,8 @@ class LocalLayer(RepresentationProtection):
             raise invalid("label_epsilon", self.label_epsilon, "left out for scores", "It hides one of a few classes.")
         return RandomizedResponse(self.label_epsilon, classes)
 
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee with what it rests on, or the paper's claim with why it is none."""
+    def stated(self, found: Guarantee, sentences: int = 1) -> Guarantee:
+        """Return the guarantee with what it rests on, or the paper's claim, added up over sentences, with why not."""
         said: tuple[str, ...] = (_PUBLIC, _LABELS_OPEN if self.label_epsilon is None else _LABELS_HIDDEN)
         if not self.stored:
             said = (*said, _HIDDEN)
@@ -195,7 +195,8 @@ class LocalLayer(RepresentationProtection):
             doubts.add(Caveat.VISIBLE_LABELS)
         if self.claimed is not None:
             proven = f"{self.claimed.reason}; the proven figure at the same delta is {in_digits(found.epsilon)}"
-            stated = replace(self.claimed, unit=found.unit, delta=found.delta, reason=proven)
+            claimed = self.claimed.epsilon * sentences
+            stated = replace(self.claimed, epsilon=claimed, unit=found.unit, delta=found.delta, reason=proven)
             return stated.with_caveats(found.caveats | doubts)
         found = replace(found, assumptions=tuple(dict.fromkeys((*found.assumptions, *said))))
         return found.with_caveats(doubts) if found.exists else found
@@ -403,7 +404,7 @@ class LocalPrivacy(Protection):
         label_epsilon = self.label_epsilon
         if shared > 1:
             label_epsilon = None if label_epsilon is None else label_epsilon / shared * _BELOW
-            training = self._layer_of_unit(dimension, conditions.delta, shared, label_epsilon)
+            training = self._layer_of_unit(dimension, conditions.delta, shared, label_epsilon, sending)
         elif self.sampling == "once" or label_epsilon is None or self.calibration != "sound":
             training = self._layer(dimension, self.asked_for - (label_epsilon or 0.0), conditions.delta, sending)
         else:
@@ -473,14 +474,16 @@ class LocalPrivacy(Protection):
             calibration=self.calibration,
         )
 
-    def _layer_of_unit(self, dimension: int, delta: float, sentences: int, label_epsilon: float | None) -> LDPLayer:
+    def _layer_of_unit(
+        self, dimension: int, delta: float, sentences: int, label_epsilon: float | None, sending: Sending
+    ) -> LDPLayer:
         """Return the layer with the least noise that keeps all sentences and labels of a unit within its epsilon."""
         epsilon = self.asked_for
         each = epsilon / sentences * _BELOW - (label_epsilon or 0.0)
         if self.mechanism == "privunit":  # pure budgets add up
             return LDPLayer(self.mechanism, dimension, each, self.clip_norm)
         if self.calibration != "sound":
-            return self._layer(dimension, each, delta, Sending(sentences))
+            return self._layer(dimension, each, delta, sending)
 
         def event(strength: float) -> DpEvent:
             one = LDPLayer(self.mechanism, dimension, strength, self.clip_norm).event
@@ -588,7 +591,7 @@ class SentOnce:
                 f"{found.unit} are added up"
             )
             found = replace(found, assumptions=tuple(dict.fromkeys((said, *found.assumptions))))  # beside the figure
-        return self.protect.stated(found)
+        return self.protect.stated(found, self.rows)
 
     @property
     def noise_variance(self) -> None:
