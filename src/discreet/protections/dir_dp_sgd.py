@@ -189,7 +189,7 @@ class DirDPSGD(GradientProtection):
         if named != sorted(sizes) or any(found[block.names] != block.dimension for block in self.blocks):
             trained = f"{sum(sizes.values()):,} in {len(sizes)} tensors"
             rule = f"the {self.dimension:,} in {len(named)} tensors that dir-dp-sgd was resolved for"
-            raise refuse("trainable parameters", trained, rule, "Make a plan for this model.")
+            raise invalid("trainable parameters", trained, rule, "Make a plan for this model.")
 
     def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
         """Add the noisy directions of some units to the sums, and free their record."""
