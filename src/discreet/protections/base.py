@@ -238,7 +238,7 @@ class GradientProtection(Protection):
     def event(self) -> DpEvent:
         """What one use costs a unit that is certainly in the batch."""
 
-    def check_parameters(self, sizes: Mapping[str, int]) -> None:  # noqa: B027
+    def check_parameters(self, sizes: Mapping[str, int]) -> None:
         """Reject a model whose trainable parameters, by name and size, are not those it was resolved for."""
 
     @abstractmethod

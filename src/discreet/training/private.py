@@ -289,7 +289,9 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
         raise invalid("population", None, "given under add/remove", remedy)
 
 
-def refuse_unbilled(ledger: Ledger, run: str, spent: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None) -> None:
+def refuse_unbilled(
+    ledger: Ledger, run: str, spent: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None
+) -> None:
     """Reject a checkpoint if the ledger does not hold each of its steps, by the names they count by.
 
     What limits the training beside the ledger, if anything does, counts them as well.
