@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         "the ledger is spent after the noise is used",
-        '                self.ledger.spend(event, named, terms=self.terms)\n'
+        "                self.ledger.spend(event, named, terms=self.terms)\n"
         "                gathered = self.gather(drawn, step)\n"
         "            if gathered is None:\n"
         "                self.parts.shrink()\n"
@@ -131,7 +131,7 @@ FAULTS = (
         "                self.parts.shrink()\n"
         "        sums, loss, count = gathered\n"
         '        released = self.protect.release(sums, self.source.fork("noise", step))\n'
-        '        self.ledger.spend(event, named, terms=self.terms)\n',
+        "        self.ledger.spend(event, named, terms=self.terms)\n",
         ("test_the_ledger_is_spent_before_the_noise_is_drawn",),
     ),
     Fault(
