@@ -67,7 +67,7 @@ def test_an_attack_that_is_stopped_keeps_what_it_read(minilm: Scene) -> None:
     seen: list[Example] = []
     request = AttackRequest(Dager(), examples=4)
     half = run_attack(request, minilm, watch=seen.append, should_stop=lambda: len(seen) >= 2)
-    assert (half.n, half.finished, half.attack) == (2, False, "Dager")
+    assert (half.n, half.finished, half.attack) == (2, False, "dager")
 
 
 def test_the_same_seed_attacks_the_same_texts_and_repeats_itself(minilm: Scene) -> None:
