@@ -193,7 +193,7 @@ def test_an_id_with_another_event_is_refused(place: Path | None) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 201, 3, None, b"step"])
 def test_a_bad_id_is_refused(name: object) -> None:
-    with open_ledger(None) as ledger, pytest.raises(SettingError, match="id="):
+    with open_ledger(None) as ledger, pytest.raises(SettingError, match="Expected id to be"):
         ledger.spend(STEP, name)  # type: ignore[arg-type]
 
 

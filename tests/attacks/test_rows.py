@@ -74,7 +74,7 @@ def test_what_it_cannot_read_is_refused_with_the_reason(tiny_model: Build) -> No
 
 @pytest.mark.parametrize("settings", [{"kept": 0}, {"beams": 0}, {"prior": -1.0}])
 def test_settings_outside_their_rules_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(SettingError, match=f"Expected {next(iter(settings))}="):
+    with pytest.raises(SettingError, match=f"Expected {next(iter(settings))} to be"):
         PositionRows(**settings)  # type: ignore[arg-type]
 
 

@@ -180,7 +180,7 @@ def test_per_layer_bounds_are_each_kept(bert_case) -> None:
     for layer in layers:
         assert (factors[layer] * norms[layer] <= bounds[layer]).all()
         assert torch.allclose(factors[layer], (bounds[layer] / norms[layer]).clamp_max(1.0), rtol=1e-3)
-    with pytest.raises(SettingError, match="to name every trainable layer"):
+    with pytest.raises(SettingError, match="names of every trainable layer"):
         PerLayer(bounds={"elsewhere": 1.0}).factors(record)
 
 

@@ -619,11 +619,13 @@ def test_settings_that_do_not_fit_the_model_or_the_data_are_rejected_by_name(
     with pytest.raises(SettingError, match="sampling to be once for units of several rows.*, got 'fixed'"):
         resolved("ldp, drawn again", PEOPLE)
     live = dataclasses.replace(resolved("dp-ie"), stored=False)
-    rejected(live, whole_model, PEOPLE, "unit='person' of one row each for a live dp-ie", SettingError, True)
+    rejected(live, whole_model, PEOPLE, "unit to be of one row each for a live dp-ie", SettingError, True)
     scores = dataclasses.replace(ROWS, labels=None, label_names=(), scores=tuple(i / 64 for i in range(64)))
     to_scores = model_of(encoder, scores)
-    rejected(resolved("dp-ie, labels"), to_scores, scores, "labels='noisy' public for scores", SettingError, True)
-    rejected(resolved("ldp, gaussian"), to_scores, scores, "label_epsilon=1.0 left out for scores", SettingError, True)
+    rejected(resolved("dp-ie, labels"), to_scores, scores, "labels to be public for scores", SettingError, True)
+    rejected(
+        resolved("ldp, gaussian"), to_scores, scores, "label_epsilon to be left out for scores", SettingError, True
+    )
     strict = ask("santext", {"epsilon_per_word": 4.0, "unknown": "refuse"}, sensitive)
     strange = dataclasses.replace(ROWS, texts=("qqq zzz", *ROWS.texts[1:]))
     with pytest.raises(DiscreetError, match="word 1 of text 1 is not"):

@@ -7,9 +7,8 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
-import click
 import typer
 
 from discreet.cli.attack import attack
@@ -20,7 +19,7 @@ from discreet.cli.data import data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.explore import explore
 from discreet.cli.ledger import ledger
-from discreet.cli.output import line, note, options_of
+from discreet.cli.output import RUNNING, line, note, options_of
 from discreet.cli.predict import predict
 from discreet.cli.query import query
 from discreet.cli.report import report
@@ -77,6 +76,7 @@ app.command("solve", hidden=True)(solve)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 2 rejected, 130 interrupted."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    RUNNING.set(lambda: _command(given))
     try:
         try:
             app(args=given or ["--help"])  # alone, the command says what it can do, and that is no error
@@ -101,9 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _command(given: Sequence[str]) -> click.Command | None:
+def _command(given: Sequence[str]) -> Any:
     """Return the sub-command that is run, by which settings are spelled as options."""
-    commands = cast(click.Group, typer.main.get_command(app)).commands
+    commands: dict[str, Any] = cast(Any, typer.main.get_command(app)).commands
     return next((commands[word] for word in given if word in commands), None)
 
 

@@ -11,11 +11,10 @@ import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-import click
 
 from discreet.core.errors import Message, Spelling
 
@@ -56,19 +55,25 @@ def one_line(text: str, longest: int | None = None) -> str:
     return printable(" ".join(as_options(text).split()), longest)
 
 
+# Returns the command that is running, by whose options settings are spelled; it is found only if it is asked for.
+RUNNING: ContextVar[Callable[[], Any]] = ContextVar("running", default=lambda: None)
+
+
 @runtime_checkable
 class HasMoreOptions(Protocol):
     """A command with options that are loaded where they are needed."""
 
-    def more_options(self) -> Sequence[click.Parameter]:
+    def more_options(self) -> Sequence[Any]:
         """Return the options that are not among the parameters of the command."""
 
 
-def options_of(command: click.Command | None) -> Spelling:
+def options_of(command: Any) -> Spelling:
     """Return how a command spells settings: as its options and arguments; other settings keep Python's spelling.
 
-    >>> from click import Command, Option
-    >>> say = options_of(Command("train", params=[Option(["--batch-size"]), Option(["--pooler/--no-pooler"])]))
+    >>> from types import SimpleNamespace as Fake
+    >>> size = Fake(name="batch_size", opts=["--batch-size"], secondary_opts=[], param_type_name="option")
+    >>> pooler = Fake(name="pooler", opts=["--pooler"], secondary_opts=["--no-pooler"], param_type_name="option")
+    >>> say = options_of(Fake(params=[size, pooler]))
     >>> say("batch_size", None), say("batch_size", 8), say("pooler", False), say("texts", None)
     ('--batch-size', '--batch-size 8', '--no-pooler', None)
     """
@@ -82,17 +87,17 @@ def options_of(command: click.Command | None) -> Spelling:
         if parameter is None:
             return None
         if parameter.param_type_name == "argument":
-            return parameter.human_readable_name
+            return str(parameter.metavar or parameter.name.upper())
         if value is False and parameter.secondary_opts:
-            return parameter.secondary_opts[-1]
-        option = max(parameter.opts, key=len)
+            return str(parameter.secondary_opts[-1])
+        option: str = max(parameter.opts, key=len)
         return option if value is None or isinstance(value, bool) else f"{option} {shlex.quote(str(value))}"
 
     return spelling
 
 
-def _by_name(parameters: Iterable[click.Parameter]) -> dict[str, click.Parameter]:
-    known: dict[str, click.Parameter] = {}
+def _by_name(parameters: Iterable[Any]) -> dict[str, Any]:
+    known: dict[str, Any] = {}
     for parameter in parameters:
         for name in (*(option.lstrip("-").replace("-", "_") for option in parameter.opts), parameter.name or ""):
             known.setdefault(name, parameter)
@@ -103,8 +108,7 @@ def as_options(text: str) -> str:
     """Return a message with its settings spelled as the options of the command that is running."""
     if not isinstance(text, Message):
         return text
-    context = click.get_current_context(silent=True)
-    return text.worded(options_of(None if context is None else context.command))
+    return text.worded(options_of(RUNNING.get()()))
 
 
 def _unsafe(character: str) -> bool:
