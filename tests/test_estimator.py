@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
 import discreet
-from discreet import DPSGD, InstanceEncoding, TextClassifier, TrainSettings
+from discreet import DPSGD, InstanceEncoding, LocalPrivacy, TextClassifier, TrainingPlan, TrainSettings
 from discreet.core.errors import BudgetError, DataError, OutputError
 from discreet.core.guarantee import Adjacency
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.estimator import SpendsAgain
+from discreet.protections.base import RepresentationProtection
 from discreet.training.people import People
 
 GOOD, BAD = "a good calm film", "a bad dull plot"
@@ -125,3 +127,16 @@ def test_the_readme_trains_privately_in_six_lines(tmp_path: Path, monkeypatch: p
     made = names["same"]
     assert isinstance(made, TextClassifier) and made.guarantee_ is not None
     assert made.guarantee_.certified and made.guarantee_.epsilon <= 3 and made.guarantee_.unit == "patient"
+
+
+@pytest.mark.parametrize("kind", [InstanceEncoding, LocalPrivacy])
+def test_public_text_that_is_asked_for_is_used_or_missed(kind: type[Any], encoder: str, tmp_path: Path) -> None:
+    path = tmp_path / "public.csv"
+    path.write_text("text,label\n" + "".join(f"a calm film of day {i},{i % 2}\n" for i in range(40)), encoding="utf-8")
+    protect = kind(epsilon=8, dimension=8, public=str(path))
+    made = TextClassifier(encoder, protect=protect, part="head", train=QUICK).fit(TEXTS, LABELS)
+    assert isinstance(made.plan_.protect, RepresentationProtection) and made.plan_.public is not None
+    assert made.plan_.protect.projected_to == 8
+    corpus = Corpus("toy", tuple(TEXTS), labels=tuple(i % 2 for i in range(60)))
+    with pytest.raises(DataError, match="Expected the public text"):
+        TrainingPlan.make(made.model_, corpus, protect=protect)

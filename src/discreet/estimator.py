@@ -17,7 +17,7 @@ from discreet.core.errors import DataError
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.sources import EACH_ROW, TextSource, unit_ids
+from discreet.data.sources import EACH_ROW, Columns, TextSource, unit_ids
 from discreet.experiment.training import (
     RunOptions,
     RunRequest,
@@ -30,7 +30,7 @@ from discreet.models.classifier import Classifier
 from discreet.protections.base import RepresentationProtection
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
-from discreet.training.plan import TrainingPlan, model_settings
+from discreet.training.plan import TrainingPlan, model_settings, public_corpus
 from discreet.training.precision import find_device
 from discreet.training.run_folder import finish, load_run, prepared, workspace_of
 
@@ -103,7 +103,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings = model_settings(asked, self.protect, corpus.unit_count)
         model = Classifier.build(corpus, settings, rng=Rng(self.seed).fork("model")).to(find_device("auto"))
         plan = TrainingPlan.make(
-            model, corpus, protect=self.protect, train=self.train, seed=self.seed, noise_seed=self.noise_seed
+            model,
+            corpus,
+            protect=self.protect,
+            train=self.train,
+            public=public_corpus(self.protect, corpus, Columns(), self.seed),
+            seed=self.seed,
+            noise_seed=self.noise_seed,
         )
         if plan.protect is None:
             trained, metrics = train_model(model, corpus, plan), {}

@@ -37,7 +37,7 @@ class PositionRows(Attack):
     read off the rows of places that no text reaches.
 
     It needs one text, its length, or no noise, and a model that adds words and positions before a LayerNorm and uses
-    what comes out alone (BERT and its like; not GPT-2, where the sum also goes on beside the norm).
+    what comes out alone (BERT and its like; not GPT-2, where a residual connection also carries the sum past the norm).
 
     The orthogonality is well known; that it names words is our observation.
     """

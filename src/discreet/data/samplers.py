@@ -1,7 +1,7 @@
 """Samplers: which units are in the batch of a step, and what that does to a step's privacy cost.
 
 A sampler remembers nothing: the batch of step 17 is a function of the step and the source of randomness, so a training
-that was stopped draws the same batches when it goes on. `n` counts units of privacy, never rows.
+that was stopped draws the same batches when it is resumed. `n` counts units of privacy, never rows.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class AttackRequest:
 class AttackResult:
     """What an attack reached, on which release, and what is guaranteed for that release: never for a training.
 
-    Of several releases it is the guarantee of the dearest. `preparing` is the part of `seconds` before the first
+    Of several releases it is the one with the largest epsilon. `preparing` is the part of `seconds` before the first
     release: public text is encoded then, a prior fitted. `stopped` counts the searches that a time limit ended early.
 
     `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification. `unknown_share` is the
@@ -210,7 +210,7 @@ def run_attack(
                 first_words=request.first_words,
             )
             facts["given"] = attacker_given(made.seen, knows, hidden, scene.public_origin, attack.crafts)
-        promise = dearest(promise, made.seen.guarantee)
+        promise = with_larger_epsilon(promise, made.seen.guarantee)
         examples += found
         for example in found:
             watch(example)
@@ -296,7 +296,7 @@ def beginnings(rows: Corpus, words: int | None) -> Corpus:
     return dataclasses.replace(rows, texts=tuple(" ".join(text.split()[:words]) for text in rows.texts))
 
 
-def dearest(first: Guarantee | None, second: Guarantee | None) -> Guarantee | None:
+def with_larger_epsilon(first: Guarantee | None, second: Guarantee | None) -> Guarantee | None:
     """Return what holds for either of two releases: the larger epsilon, as a longer text may cost more."""
     if first is None or second is None:
         return second or first

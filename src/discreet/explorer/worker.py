@@ -173,7 +173,9 @@ class Worker:
             job.error, state = str(error), REFUSED
         except Exception as error:
             _LOG.error("A reading failed with %s.", type(error).__name__)  # never what it held
-            job.error = f"The reading failed with {type(error).__name__}. The server goes on; try another setting."
+            job.error = (
+                f"The reading failed with {type(error).__name__}. The server is still running; try another setting."
+            )
             state = FAILED
         job.work = _nothing  # the sentence goes with it
         job.state = state

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
 from discreet.core.checks import invalid, one_of, positive, whole
-from discreet.core.errors import SettingError, UnsupportedError, setting
+from discreet.core.errors import DataError, SettingError, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
@@ -144,7 +144,9 @@ class InstanceEncoding(RepresentationProtection):
     def resolve(self, conditions: Conditions) -> InstanceEncoding:
         """Return the protection: stored for a frozen encoder, at every step for one that is trained."""
         projection = None
-        if self.dimension is not None and conditions.public is not None:
+        if self.dimension is not None and self.projection is None:
+            if conditions.public is None:
+                raise DataError(f"Expected the public text {self.public!r} for the projection of dp-ie. Give public=.")
             vectors, labels = conditions.public()
             projection = learned(vectors.cpu(), None if labels is None else labels.cpu(), self.dimension)
         resolved = dataclasses.replace(
@@ -378,7 +380,7 @@ class Encodings:
 
     @property
     def event(self) -> DpEvent:
-        """What really happens to the dearest unit, whatever the calibration claims."""
+        """The true cost of the unit with the largest epsilon, whatever the calibration claims."""
         from discreet.accounting.events import ComposedDpEvent
 
         vectors = self.asked.cost(self.load, self.width).event(self.scale)

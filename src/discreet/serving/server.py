@@ -33,7 +33,7 @@ _NEEDED = ("uvicorn", "starlette", "httptools", "orjson")
 
 
 def check_installed(extra: str = "serving") -> None:
-    """Refuse to go on without the libraries that answer over HTTP, and name the extra that brings them."""
+    """Refuse to start without the libraries that answer over HTTP, and name the extra that brings them."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ExtraError(

@@ -96,7 +96,7 @@ class HiddenStep:
         return self.plan.sampler, self.protect.identity(), self.public, self.account.secret
 
     def check(self, steps: int) -> None:
-        """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
+        """Refuse to resume from a checkpoint whose steps the ledger does not hold."""
         spent = [self.live.cost(step, step // self.per_epoch) for step in range(steps)]
         refuse_unbilled(self.account.ledger, self.run, spent, self.account.limit)
 

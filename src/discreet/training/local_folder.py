@@ -86,7 +86,7 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: Loc
     if model.settings.frozen and protect.claimed is not None:
         reasons.append(str(protect.claimed.reason))
     client = folder / CLIENT
-    client.mkdir(parents=True, exist_ok=True)  # a run that was stopped while it was written goes on here
+    client.mkdir(parents=True, exist_ok=True)  # a run that was stopped while it was written resumes here
     layer = path.layer
     settings = ClientSettings(
         encoder=model.settings.encoder,

@@ -152,7 +152,7 @@ class PrivateStep:
         return self.plan.sampler, self.protect.identity(), self.units, self.plan.population, self.secret
 
     def check(self, steps: int) -> None:
-        """Refuse to go on from a checkpoint whose steps the ledger does not hold."""
+        """Refuse to resume from a checkpoint whose steps the ledger does not hold."""
         refuse_unbilled(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
 
     def epsilon(self) -> float:

@@ -183,7 +183,7 @@ def finish(
         sync_tree(workspace)
         workspace.rename(out)
         sync_folder(out.parent)
-        # Only now: a run that could not be given its name must still be able to go on with the same noise.
+        # Only now: a run that could not be given its name must still be able to resume with the same noise.
         forget_secrets(out)
     except OSError as error:
         raise cannot_write(out, error) from None

@@ -55,7 +55,7 @@ class Step(Protocol):
         ...
 
     def check(self, steps: int) -> None:
-        """Refuse to go on after so many steps if they were not accounted for."""
+        """Refuse to resume after so many steps if they were not accounted for."""
         ...
 
     def layout(self) -> dict[str, Any] | None:

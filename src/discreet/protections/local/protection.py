@@ -84,7 +84,7 @@ class LocalLayer(RepresentationProtection):
     pairs: bool = False
     typical: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
     dynamic: bool = False  # noise grows with the number of vectors that a step happens to send, as in the paper
-    epsilon: float | None = field(default=None, repr=False, compare=False)  # the budget of a sentence
+    epsilon: float | None = field(default=None, repr=False, compare=False)  # the budget that was asked for
     calibration: str = field(default="sound", repr=False, compare=False)  # whether by a proof or as in the paper
     name: ClassVar[str] = "ldp"
 
@@ -524,6 +524,8 @@ class LocalPrivacy(Protection):
 
     def _learned(self, conditions: Conditions, dimension: int) -> tuple[Projection, Tensor]:
         """Return the projection, and the public vectors it was learned from."""
+        if self.public is not None and conditions.public is None:
+            raise DataError(f"Expected the public text {self.public!r} for the projection of ldp. Give public=.")
         vectors, labels = (
             (made_up_vectors(conditions.model), None) if conditions.public is None else conditions.public()
         )
@@ -578,7 +580,7 @@ class SentOnce:
 
     @property
     def event(self) -> DpEvent:
-        """What all sentences of the dearest unit cost together."""
+        """The cost of all sentences of the unit that has most."""
         one = with_label(self.protect.training.event, self.response)
         return one if self.rows == 1 else SelfComposedDpEvent(one, self.rows)
 
