@@ -352,7 +352,7 @@ _CHECK = re.compile(rb'"[0-9a-f]{16}"([\]}])$')
 
 def _sealed(data: bytes) -> bytes:
     """Return the lines of a ledger with checks that carry on the chain, so that what stands in them is read."""
-    from discreet.accounting.ledger_lines import seal
+    from discreet.accounting.ledger_file import seal
 
     chain, made = b"", []
     for line in data.split(b"\n"):

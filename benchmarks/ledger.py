@@ -17,9 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from discreet.accounting import ledger_lines
-from discreet.accounting.event_json import event_to_json
-from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent
+from discreet.accounting import ledger_file as ledger_lines
+from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, event_to_json
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.guarantee import Adjacency
 

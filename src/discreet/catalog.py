@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.checks import invalid, one_of
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, invalid, one_of
 from discreet.core.settings import parse
 
 if TYPE_CHECKING:

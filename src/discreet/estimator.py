@@ -12,8 +12,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from discreet.core.checks import positive
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, positive
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus

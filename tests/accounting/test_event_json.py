@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.accounting import events
-from discreet.accounting.event_json import KNOWN, event_from_json, event_to_json
+from discreet.accounting.events import KNOWN, event_from_json, event_to_json
 from discreet.core.errors import DataError, DiscreetError, UnsupportedError
 
 GAUSSIAN = library.GaussianDpEvent(1.1)

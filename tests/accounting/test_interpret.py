@@ -28,8 +28,7 @@ from discreet.accounting.events import (
 from discreet.accounting.gdp import gaussian_epsilon
 from discreet.accounting.interpret import delta, epsilon, guarantee
 from discreet.accounting.interpret import delta as delta_of
-from discreet.accounting.meter import Meter
-from discreet.accounting.powers import Losses
+from discreet.accounting.powers import Losses, Meter
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 

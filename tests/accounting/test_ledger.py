@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from discreet.accounting import ledger_budget, ledger_lines
+from discreet.accounting import ledger as ledger_module
+from discreet.accounting import ledger_file
 from discreet.accounting.curve import interval_for
-from discreet.accounting.event_json import event_to_json
 from discreet.accounting.events import (
     ComposedDpEvent,
     DpEvent,
@@ -26,14 +26,14 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
+    event_to_json,
 )
-from discreet.accounting.interpret import guarantee
+from discreet.accounting.interpret import guarantee, pure_epsilon
 from discreet.accounting.ledger import Budget, Ledger, Receipt
 from discreet.accounting.ledger_statement import most
 from discreet.accounting.losses import use_curve
 from discreet.accounting.parts import take_apart
 from discreet.accounting.powers import Losses, Powers
-from discreet.accounting.pure import pure_epsilon
 from discreet.core.errors import BudgetError, LedgerError, OutputError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 
@@ -293,8 +293,8 @@ def test_without_a_budget_a_delta_is_asked_for() -> None:
 
 def count_prices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     calls: list[object] = []
-    priced = ledger_budget.priced
-    monkeypatch.setattr(ledger_budget, "priced", lambda event, *rest: calls.append(event) or priced(event, *rest))
+    priced = ledger_module.priced
+    monkeypatch.setattr(ledger_module, "priced", lambda event, *rest: calls.append(event) or priced(event, *rest))
     return calls
 
 
@@ -525,8 +525,8 @@ def test_a_ledger_is_not_copied(place: Path | None, duplicate: object) -> None:
 
 
 def test_a_hundred_thousand_lines_are_read() -> None:
-    lines = [ledger_lines.header("note", open_ledger(None).statement.adjacency, None)]
-    tally = ledger_lines.read(lines[0], "here")
+    lines = [ledger_file.header("note", open_ledger(None).statement.adjacency, None)]
+    tally = ledger_file.read(lines[0], "here")
     for line in [tally.declaration(event_to_json(STEP))]:
         tally.take(line[:-1])
         lines.append(line)
@@ -535,7 +535,7 @@ def test_a_hundred_thousand_lines_are_read() -> None:
         tally.take(lines[-1][:-1])
     data = b"".join(lines)
     assert len(data) < 50 * 100_000
-    assert ledger_lines.read(data, "here").counts == [100_000]
+    assert ledger_file.read(data, "here").counts == [100_000]
 
 
 def test_each_line_is_json(tmp_path: Path) -> None:

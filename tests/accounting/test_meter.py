@@ -13,7 +13,7 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
 )
 from discreet.accounting.interpret import epsilon
-from discreet.accounting.meter import Meter
+from discreet.accounting.powers import Meter
 from discreet.core.errors import SettingError
 
 SAMPLED = PoissonSampledDpEvent(0.02, ClippedSumDpEvent(0.9))

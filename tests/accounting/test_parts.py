@@ -11,8 +11,7 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import take_apart
-from discreet.accounting.tree import describe
+from discreet.accounting.parts import describe, take_apart
 from discreet.core.guarantee import Adjacency
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE

@@ -15,9 +15,9 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
 )
+from discreet.accounting.interpret import pure_epsilon
 from discreet.accounting.losses import use_curve
 from discreet.accounting.parts import take_apart
-from discreet.accounting.pure import pure_epsilon
 from discreet.core.guarantee import Adjacency
 
 ZERO, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE

@@ -11,7 +11,7 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
 )
-from discreet.accounting.tree import leaves, simplest
+from discreet.accounting.parts import leaves, simplest
 from discreet.core.errors import SettingError, UnsupportedError
 
 A, B = GaussianDpEvent(1.0), LaplaceDpEvent(2.0)

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from discreet.accounting import ledger_file
-from discreet.accounting.event_json import event_from_json
-from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, NoGuaranteeDpEvent, PoissonSampledDpEvent
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    GaussianDpEvent,
+    NoGuaranteeDpEvent,
+    PoissonSampledDpEvent,
+    event_from_json,
+)
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.cli.main import main
 

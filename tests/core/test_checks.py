@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from discreet.core import checks
+from discreet.core import errors as checks
 from discreet.core.errors import SettingError
 
 

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.core.checks import invalid
-from discreet.core.errors import BudgetError, DataError, DiscreetError, Message, SettingError, setting, spelled
+from discreet.core.errors import BudgetError, DataError, DiscreetError, Message, SettingError, invalid, setting, spelled
 
 
 def as_option(name: str, value: object) -> str | None:

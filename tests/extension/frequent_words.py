@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from discreet.attacks.base import Attack, Returns
-from discreet.core.checks import whole
+from discreet.core.errors import whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 

@@ -30,7 +30,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.interpret import delta as delta_of
 from discreet.accounting.interpret import epsilon, guarantee
-from discreet.accounting.meter import Meter
+from discreet.accounting.powers import Meter
 from discreet.accounting.risk import most_true_positives
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency

@@ -17,9 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from discreet.accounting import ledger_file, ledger_lines
-from discreet.accounting.event_json import event_to_json
-from discreet.accounting.events import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
+from discreet.accounting import ledger_file
+from discreet.accounting.events import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, event_to_json
 from discreet.accounting.ledger import Budget, Ledger, Statement
 from discreet.core.errors import BudgetError, LedgerError
 
@@ -37,7 +36,7 @@ def counts(statement: Statement) -> Counter[str]:
 
 
 def read(data: bytes) -> Counter[str]:
-    return counts(ledger_lines.read(data, "here").statement())
+    return counts(ledger_file.read(data, "here").statement())
 
 
 @pytest.fixture
@@ -98,14 +97,14 @@ def test_cut_at_every_byte_it_can_be_used_again(book: tuple[bytes, list[tuple[in
 def test_a_second_crash_while_the_first_is_mended_changes_nothing(book: tuple[bytes, list[tuple[int, str]]]) -> None:
     data, starts = book
     for cut in range(data.index(b"\n") + 1, len(data)):
-        mending = ledger_lines.read(data[:cut], "here").unfinished
+        mending = ledger_file.read(data[:cut], "here").unfinished
         for more in range(len(mending) + 1):
-            twice = ledger_lines.read(data[:cut] + mending[:more], "here")
+            twice = ledger_file.read(data[:cut] + mending[:more], "here")
             assert counts(twice.statement()) == begun(starts, cut)
         mended = data[:cut] + mending[: len(mending) // 2]
-        mended += ledger_lines.read(mended, "here").unfinished
+        mended += ledger_file.read(mended, "here").unfinished
         assert read(mended) == begun(starts, cut)
-        assert ledger_lines.read(mended, "here").unfinished == b""
+        assert ledger_file.read(mended, "here").unfinished == b""
 
 
 def test_a_garbled_last_write_is_counted(book: tuple[bytes, list[tuple[int, str]]]) -> None:
@@ -189,7 +188,7 @@ def test_an_id_that_its_check_does_not_confirm_is_not_believed(book: tuple[bytes
     last = data[starts[-1][0] :]
     assert last.startswith(b'["8",0,"')
     for cut in range(len('["8",0,"') + 4, len(last)):
-        tally = ledger_lines.read(data[: starts[-1][0]] + last.replace(b"8", b"9", 1)[:cut], "here")
+        tally = ledger_file.read(data[: starts[-1][0]] + last.replace(b"8", b"9", 1)[:cut], "here")
         assert counts(tally.statement()) == begun(starts, len(data))
         assert "9" not in tally.ids
 
@@ -202,7 +201,7 @@ def test_the_guarantee_read_back_is_never_below_the_one_used(book: tuple[bytes, 
             ledger.spend(event, name, secure=name == "6")
             used[start] = ledger.guarantee(1e-5).epsilon
     for start, epsilon in used.items():
-        torn = ledger_lines.read(data[: start + 4], "here").statement()
+        torn = ledger_file.read(data[: start + 4], "here").statement()
         assert torn.guarantee(1e-5).epsilon >= epsilon
         assert (torn.torn, torn.unfinished) == (1, True)
 

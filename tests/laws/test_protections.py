@@ -24,10 +24,9 @@ import discreet
 from discreet.accounting.events import ComposedDpEvent, RandomizedResponseDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as price
 from discreet.accounting.ledger import Ledger
-from discreet.core.digest import digest
 from discreet.core.errors import DiscreetError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency, Caveat
-from discreet.core.randomness import Rng
+from discreet.core.randomness import Rng, digest
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings

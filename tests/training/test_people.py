@@ -15,8 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.accounting.event_json import event_to_json
-from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    event_to_json,
+)
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.cli.main import main

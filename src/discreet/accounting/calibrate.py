@@ -17,9 +17,8 @@ from collections.abc import Callable
 
 from discreet.accounting.events import DpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.meter import Meter
-from discreet.core.checks import invalid, open_probability, positive
-from discreet.core.errors import UnsupportedError
+from discreet.accounting.powers import Meter
+from discreet.core.errors import UnsupportedError, invalid, open_probability, positive
 from discreet.core.guarantee import Adjacency
 
 Cost = Callable[[float], float]

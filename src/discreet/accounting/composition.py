@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from discreet.accounting.events import ComposedDpEvent, DpEvent, MetricDpEvent, NoOpDpEvent, SelfComposedDpEvent
-from discreet.core.checks import invalid, non_negative, open_probability, probability, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, non_negative, open_probability, probability, whole
 from discreet.core.guarantee import Guarantee
 
 

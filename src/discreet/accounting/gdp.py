@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from discreet.core.checks import invalid, non_negative, open_probability, positive, probability, whole
+from discreet.core.errors import invalid, non_negative, open_probability, positive, probability, whole
 
 # Noise so much larger has an epsilon that is never above the one it was solved for: both are rounded up, by 1e-12.
 ROUNDING = 1e-11

@@ -28,7 +28,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.gdp import gaussian_noise
 from discreet.accounting.interpret import guarantee
-from discreet.core.checks import invalid, one_of, open_probability, positive, whole
+from discreet.core.errors import invalid, one_of, open_probability, positive, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 NOISES = ("gaussian", "laplace", "l2-laplace")

@@ -11,6 +11,8 @@ Gaussian noise that is not sampled and otherwise a central-limit estimate below 
 1.829
 >>> round(epsilon(steps, 1e-5, accountant="gdp"), 3)
 1.618
+
+The cost with delta 0: the largest loss of every use, added up; infinite where a loss has no largest value.
 """
 
 from __future__ import annotations
@@ -19,15 +21,20 @@ import math
 from collections.abc import Sequence
 
 from discreet.accounting import von_mises_fisher as vmf
-from discreet.accounting.coverage import refuse_pair
 from discreet.accounting.events import (
     ClippedSumDpEvent,
+    DiscreteLaplaceDpEvent,
     DpEvent,
+    EpsilonDeltaDpEvent,
+    LaplaceDpEvent,
+    LocalDpEvent,
+    MetricDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
+    ZCDpEvent,
 )
 from discreet.accounting.gdp import (
     central_limit_mu,
@@ -36,11 +43,9 @@ from discreet.accounting.gdp import (
     gaussian_epsilon,
 )
 from discreet.accounting.losses import powers_of, use_curve
-from discreet.accounting.parts import Parts, take_apart
-from discreet.accounting.pure import pure_epsilon
+from discreet.accounting.parts import Parts, refuse_pair, take_apart
 from discreet.accounting.renyi import renyi_delta, renyi_epsilon
-from discreet.core.checks import invalid, non_negative, one_of, probability
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, probability
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
@@ -213,3 +218,59 @@ def _assumed(parts: Parts, adjacency: Adjacency) -> list[str]:
 def _known(adjacency: Adjacency | str, accountant: str) -> Adjacency:
     one_of("accountant", accountant, ACCOUNTANTS)
     return Adjacency(one_of("adjacency", str(adjacency), [a.value for a in Adjacency]))
+
+
+def pure_epsilon(parts: Parts, adjacency: Adjacency) -> float:
+    """Return the epsilon at delta 0 of all uses together, by basic composition.
+
+    >>> from discreet.accounting.events import RandomizedResponseDpEvent, SelfComposedDpEvent
+    >>> twice = SelfComposedDpEvent(RandomizedResponseDpEvent(0.5, 2), 2)
+    >>> round(pure_epsilon(take_apart(twice, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE) / math.log(3), 6)
+    2.0
+    """
+    if parts.reasons or parts.mu_squared:
+        return math.inf
+    return math.fsum(count * _largest_loss(use, adjacency) for use, count in parts.uses)
+
+
+def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
+    if isinstance(use, LaplaceDpEvent):
+        return 1 / float(use.noise_multiplier)
+    if isinstance(use, DiscreteLaplaceDpEvent):
+        return float(use.noise_parameter) * int(use.sensitivity)
+    if isinstance(use, EpsilonDeltaDpEvent | LocalDpEvent):
+        return use.epsilon if use.delta == 0 else math.inf
+    if isinstance(use, MetricDpEvent):
+        return use.epsilon_per_distance * float(use.diameter or 0.0)
+    if isinstance(use, RandomizedResponseDpEvent):
+        k, p = use.num_buckets, use.noise_parameter
+        if k == 1:
+            return 0.0
+        told, other = 1 - p + p / k, p / k
+        if adjacency is Adjacency.ZERO_OUT:
+            return max(math.log(told * k), -math.log(other * k))
+        return math.log(told / other)
+    if isinstance(use, VonMisesFisherDpEvent):
+        if adjacency is Adjacency.ZERO_OUT:
+            return vmf.largest_zeroed_loss(use.kappa, use.dimension)
+        return 2 * use.kappa
+    if isinstance(use, ZCDpEvent):
+        return use.xi if use.rho == 0 else math.inf
+    if isinstance(use, PoissonSampledDpEvent):
+        return _sampled_loss(use.event, use.sampling_probability, adjacency)
+    if isinstance(use, SampledWithoutReplacementDpEvent):
+        return _sampled_loss(use.event, use.sample_size / use.source_dataset_size, Adjacency.REPLACE_ONE)
+    if isinstance(use, VisibleVectorsDpEvent):
+        return _sampled_loss(use.event, use.drawn / use.population, Adjacency.REPLACE_ONE)
+    return math.inf
+
+
+def _sampled_loss(event: DpEvent, rate: float, adjacency: Adjacency) -> float:
+    if isinstance(event, VisibleVectorsDpEvent):
+        rate, event = 1.0, event.event  # how many are seen varies, and all of them may be
+    inner = pure_epsilon(take_apart(event, adjacency), adjacency)
+    if not math.isfinite(inner):
+        return math.inf
+    if inner < 30:
+        return math.log1p(rate * math.expm1(inner))
+    return inner + math.log(rate + (1 - rate) * math.exp(-inner))

@@ -9,7 +9,7 @@ from typing import Any
 
 from discreet.accounting.events import ComposedDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
-from discreet.core.checks import invalid, positive
+from discreet.core.errors import invalid, positive
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 MOST_STEPS = 10_000_000

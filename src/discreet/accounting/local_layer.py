@@ -37,7 +37,7 @@ from discreet.accounting.gdp import (
 )
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.interpret import guarantee
-from discreet.core.checks import invalid, one_of, positive, whole
+from discreet.core.errors import invalid, one_of, positive, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 SAMPLINGS = ("once", "fixed", "coins")

@@ -1,7 +1,7 @@
 """From an event to its loss distribution: the default accountant.
 
 Every single use becomes a `Curve` (exact or a proven bound), every curve a pessimistic loss distribution on one grid,
-and these are composed. What no proof covers was refused before, by `discreet.accounting.coverage`.
+and these are composed. What no proof covers was refused before, by `discreet.accounting.parts`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 
 from discreet.accounting import curve as curves
 from discreet.accounting import von_mises_fisher as vmf
-from discreet.accounting.coverage import LARGEST_GRID, refuse_pair
 from discreet.accounting.curve import Array, Curve
 from discreet.accounting.events import (
     DiscreteGaussianDpEvent,
@@ -30,9 +29,8 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import Parts, gaussian_mu_of, take_apart
+from discreet.accounting.parts import LARGEST_GRID, Parts, gaussian_mu_of, refuse_pair, remembered, take_apart
 from discreet.accounting.powers import Losses, Powers
-from discreet.accounting.remembered import remembered
 from discreet.core.guarantee import Adjacency
 
 # beyond this ratio of sensitivity to sigma the likelihood ratios leave double precision

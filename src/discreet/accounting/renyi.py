@@ -25,7 +25,6 @@ from dp_accounting.rdp.rdp_privacy_accountant import (
 from scipy.special import gammaln, logsumexp
 
 from discreet.accounting import von_mises_fisher as vmf
-from discreet.accounting.coverage import refuse_pair
 from discreet.accounting.curve import Array
 from discreet.accounting.events import (
     DiscreteGaussianDpEvent,
@@ -43,8 +42,7 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import Parts, take_apart
-from discreet.accounting.remembered import remembered
+from discreet.accounting.parts import Parts, refuse_pair, remembered, take_apart
 from discreet.core.guarantee import Adjacency
 
 _AT_ONCE = 1 << 20  # numbers of an integral at the same time

@@ -26,7 +26,7 @@ from discreet.accounting.events import DpEvent, VonMisesFisherDpEvent
 from discreet.accounting.gdp import gaussian_trade_off
 from discreet.accounting.losses import powers_of
 from discreet.accounting.parts import take_apart
-from discreet.core.checks import invalid, open_probability, probability, whole
+from discreet.core.errors import invalid, open_probability, probability, whole
 from discreet.core.guarantee import Adjacency
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from discreet.accounting.curve import Array, Curve, Deltas, pure
 from discreet.accounting.gdp import bisect_up
-from discreet.core.checks import invalid, non_negative, open_probability, probability, whole
+from discreet.core.errors import invalid, non_negative, open_probability, probability, whole
 
 MOST_EXACT = 1e10  # above it kappa t is rounded by more than 1e-6, and only the largest loss, 2 kappa, is certain
 _DROP = 75.0  # densities below e^-75 of the peak carry nothing

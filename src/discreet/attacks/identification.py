@@ -23,8 +23,7 @@ from torch import Tensor
 from discreet.attacks.base import Attack, Need, Returns
 from discreet.clipping.clip import Clip, Flat, clipped_sum
 from discreet.clipping.tape import Tape
-from discreet.core.checks import invalid, non_negative, one_of, positive, probability, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.data.batches import tokenise

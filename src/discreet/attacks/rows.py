@@ -12,8 +12,7 @@ from torch import Tensor
 from discreet.attacks.base import Attack, Need, Returns
 from discreet.attacks.encoder_layers import Embeddings, dissect, model_of
 from discreet.attacks.matching.engine import prior_of
-from discreet.core.checks import non_negative, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, non_negative, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier

@@ -24,8 +24,7 @@ from discreet.cli.options import Device, Json, Seed, SourceOptions, generated, s
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
 from discreet.cli.progress import working
 from discreet.cli.threads import Threads, use_threads
-from discreet.core.checks import whole
-from discreet.core.errors import spelled
+from discreet.core.errors import spelled, whole
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
 

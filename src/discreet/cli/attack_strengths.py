@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.catalog import ATTACKS, attack_of, protection_class, settings_of_protection
 from discreet.cli.output import note
-from discreet.core.checks import invalid
-from discreet.core.errors import SettingError, Spelling, UnsupportedError, spelled
+from discreet.core.errors import SettingError, Spelling, UnsupportedError, invalid, spelled
 
 if TYPE_CHECKING:
     from torch import Tensor

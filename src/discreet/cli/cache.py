@@ -8,7 +8,7 @@ import typer
 
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, paragraph
-from discreet.core.checks import one_of
+from discreet.core.errors import one_of
 
 
 def cache(

@@ -11,7 +11,7 @@ from discreet.catalog import ATTACKS, PROTECTIONS, attack_of, protection_class
 from discreet.cli.attack_strengths import CLIP_NORM
 from discreet.cli.output import line, note
 from discreet.cli.threads import Threads, use_threads
-from discreet.core.checks import positive
+from discreet.core.errors import positive
 
 # Attacks that first learn from much public text: offered to whoever is ready to wait a minute for each answer.
 SLOW = ("reprecon", "blind", "inversion")

@@ -139,7 +139,7 @@ def _figure(found: Guarantee | None) -> str:
 def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, Any]:
     import json as text
 
-    from discreet.accounting.event_json import event_to_json
+    from discreet.accounting.events import event_to_json
 
     known = delta is not None or statement.budget is not None
     return {

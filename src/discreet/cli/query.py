@@ -59,7 +59,7 @@ def query(
     """
     import numpy as np
 
-    from discreet.core.checks import positive, whole
+    from discreet.core.errors import positive, whole
     from discreet.serving.client import RemoteServer
     from discreet.training.local import UserSide
 

@@ -14,8 +14,7 @@ import typer
 from discreet.cli.options import QUOTING, SEPARATOR, Json, generated
 from discreet.cli.output import as_json, line, note, printable, stderr
 from discreet.cli.threads import Threads, use_threads
-from discreet.core.checks import invalid, one_of, open_probability, positive
-from discreet.core.errors import OutputError, SettingError
+from discreet.core.errors import OutputError, SettingError, invalid, one_of, open_probability, positive
 from discreet.core.guarantee import in_digits, words_for_size
 from discreet.core.settings import option
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from discreet.core.checks import whole
+from discreet.core.errors import whole
 
 Threads = Annotated[int, typer.Option(help="Number of CPU threads; one is usually fastest.")]
 

@@ -18,7 +18,7 @@ from discreet.catalog import PROTECTIONS, protection_class
 from discreet.cli.options import Data, Json, SourceOptions, command_of, fields_with_help, generated, option_of
 from discreet.cli.output import HasMoreOptions, as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
 from discreet.cli.progress import training_bar, working
-from discreet.core.checks import invalid, one_of, positive
+from discreet.core.errors import invalid, one_of, positive
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from discreet.clipping.kernels import capturing
 from discreet.clipping.record import Record
-from discreet.core.checks import invalid, positive
+from discreet.core.errors import invalid, positive
 
 # Relative room for what no slot counts: the sums of squares themselves and the division (measured below 2e-7).
 _MARGIN = 2.0**-21

@@ -12,8 +12,7 @@ from discreet.clipping.kernels import capturing
 from discreet.clipping.precision import weighted_rows
 from discreet.clipping.slots import Shared, Sizes, Slot, Vectors, Weights, vector_sizes
 from discreet.clipping.units import Units
-from discreet.core.checks import invalid
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid
 
 # Norms below this are not told apart from zero: their squares fall under float32. A clip is refused below 1e-12.
 _TINY_SQUARE = 1e-36

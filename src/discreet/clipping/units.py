@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from discreet.core.checks import invalid
+from discreet.core.errors import invalid
 
 
 @dataclass(frozen=True)

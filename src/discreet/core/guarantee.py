@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from discreet.core.checks import invalid
+from discreet.core.errors import invalid
 
 
 class Adjacency(enum.StrEnum):

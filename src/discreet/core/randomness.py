@@ -1,22 +1,34 @@
-"""Randomness that comes in by the door: seeded and reproducible, or secure, from the operating system."""
+"""Randomness that comes in by the door: seeded and reproducible, or secure, from the operating system.
+
+Floating-point draws whose every bit comes from the operating system, for releases that nobody needs to repeat.
+
+The methods are those of `numpy.random.Generator` that the mechanisms use, with the same names and meaning.
+
+A hash of everything that decides a draw of noise and what is released under it.
+
+Two releases with the same noise must never count as one unless they are the same release. So the name of a spend is a
+hash of settings, data, weights and secret, taken from the values themselves: a `repr` leaves out what it does not show,
+such as the tensors of a projection.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, invalid
 
 if TYPE_CHECKING:
     import torch
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, nn
 
-    from discreet.core.system_generator import FloatGenerator
 
 _WORD = 8
 _STATE_BYTES = 5056  # of torch's CPU generator
@@ -93,7 +105,6 @@ class Rng:
         """Return a generator of floating-point numbers, from either kind of source."""
         if self._key is not None:
             return self.numpy()
-        from discreet.core.system_generator import SystemGenerator
 
         return SystemGenerator()
 
@@ -184,3 +195,137 @@ def _no_secure(user: str) -> SettingError:
         f"Expected {user} with a seeded source, got a secure one, which cannot be repeated. "
         "Use Rng.secret() or Rng(seed)."
     )
+
+
+Floats = npt.NDArray[np.float64]
+
+_HALF, _TAIL = 2.0**-64, 2.0**-128
+
+
+class FloatGenerator(Protocol):
+    """What the mechanisms draw from: a numpy generator, or the operating system."""
+
+    def random(self, size: int) -> Floats:
+        """Return uniform numbers between 0 and 1."""
+        ...
+
+    def standard_normal(self, size: int) -> Floats:
+        """Return normal numbers of variance 1."""
+        ...
+
+    def standard_exponential(self, size: int) -> Floats:
+        """Return exponential numbers of mean 1."""
+        ...
+
+    def standard_gamma(self, shape: float, size: int) -> Floats:
+        """Return gamma numbers of scale 1."""
+        ...
+
+
+class SystemGenerator:
+    """Draw uniform, normal, exponential and gamma numbers in float64 from `os.urandom`.
+
+    A uniform number has 128 bits before it is rounded to float64, so that its logarithm is not limited to the values
+    that 53 bits allow in the tail.
+    """
+
+    def random(self, size: int) -> Floats:
+        """Return uniform numbers in (0, 1], with 53 significant bits at any size down to 2^-129."""
+        words = np.frombuffer(os.urandom(16 * size), dtype=np.uint64).astype(np.float64)
+        return np.asarray(words[:size] * _HALF + (words[size:] + 0.5) * _TAIL)
+
+    def standard_exponential(self, size: int) -> Floats:
+        """Return -log of uniform numbers."""
+        return np.asarray(-np.log(self.random(size)))
+
+    def standard_normal(self, size: int) -> Floats:
+        """Return normal numbers by the method of Box and Muller, both of each pair."""
+        pairs = -(-size // 2)
+        radius = np.sqrt(2 * self.standard_exponential(pairs))
+        angle = 2 * np.pi * self.random(pairs)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+
+    def standard_gamma(self, shape: float, size: int) -> Floats:
+        """Return gamma numbers.
+
+        Paper: Marsaglia and Tsang 2000, A simple method for generating gamma variables.
+        """
+        if shape < 1:
+            power = self.standard_exponential(size) / -shape
+            return np.asarray(self.standard_gamma(shape + 1, size) * np.exp(power))
+        d = shape - 1 / 3
+        found = np.empty(size)
+        filled = 0
+        while filled < size:
+            count = int((size - filled) * 1.1) + 8
+            x = self.standard_normal(count)
+            v = (1 + x / np.sqrt(9 * d)) ** 3
+            positive = v > 0
+            log_v = np.log(np.where(positive, v, 1.0))
+            keep = positive & (-self.standard_exponential(count) < x * x / 2 + d - d * v + d * log_v)
+            some = (d * v)[keep][: size - filled]
+            found[filled : filled + len(some)] = some
+            filled += len(some)
+        return found
+
+
+NOISE_FORMAT = 2  # how noise is drawn from a secret; a change of it is a change of every release
+
+
+def digest(*values: Any) -> str:
+    """Return a SHA-256 of values as hexadecimal digits: settings, texts, arrays, tensors, models and sources.
+
+    >>> digest(("a", "b")) == digest(("a", "b")), digest(("a", "b")) == digest(("ab", "")), digest(1) == digest(1.0)
+    (True, False, False)
+    """
+    hasher = hashlib.sha256()
+    _add(hasher, values)
+    return hasher.hexdigest()
+
+
+def weights_digest(model: nn.Module, *, leave_out: str | None = None) -> str:
+    """Return a SHA-256 of all parameters and buffers of a model, trained or not; `leave_out` is a part by its name."""
+    named = chain(model.named_parameters(), model.named_buffers())
+    tensors = {name: value for name, value in named if leave_out is None or not name.startswith(f"{leave_out}.")}
+    return digest({name: (value.requires_grad, value.detach()) for name, value in tensors.items()})
+
+
+def _add(hasher: Any, value: Any) -> None:
+    """Add a value with its type and its size, so that no two different values give the same bytes."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().cpu().contiguous()
+        _put(hasher, f"tensor {plain.dtype} {tuple(plain.shape)}", plain.reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, np.ndarray):
+        _put(hasher, f"array {value.dtype} {value.shape}", np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Rng):
+        _add(hasher, ("rng", value.is_secret, value.fork("identity").words(2).tolist()))
+    elif isinstance(value, torch.nn.Module):
+        _add(hasher, (type(value).__qualname__, weights_digest(value)))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        _add(hasher, (type(value).__qualname__, {each.name: getattr(value, each.name) for each in fields}))
+    elif isinstance(value, Mapping):
+        _put(hasher, f"mapping {len(value)}")
+        for key in sorted(value, key=repr):
+            _add(hasher, key)
+            _add(hasher, value[key])
+    elif isinstance(value, list | tuple):
+        _put(hasher, f"sequence {len(value)}")
+        for each in value:
+            _add(hasher, each)
+    elif isinstance(value, set | frozenset):
+        _put(hasher, f"set {len(value)}")
+        for text in sorted(digest(each) for each in value):
+            _put(hasher, text)
+    elif isinstance(value, str | bytes):
+        _put(hasher, type(value).__name__, value.encode() if isinstance(value, str) else value)
+    else:
+        _put(hasher, f"{type(value).__qualname__} {value!r}")
+
+
+def _put(hasher: Any, kind: str, data: Any = b"") -> None:
+    head = f"{kind} {len(data)}".encode()
+    hasher.update(len(head).to_bytes(8, "little") + head)
+    hasher.update(data)

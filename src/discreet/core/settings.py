@@ -9,8 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from discreet.core.checks import did_you_mean, invalid, shown
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, did_you_mean, invalid, shown
 
 T = TypeVar("T")
 _LONGEST = 300  # characters of what the TOML reader says

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from discreet.core.checks import invalid
+from discreet.core.errors import invalid
 from discreet.core.guarantee import Guarantee
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from discreet.core.checks import invalid, open_probability, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, open_probability, whole
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 

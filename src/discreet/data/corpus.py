@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import did_you_mean
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, did_you_mean
 from discreet.data.bad_rows import BadRows
 
 Task = Literal["classification", "regression", "unlabelled"]

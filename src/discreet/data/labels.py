@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import did_you_mean, shown
-from discreet.core.errors import DataError, setting
+from discreet.core.errors import DataError, did_you_mean, setting, shown
 from discreet.data.bad_rows import BadRows, numbers
 from discreet.data.corpus import Task
 

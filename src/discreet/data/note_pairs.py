@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 from collections.abc import Iterator
 
-from discreet.core.checks import whole
+from discreet.core.errors import whole
 from discreet.core.randomness import Rng
 from discreet.data import note_words as words
 from discreet.data.corpus import Corpus

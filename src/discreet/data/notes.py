@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from discreet.core.checks import whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, whole
 from discreet.core.randomness import Rng
 from discreet.data import note_words as words
 from discreet.data.corpus import Corpus

@@ -11,8 +11,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid, open_probability, positive, probability, whole
-from discreet.core.errors import DataError, setting
+from discreet.core.errors import DataError, invalid, open_probability, positive, probability, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus

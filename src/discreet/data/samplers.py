@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid, probability, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, probability, whole
 from discreet.core.randomness import Rng
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid, probability, whole
-from discreet.core.errors import setting
+from discreet.core.errors import invalid, probability, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.data.corpus import Corpus
 

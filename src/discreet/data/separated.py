@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import invalid, one_of
-from discreet.core.errors import DataError, setting
+from discreet.core.errors import DataError, invalid, one_of, setting
 from discreet.data.bad_rows import numbers
 
 QUOTINGS = ("csv", "none")

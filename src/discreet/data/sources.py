@@ -12,8 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from discreet.catalog import CORPORA
-from discreet.core.checks import did_you_mean, invalid, whole
-from discreet.core.errors import DataError, setting
+from discreet.core.errors import DataError, did_you_mean, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.data.bad_rows import BadRows
 from discreet.data.corpus import Corpus, Task, check_texts

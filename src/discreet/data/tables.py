@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discreet.core.checks import did_you_mean, shown
-from discreet.core.errors import DataError, ExtraError, first_line, setting
+from discreet.core.errors import DataError, ExtraError, did_you_mean, first_line, setting, shown
 from discreet.data.bad_rows import numbers
 from discreet.data.encoding import decode, read_bytes
 from discreet.data.separated import Layout, read_rows

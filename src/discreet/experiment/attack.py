@@ -10,8 +10,7 @@ from typing import Any
 
 from discreet.accounting.events import DpEvent
 from discreet.attacks.base import Attack, Mixing, Need
-from discreet.core.checks import invalid, open_probability, positive, whole
-from discreet.core.errors import setting
+from discreet.core.errors import invalid, open_probability, positive, setting, whole
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Leakage, RepresentationRelease

@@ -11,8 +11,7 @@ from discreet.accounting.events import DpEvent, NoGuaranteeDpEvent, SelfComposed
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.risk import most_identified
 from discreet.attacks.identification import Identified, direction_sweep, gaussian_sweep, training_sweep
-from discreet.core.checks import invalid
-from discreet.core.errors import UnsupportedError, setting
+from discreet.core.errors import UnsupportedError, invalid, setting
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.core.types import TRAINING, UPDATE, Leakage

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from discreet.catalog import CORPORA
-from discreet.core.checks import invalid, whole
-from discreet.core.errors import UnsupportedError, setting
+from discreet.core.errors import UnsupportedError, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from discreet.attacks.base import Attack, Need
-from discreet.core.checks import invalid, one_of
+from discreet.core.errors import invalid, one_of
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus

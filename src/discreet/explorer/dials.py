@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import invalid, one_of
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, invalid, one_of
 from discreet.protections.base import asked_fields
 
 

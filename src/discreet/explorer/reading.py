@@ -12,8 +12,7 @@ import numpy as np
 
 from discreet.accounting.risk import most_identified, most_named
 from discreet.attacks.base import Attack
-from discreet.core.checks import invalid, one_of
-from discreet.core.errors import DataError, Message, UnsupportedError, setting
+from discreet.core.errors import DataError, Message, UnsupportedError, invalid, one_of, setting
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts

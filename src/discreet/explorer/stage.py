@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from discreet.core.checks import one_of
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, one_of
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
 from discreet.experiment.scene import Scene, SceneRequest, load_scene

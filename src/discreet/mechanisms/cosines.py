@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import non_negative, whole
+from discreet.core.errors import non_negative, whole
 
 if TYPE_CHECKING:
-    from discreet.core.system_generator import FloatGenerator
+    from discreet.core.randomness import FloatGenerator
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from discreet.core.checks import invalid, positive, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, positive, whole
 from discreet.core.guarantee import Adjacency
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
 from discreet.mechanisms.integers import Integers, discrete_gaussian, discrete_laplace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.core.checks import invalid, non_negative, positive
+from discreet.core.errors import invalid, non_negative, positive
 from discreet.mechanisms.arrays import Array, floats_of, in_kind
 
 if TYPE_CHECKING:

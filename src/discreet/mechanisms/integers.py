@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid, whole
+from discreet.core.errors import invalid, whole
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.core.checks import invalid, positive, whole
+from discreet.core.errors import invalid, positive, whole
 from discreet.mechanisms.arrays import Array, floats_of, in_kind, vectors_of
 from discreet.mechanisms.sphere import uniform_directions
 

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import positive, whole
+from discreet.core.errors import positive, whole
 from discreet.mechanisms.arrays import Array, in_kind, vectors_of
 from discreet.mechanisms.sphere import directions_around
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
-    from discreet.core.randomness import Rng
-    from discreet.core.system_generator import FloatGenerator
+    from discreet.core.randomness import FloatGenerator, Rng
 
 Floats = npt.NDArray[np.float64]
 Rule = Callable[[Floats], npt.NDArray[np.bool_]]

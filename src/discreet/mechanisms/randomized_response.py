@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid, non_negative, open_probability, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, non_negative, open_probability, whole
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
 from discreet.mechanisms.integers import uniform_below
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.core.checks import non_negative, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, non_negative, whole
 from discreet.mechanisms import cosines
 from discreet.mechanisms.arrays import Array, in_kind, vectors_of
 from discreet.mechanisms.sphere import directions_around

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core.checks import non_negative, positive
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, non_negative, positive
 from discreet.core.randomness import Rng
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
 from discreet.mechanisms.choices import draw_by_cost

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid, open_probability, whole
+from discreet.core.errors import invalid, open_probability, whole
 from discreet.core.randomness import Rng
 
 _FEW = 10  # scores of which a bootstrap says too little

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from discreet.core.checks import invalid
+from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics import text

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid, one_of
+from discreet.core.errors import invalid, one_of
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics.intervals import clopper_pearson, score_interval

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid
+from discreet.core.errors import invalid
 from discreet.metrics.intervals import clopper_pearson
 
 Floats = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.core.checks import invalid
+from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.models.encoder import Encoder, layers_of, load_encoder
 from discreet.models.heads import head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from discreet.core.checks import one_of, whole
+from discreet.core.errors import one_of, whole
 from discreet.models.model_settings import TEXTHIDE_HIDDEN
 
 HEADS = ("linear", "mlp")

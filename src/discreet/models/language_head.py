@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.core.checks import one_of, probability
-from discreet.core.errors import ModelError
+from discreet.core.errors import ModelError, one_of, probability
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import Encoder, load_encoder

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from discreet.core.checks import invalid, one_of, probability, whole
-from discreet.core.errors import setting
+from discreet.core.errors import invalid, one_of, probability, setting, whole
 from discreet.core.settings import option
 
 POOLINGS = ("cls", "mean", "last")

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from discreet.core.checks import invalid, whole
-from discreet.core.errors import DataError, ModelError, first_line
+from discreet.core.errors import DataError, ModelError, first_line, invalid, whole
 from discreet.core.files import atomic_path
 
 Ints = npt.NDArray[np.int64]

@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.checks import open_probability, positive
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, open_probability, positive
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.clipping.record import Record
-from discreet.core.checks import invalid, non_negative, one_of, whole
-from discreet.core.errors import SettingError, UnsupportedError, setting
+from discreet.core.errors import SettingError, UnsupportedError, invalid, non_negative, one_of, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option

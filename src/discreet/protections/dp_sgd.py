@@ -14,8 +14,18 @@ from torch import Tensor
 
 from discreet.clipping.clip import Automatic, Clip, Flat, PerLayer, clipped_sum
 from discreet.clipping.record import Record
-from discreet.core.checks import invalid, non_negative, one_of, open_probability, positive, probability, whole
-from discreet.core.errors import SettingError, UnsupportedError, setting
+from discreet.core.errors import (
+    SettingError,
+    UnsupportedError,
+    invalid,
+    non_negative,
+    one_of,
+    open_probability,
+    positive,
+    probability,
+    setting,
+    whole,
+)
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option

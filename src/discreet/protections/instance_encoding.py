@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncodingCost, Load
-from discreet.core.checks import invalid, one_of, positive, whole
-from discreet.core.errors import DataError, SettingError, UnsupportedError, setting
+from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, one_of, positive, setting, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import option

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.checks import invalid, one_of, whole
-from discreet.core.errors import UnsupportedError, setting
+from discreet.core.errors import UnsupportedError, invalid, one_of, setting, whole
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import option

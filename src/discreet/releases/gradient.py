@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from discreet.clipping.tape import Tape
-from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Guarantee
-from discreet.core.randomness import Rng
+from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.core.types import GradientRelease, TextRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus

@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import invalid
-from discreet.core.errors import DataError, OutputError, setting
+from discreet.core.errors import DataError, OutputError, invalid, setting
 from discreet.serving import ABOUT, ANSWERS
 
 _LARGEST_ANSWER = 64 << 20

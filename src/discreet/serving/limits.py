@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 
-from discreet.core.checks import positive, whole
+from discreet.core.errors import positive, whole
 from discreet.serving import HEALTH
 
 Scope = MutableMapping[str, Any]

@@ -7,8 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from discreet.core.checks import invalid
-from discreet.core.errors import ExtraError, SettingError, setting
+from discreet.core.errors import ExtraError, SettingError, invalid, setting
 from discreet.serving.limits import Guard, Limits
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.catalog import PROTECTIONS, attack_class, attack_of, protection, protection_class, settings_of_protection
-from discreet.core.checks import did_you_mean, invalid, one_of, open_probability, shown
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, did_you_mean, invalid, one_of, open_probability, shown
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.core.types import RELEASES, TRAINING, UPDATE
 from discreet.data.sources import TextSource

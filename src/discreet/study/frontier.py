@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import did_you_mean, invalid
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, did_you_mean, invalid
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage, Trial

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.core.checks import invalid
+from discreet.core.errors import invalid
 from discreet.study.file import Study
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from discreet.accounting.calibrate import least, most
 from discreet.accounting.events import ClippedSumDpEvent, DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.risk import most_identified
-from discreet.core.checks import invalid, open_probability, whole
+from discreet.core.errors import invalid, open_probability, whole
 from discreet.core.guarantee import Adjacency, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.types import TRAINING, UPDATE, Trial

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from discreet.core.checks import invalid, shown
-from discreet.core.errors import DataError, DiscreetError, spelled
+from discreet.core.errors import DataError, DiscreetError, invalid, shown, spelled
 from discreet.core.files import write_atomic
 from discreet.core.settings import parse
 from discreet.core.types import Trial

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from discreet.core.checks import shown
-from discreet.core.errors import DataError, OutputError
+from discreet.core.errors import DataError, OutputError, shown
 from discreet.core.files import sync_folder, write_all
 from discreet.core.guarantee import Guarantee
 from discreet.core.types import Leakage, Trial

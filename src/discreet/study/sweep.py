@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from discreet.core.checks import one_of, whole
-from discreet.core.errors import DataError, OutputError, SettingError
+from discreet.core.errors import DataError, OutputError, SettingError, one_of, whole
 from discreet.core.files import write_atomic
 from discreet.study.file import Goal, Study, changes
 from discreet.study.frontier import scoped, unmeasured

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.accounting.events import NoGuaranteeDpEvent
-from discreet.accounting.meter import Meter
+from discreet.accounting.powers import Meter
 from discreet.accounting.risk import most_true_positives_at
 from discreet.core.errors import OutputError, SettingError, UnsupportedError, spelled
 from discreet.core.guarantee import Caveat, Guarantee

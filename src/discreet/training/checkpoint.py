@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.digest import NOISE_FORMAT, digest
 from discreet.core.errors import ModelError, setting
-from discreet.core.randomness import Rng
+from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.models.classifier import Classifier
 from discreet.training.precision import autocast

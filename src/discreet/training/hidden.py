@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.checks import invalid
-from discreet.core.digest import digest
-from discreet.core.errors import DataError, setting
+from discreet.core.errors import DataError, invalid, setting
 from discreet.core.guarantee import Guarantee
-from discreet.core.randomness import Rng
+from discreet.core.randomness import Rng, digest
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler, Shuffled

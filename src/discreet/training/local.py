@@ -22,8 +22,7 @@ from discreet.accounting.events import DpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee as promise
 from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.local_layer import Sending
-from discreet.core.checks import invalid, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, whole
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease

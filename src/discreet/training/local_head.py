@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from discreet.core.checks import non_negative, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, non_negative, whole
 
 _RIDGE = 1e-4
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from discreet.core.digest import weights
 from discreet.core.errors import BudgetError
 from discreet.core.guarantee import Guarantee
-from discreet.core.randomness import Rng
+from discreet.core.randomness import Rng, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import MAIN
@@ -94,7 +93,7 @@ def train(
     split, settings, protect, rng = matched_split(corpus, model, "train"), plan.settings, plan.protect, plan.rng
     plan.check(split)
     # The outputs of a frozen encoder are hashed with the rows.
-    start = weights(model, leave_out="encoder" if model.settings.frozen else None)
+    start = weights_digest(model, leave_out="encoder" if model.settings.frozen else None)
     with ExitStack() as opened:
         if protect is not None:
             secret = secret or plan.secret(job.workspace)

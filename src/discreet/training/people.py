@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.accounting.event_json import event_from_json, event_to_json
+from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.accounting.ledger_statement import composed

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.catalog import CORPORA
-from discreet.core.checks import invalid, open_probability, whole
-from discreet.core.errors import DataError, UnsupportedError, setting
+from discreet.core.errors import DataError, UnsupportedError, invalid, open_probability, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -197,7 +196,7 @@ class TrainingPlan:
 
         `ledger` is the training's own, which may hold steps already, and a budget at which the training stops.
         """
-        from discreet.accounting.event_json import event_to_json
+        from discreet.accounting.events import event_to_json
 
         if isinstance(self.protect, TextProtection):
             return {event_to_json(self.protect.cost(split)): 1}

@@ -9,8 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.core.checks import invalid
-from discreet.core.errors import setting
+from discreet.core.errors import invalid, setting
 
 
 def find_device(name: str = "auto") -> torch.device:

@@ -16,8 +16,7 @@ from torch import Tensor
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.independence import check_independent
 from discreet.clipping.tape import Tape
-from discreet.core.checks import invalid
-from discreet.core.errors import LedgerError, setting
+from discreet.core.errors import LedgerError, invalid, setting
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from discreet.accounting.event_json import event_to_json
+from discreet.accounting.events import event_to_json
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus

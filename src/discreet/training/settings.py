@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from discreet.core.checks import invalid, non_negative, one_of, positive, probability, whole
-from discreet.core.errors import setting
+from discreet.core.errors import invalid, non_negative, one_of, positive, probability, setting, whole
 from discreet.core.settings import option
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.checks import whole
+from discreet.core.errors import whole
 
 Numbers = npt.NDArray[np.int64]
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.checks import invalid
-from discreet.core.digest import NOISE_FORMAT, digest
+from discreet.core.errors import invalid
 from discreet.core.guarantee import Guarantee
-from discreet.core.randomness import Rng
+from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier

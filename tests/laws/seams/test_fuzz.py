@@ -134,7 +134,7 @@ def test_a_study_with_values_of_another_kind_is_rejected(table: dict[str, Any]) 
 
 
 def test_numbers_that_no_float_holds_are_rejected() -> None:
-    from discreet.core.checks import one_of, positive, shown, whole
+    from discreet.core.errors import one_of, positive, shown, whole
     from discreet.data.labels import outcome
 
     for value in (float("inf"), float("nan"), "x", None, [1]):
@@ -165,7 +165,7 @@ def test_numbers_that_no_float_holds_are_rejected() -> None:
 )
 def test_a_ledger_with_a_forged_first_line_is_rejected(tmp_path: Path, fields: dict[str, Any]) -> None:
     from discreet.accounting.ledger import Ledger
-    from discreet.accounting.ledger_lines import seal
+    from discreet.accounting.ledger_file import seal
 
     values = {"discreet-ledger": 1, "name": "a", "unit": "note", "adjacency": "add/remove", "budget": None, **fields}
     body = json.dumps(values, separators=(",", ":")).encode()[:-1] + b',"check":'
@@ -182,7 +182,7 @@ def test_a_ledger_with_a_forged_first_line_is_rejected(tmp_path: Path, fields: d
 def test_a_ledger_with_a_forged_later_line_is_rejected(tmp_path: Path, body: bytes, end: bytes) -> None:
     from discreet.accounting.events import GaussianDpEvent
     from discreet.accounting.ledger import Ledger
-    from discreet.accounting.ledger_lines import seal
+    from discreet.accounting.ledger_file import seal
 
     path = tmp_path / "a.jsonl"
     with Ledger.open(path, unit="note", adjacency="add/remove") as ledger:

@@ -13,8 +13,7 @@ from tests.planned import train
 
 from discreet.accounting.ledger import Ledger
 from discreet.accounting.local_layer import Sending
-from discreet.core.digest import digest, weights
-from discreet.core.randomness import Rng
+from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
@@ -232,8 +231,8 @@ def test_a_digest_sees_what_a_repr_does_not(tiny_encoder: Callable[[str], Path],
     one, two = turned(4, 2, 0), turned(4, 2, 1)
     assert repr(one) == repr(two) and digest(one) != digest(two) and digest(one) == digest(turned(4, 2, 0))
     model = Classifier.build(corpus, rng=Rng(1), encoder=str(tiny_encoder("bert")), train="head")
-    before = weights(model)
+    before = weights_digest(model)
     with torch.no_grad():
         model.head.weight[0, 0] += 1e-3
-    assert weights(model) != before
+    assert weights_digest(model) != before
     assert digest(Rng.secret(KEY)) == digest(Rng.secret(KEY)) != digest(Rng.secret(b"x" * 32))

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from discreet.attacks.base import Attack, Need
 from discreet.attacks.crafted.weights import Layout, craft, residual, sources
 from discreet.attacks.encoder_layers import Anatomy, Block, blocks_of, dissect, model_of
-from discreet.core.checks import positive, probability, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier

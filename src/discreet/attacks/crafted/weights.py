@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.attacks.encoder_layers import Anatomy, Block, Projection, blocks_of, dissect, inputs_of
-from discreet.core.checks import invalid
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import layers_of

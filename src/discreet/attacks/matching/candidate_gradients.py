@@ -27,8 +27,7 @@ from discreet.attacks.encoder_layers import Anatomy, dissect, reject_pairs
 from discreet.clipping.record import Record
 from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
 from discreet.clipping.tape import Tape
-from discreet.core.checks import invalid
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.types import GradientRelease
 from discreet.models.classifier import Classifier
 

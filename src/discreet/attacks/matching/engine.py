@@ -21,7 +21,7 @@ from discreet.attacks.matching.objective import MatchingLoss, Objective
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.attacks.time_limit import TimeLimit
-from discreet.core.checks import invalid, non_negative, one_of, positive, probability, whole
+from discreet.core.errors import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier

@@ -13,7 +13,7 @@ from discreet.attacks.base import Need
 from discreet.attacks.matching.engine import Matching, MatchingAttack
 from discreet.attacks.matching.objective import MatchingLoss, MeanCosine, SquaredAndAbsolute, SquaredDistance
 from discreet.attacks.matching.polish import Polish
-from discreet.core.checks import one_of, whole
+from discreet.core.errors import one_of, whole
 
 LOSSES: dict[str, MatchingLoss] = {"cosine": MeanCosine(rows=0.5), "l1+l2": SquaredAndAbsolute()}
 

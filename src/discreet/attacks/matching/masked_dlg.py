@@ -17,8 +17,7 @@ from discreet.attacks.encoder_layers import dissect, reject_pairs
 from discreet.attacks.matching.lbfgs import Objective, minimise
 from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.attacks.time_limit import TimeLimit
-from discreet.core.checks import non_negative, positive, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier

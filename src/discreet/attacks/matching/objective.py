@@ -17,7 +17,7 @@ from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.problems import Problems
 from discreet.attacks.time_limit import TimeLimit
 from discreet.clipping.record import Record
-from discreet.core.checks import non_negative, probability
+from discreet.core.errors import non_negative, probability
 from discreet.models.ngram import Prior
 
 _FLOOR = 1e-30

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from discreet.attacks.matching.objective import Objective
 from discreet.attacks.matching.problems import Vocabulary
 from discreet.attacks.time_limit import TimeLimit
-from discreet.core.checks import probability, whole
+from discreet.core.errors import probability, whole
 from discreet.core.randomness import Rng
 from discreet.models.ngram import NGram, Prior
 

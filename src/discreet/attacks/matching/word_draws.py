@@ -21,8 +21,7 @@ from discreet.attacks.matching.objective import Objective, portion
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Vocabulary
 from discreet.attacks.time_limit import TimeLimit
-from discreet.core.checks import invalid, positive, probability, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge
 from discreet.models.ngram import NGram, Prior

@@ -24,8 +24,7 @@ import torch
 from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import matrix, released, representations, statistics
 from discreet.attacks.representation.index import Index, unit
-from discreet.core.checks import invalid, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 from discreet.models.classifier import Classifier

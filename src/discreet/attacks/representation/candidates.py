@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core.checks import invalid
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.types import Knowledge, Release, RepresentationRelease
 from discreet.data.batches import tokenise
 from discreet.data.corpus import Corpus

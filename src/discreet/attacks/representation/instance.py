@@ -20,7 +20,7 @@ import torch
 from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import Candidates, Floats, candidates, released
 from discreet.attacks.representation.unmask import Unmasker
-from discreet.core.checks import invalid, whole
+from discreet.core.errors import invalid, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 

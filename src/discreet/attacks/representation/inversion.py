@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from discreet.attacks.base import Attack, Need, Returns
 from discreet.attacks.representation.candidates import matrix, released, representations
-from discreet.core.checks import invalid, positive, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 from discreet.models.classifier import Classifier

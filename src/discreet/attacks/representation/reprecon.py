@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from discreet.attacks.base import Attack, Need
 from discreet.attacks.representation.candidates import candidates, matrix, released
 from discreet.attacks.representation.index import Index, unit
-from discreet.core.checks import invalid, positive, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, invalid, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 

@@ -17,7 +17,7 @@ from discreet.attacks.base import Attack, Mixing, Need
 from discreet.attacks.representation.candidates import candidates, released
 from discreet.attacks.representation.index import Index, unit
 from discreet.attacks.representation.unmask import Unmasker
-from discreet.core.checks import one_of, whole
+from discreet.core.errors import one_of, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 

@@ -13,8 +13,7 @@ from discreet.attacks.encoder_layers import Anatomy, dissect, model_of
 from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, narrowed, search
 from discreet.attacks.span.spans import Span, nearest_tokens, span_of
 from discreet.attacks.time_limit import TimeLimit
-from discreet.core.checks import non_negative, positive, whole
-from discreet.core.errors import UnsupportedError
+from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier

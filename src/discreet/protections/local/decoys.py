@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from discreet.core.checks import invalid, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, whole
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng

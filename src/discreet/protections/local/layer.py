@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from discreet.accounting.local_layer import LocalLayerCost, Sending
-from discreet.core.checks import invalid, one_of, open_probability, positive, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, one_of, open_probability, positive, whole
 from discreet.core.guarantee import Adjacency
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.priv_unit import PrivUnit

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from discreet.core.checks import invalid, non_negative, whole
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, non_negative, whole
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,17 @@ from discreet.accounting.calibrate import largest_rate, least_noise
 from discreet.accounting.events import ComposedDpEvent, GaussianDpEvent, LocalDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as price
 from discreet.accounting.local_layer import CALIBRATIONS, SAMPLINGS, LocalLayerCost, Sending
-from discreet.core.checks import invalid, one_of, open_probability, positive, whole
-from discreet.core.errors import DataError, Message, SettingError, setting
+from discreet.core.errors import (
+    DataError,
+    Message,
+    SettingError,
+    invalid,
+    one_of,
+    open_probability,
+    positive,
+    setting,
+    whole,
+)
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import option

@@ -20,11 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.core.checks import invalid, one_of, open_probability, positive
-from discreet.core.digest import NOISE_FORMAT, digest
-from discreet.core.errors import DataError, SettingError, setting
+from discreet.core.errors import DataError, SettingError, invalid, one_of, open_probability, positive, setting
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee, in_digits
-from discreet.core.randomness import Rng
+from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.core.settings import option
 from discreet.core.types import TextRelease
 from discreet.data.encoding import STDIN, read_lines

@@ -106,7 +106,7 @@ def rare_words(table: WordTable, public: Sequence[str], share: float = 0.9) -> n
     Paper: Yue et al. 2021 count in the text to be sanitised.
     Differs: counted in public text, as which words are rare in private text is itself private.
     """
-    from discreet.core.checks import open_probability
+    from discreet.core.errors import open_probability
 
     open_probability("share", share, "It is the share of the vocabulary that counts as sensitive.")
     counts = np.zeros(len(table.words), dtype=np.int64)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from discreet.core.checks import positive, whole
+from discreet.core.errors import positive, whole
 from discreet.core.guarantee import FLOATING_POINT, Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
