@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discreet.clipping import Flat, Tape, clipped_sum
-from discreet.training.shapes import Shapes
+from discreet.training.parts import Shapes
 
 SHAPES = {"minilm": (384, 6, 12, 1536), "bert-base": (768, 12, 12, 3072), "tiny": (64, 2, 2, 128)}
 SIDES = ("plain", "ours", "noise", "parts", "opacus-hooks", "opacus-ghost")

@@ -84,9 +84,8 @@ class Readers(Target):
 
     def give(self, case: Case) -> str:
         """Read every column, or load a corpus, or rewrite the file in another format."""
-        from discreet.data.columns import check_fits, read_columns, render, write_whole
         from discreet.data.sources import Columns, load
-        from discreet.data.tables import read_table
+        from discreet.data.tables import check_fits, read_columns, read_table, render, write_whole
 
         kind, how = case.how.split()
         path = self.scratch / f"input.{kind}"

@@ -41,8 +41,8 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.instance_encoding import InstanceEncoding, learned
 from discreet.protections.local.projection import Projection
 from discreet.training.encode import cache_folder, encode
-from discreet.training.local_head import fit_classes
-from discreet.training.precision import find_device
+from discreet.training.local_server import fit_classes
+from discreet.training.parts import find_device
 
 EPSILONS = (0.1, 1.0, 2.0, 4.0, 8.0, 10.0, 15.0, 20.0)
 DELTA = 1e-5

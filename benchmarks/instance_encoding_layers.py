@@ -15,13 +15,12 @@ from discreet.data.batches import Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
-from discreet.models.classifier import Classifier, ModelSettings, pool
-from discreet.models.heads import head
+from discreet.models.classifier import Classifier, ModelSettings, head, pool
 from discreet.protections.instance_encoding import InstanceEncoding
+from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import by_length
-from discreet.training.local_head import fit_classes
-from discreet.training.tensors import load_tensors, save_tensors
+from discreet.training.local_server import fit_classes
 
 POOLINGS = ("mean", "cls")
 _TOKENS = 4096

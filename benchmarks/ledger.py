@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from discreet.accounting import ledger_file as ledger_lines
+from discreet.accounting import ledger_file
 from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, event_to_json
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.guarantee import Adjacency
@@ -63,15 +63,15 @@ def spending(folder: Path, steps: int) -> dict[str, float]:
 
 
 def reading(lines: int) -> dict[str, float]:
-    data = [ledger_lines.header("note", Adjacency.ADD_REMOVE, None)]
-    tally = ledger_lines.read(data[0], "memory")
+    data = [ledger_file.header("note", Adjacency.ADD_REMOVE, None)]
+    tally = ledger_file.read(data[0], "memory")
     data.append(tally.declaration(event_to_json(STEP)))
     tally.take(data[-1][:-1])
     for number in range(lines):
         data.append(tally.spend(f"seed 7, step {number}", False))
         tally.take(data[-1][:-1])
     whole = b"".join(data)
-    times = [seconds(lambda: ledger_lines.read(whole, "memory")) for _ in range(5)]
+    times = [seconds(lambda: ledger_file.read(whole, "memory")) for _ in range(5)]
     return {"lines": lines, "bytes_a_line": len(whole) / lines, "read_s": statistics.median(times)}
 
 

@@ -14,7 +14,7 @@ from discreet.data.samplers import FixedSize
 from discreet.data.sources import load
 from discreet.models.encoder import load_encoder
 from discreet.protections.local.query import clip_states
-from discreet.training.precision import find_device
+from discreet.training.parts import find_device
 
 CLIP = 0.5  # the paper's
 PART = 64  # sentences of alike length that are padded together

@@ -20,9 +20,8 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.loop import train
-from discreet.training.plan import TrainingPlan
-from discreet.training.precision import find_device
-from discreet.training.settings import TrainSettings
+from discreet.training.parts import find_device
+from discreet.training.plan import TrainingPlan, TrainSettings
 
 
 def read_reviews(path: Path, part: str | None = None, rows: int | None = None) -> Corpus:
@@ -51,7 +50,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     from discreet.data.batches import tokenise
-    from discreet.training.tensors import save_tensors
+    from discreet.training.checkpoint import save_tensors
 
     device = find_device(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)

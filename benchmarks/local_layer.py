@@ -35,9 +35,9 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import SPREAD, Projection, labelled, principal, query_axes, whole_space
+from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.encode import cache_folder, encode
-from discreet.training.local_head import fit_classes
-from discreet.training.tensors import load_tensors, save_tensors
+from discreet.training.local_server import fit_classes
 
 _PAIRS = [{"ridge": ridge, "spread": spread} for ridge in (0.3, 1.0, 3.0, 10.0) for spread in (0.3, 1.0, 2.0, 4.0)]
 GRIDS: dict[str, list[dict[str, float]]] = {
@@ -65,8 +65,8 @@ def far_from(public: Corpus, private: Corpus) -> Corpus:
 
 
 def public_reviews(private: Corpus) -> Corpus:
+    from discreet.data.hub import reviews
     from discreet.data.overlap import without_overlap
-    from discreet.data.reviews import reviews
 
     return far_from(without_overlap(reviews("rotten_tomatoes"), private), private)
 
@@ -77,8 +77,8 @@ def held_out(corpus: Corpus) -> Corpus:
 
 def prepare(path: Path, private: Corpus) -> None:
     """Write short reviews, sentences of long ones, and the first 700 characters of these, one JSON object a line."""
+    from discreet.data.hub import reviews
     from discreet.data.overlap import without_overlap
-    from discreet.data.reviews import reviews
 
     long = without_overlap(reviews("imdb"), private)
     assert long.labels is not None

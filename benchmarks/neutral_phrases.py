@@ -24,7 +24,7 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.encode import tokenise
 from discreet.training.evaluate import represent
-from discreet.training.precision import find_device
+from discreet.training.parts import find_device
 
 
 def spans(sentences: Sequence[str], lengths: Sequence[int], rng: Rng) -> list[str]:

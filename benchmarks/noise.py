@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from benchmarks.clipping import CLIP, Setting, batch_of, build, graphed, optimizer_of, plain_step, precise
 from discreet import Rng
 from discreet.clipping import Flat, Tape, clipped_sum
-from discreet.mechanisms import normal_kernels
+from discreet.mechanisms import normals as normals_module
 from discreet.mechanisms.normals import NormalSource, add_normal, add_normals
 
 SIDES = ("plain", "clipped", "float32", "float64")
@@ -50,7 +50,7 @@ def private_step(setting: Setting, side: str) -> Callable[[], None]:
     key = None
     if setting.device == "cuda":
         key = NormalSource(rng).device_key(torch.device("cuda", torch.cuda.current_device()), CLIP)
-        if side == "float64" and not normal_kernels.usable(torch.zeros(1, device="cuda")):
+        if side == "float64" and not normals_module.kernel_usable(torch.zeros(1, device="cuda")):
             raise RuntimeError("the fused noise kernel is not usable on this device")
 
     def step() -> None:
@@ -65,7 +65,7 @@ def private_step(setting: Setting, side: str) -> Callable[[], None]:
         elif side == "float64" and key is not None:
             key[2].add_(1)
             for number, gradient in enumerate(gradients.values()):
-                normal_kernels.add(gradient, key, number, out=gradient)
+                normals_module.kernel_add(gradient, key, number, out=gradient)
         elif side == "float64":
             gradients = add_normals(gradients, CLIP, rng.fork(count))
         torch._foreach_div_(list(gradients.values()), setting.batch)
@@ -140,9 +140,9 @@ def alone_on_cuda(count: int, rounds: int) -> dict[str, float]:
         "torch float64, drawn": lambda: double.normal_(),
         "torch float64, sum of two": lambda: double.normal_().add_(torch.empty_like(double).normal_()),
     }
-    if normal_kernels.usable(values):
-        works["kernel, drawn"] = lambda: normal_kernels.fill(double, key, 0)
-        works["kernel, added and rounded"] = lambda: normal_kernels.add(values, key, 0, out=values)
+    if normals_module.kernel_usable(values):
+        works["kernel, drawn"] = lambda: normals_module.kernel_fill(double, key, 0)
+        works["kernel, added and rounded"] = lambda: normals_module.kernel_add(values, key, 0, out=values)
     return {name: 1e12 * s / count for name, s in in_turns(works, rounds, "cuda").items()}
 
 
@@ -163,7 +163,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
     for name, value in found["alone"].items():
         print(f"  {name:34} {value:8.2f} {'ps' if cuda else 'ns'} a number", flush=True)
     if cuda:
-        found["kernel"] = normal_kernels.agree(torch.device("cuda", torch.cuda.current_device()))
+        found["kernel"] = normals_module.agree(torch.device("cuda", torch.cuda.current_device()))
     found["steps"] = []
     for shape, batch, length, train in () if asked.no_steps else CUDA_SETTINGS if cuda else CPU_SETTINGS:
         precision, mode = ("bf16", "graph") if cuda else ("float32", "eager")

@@ -23,7 +23,7 @@ STEPS = (1, 10, 100, 1000, 10_000)
 
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
-    from discreet.cli.threads import use_threads
+    from discreet.cli.options import use_threads
     from discreet.core.randomness import Rng
     from discreet.data.sources import load
     from discreet.protections.words.swap import WordSwap
@@ -110,7 +110,7 @@ def utility(options: argparse.Namespace) -> dict[str, Any]:
     from discreet.protections.words.table import WordTable
     from discreet.protections.words.token_noise import TokenNoise
     from discreet.training.encode import encode
-    from discreet.training.precision import find_device
+    from discreet.training.parts import find_device
 
     corpus = load(options.data)
     train, held = corpus.split("train"), corpus.split("validation")

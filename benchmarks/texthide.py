@@ -29,9 +29,8 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.texthide import PUBLIC_LABELS, OneMask, TextHide
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import train
-from discreet.training.plan import TrainingPlan
-from discreet.training.precision import find_device
-from discreet.training.settings import TrainSettings
+from discreet.training.parts import find_device
+from discreet.training.plan import TrainingPlan, TrainSettings
 
 MASKS, MIXES = (1, 16, 64, 256, 512, 1024, 4096), (1, 2, 3, 4, 8)
 PARTS = ("sst2", "cola", "inter", "grid", "overhead")

@@ -25,9 +25,8 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
-from discreet.training.plan import TrainingPlan
-from discreet.training.precision import find_device
-from discreet.training.settings import TrainSettings
+from discreet.training.parts import find_device
+from discreet.training.plan import TrainingPlan, TrainSettings
 
 
 def arguments() -> argparse.Namespace:

@@ -192,7 +192,7 @@ PROTECTIONS: dict[str, Entry] = {
     ),
 }
 
-_NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.reviews:reviews"
+_NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.hub:reviews"
 CORPORA: dict[str, CorpusEntry] = {
     "notes": CorpusEntry(
         "discreet.data.notes:notes",

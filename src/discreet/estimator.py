@@ -29,13 +29,13 @@ from discreet.models.classifier import Classifier
 from discreet.protections.base import RepresentationProtection
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
+from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings, public_corpus
-from discreet.training.precision import find_device
 from discreet.training.run_folder import finish, load_run, prepared, workspace_of
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
-    from discreet.training.settings import TrainSettings
+    from discreet.training.plan import TrainSettings
 
 _SOURCE = "texts given in Python"
 _CLASSES = "classes"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from discreet.attacks import time_limit
+from discreet.attacks import base
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
@@ -24,7 +24,7 @@ BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp
 def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every look at the clock of a search take a hundredth of a second, whatever the machine."""
     ticks = itertools.count()
-    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(ticks)))
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: 0.01 * next(ticks)))
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@ import threading
 
 import pytest
 
-from discreet.cli import progress
-from discreet.cli.progress import lines
-from discreet.training.meter import Report, encoding_watch
+from discreet.cli import output
+from discreet.cli.output import lines
+from discreet.training.loop import Report, encoding_watch
 
 
 class Clock:
@@ -56,7 +56,7 @@ def test_encoding_and_training_are_two_stages_and_the_loss_of_a_protected_run_st
 
 def test_long_work_without_steps_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.001)
-    monkeypatch.setattr(progress, "note", lambda text: told.set() if "accounting" in text else None)
-    with progress.working("accounting"):
+    monkeypatch.setattr(output, "_SECONDS_BETWEEN_LINES", 0.001)
+    monkeypatch.setattr(output, "note", lambda text: told.set() if "accounting" in text else None)
+    with output.working("accounting"):
         assert told.wait(60)

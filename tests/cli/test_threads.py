@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from discreet.cli.threads import use_threads
+from discreet.cli.options import use_threads
 from discreet.core.errors import SettingError
 
 

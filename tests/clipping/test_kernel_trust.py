@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discreet.clipping import kernels
-from discreet.clipping.kernel_trust import agree
+from discreet.clipping.kernels import agree
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from discreet.cli import data
-from discreet.data.columns import read_columns, render
+from discreet.data.tables import read_columns, render
 
 
 def test_a_text_inside_an_object_is_rewritten_where_it_stands(tmp_path: Path) -> None:

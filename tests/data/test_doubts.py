@@ -1,5 +1,4 @@
-from discreet.data.corpus import Corpus
-from discreet.data.doubts import doubts
+from discreet.data.corpus import Corpus, doubts
 
 
 def corpus(**changed: object) -> Corpus:

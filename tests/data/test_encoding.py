@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from discreet.core.errors import DataError
-from discreet.data.encoding import decode, lines_of, read_lines
+from discreet.data.tables import decode, lines_of, read_lines
 
 SMART = "text,label\n“It’s crème – brûlée…” €5,1\n"
 

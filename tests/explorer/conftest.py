@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.cli.explore import menu_of_catalog
+from discreet.cli.serve import menu_of_catalog
 from discreet.data.sources import load
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.explorer.menu import Menu

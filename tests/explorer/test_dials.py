@@ -8,7 +8,7 @@ import pytest
 
 from discreet.catalog import PROTECTIONS, protection, protection_class
 from discreet.core.errors import SettingError
-from discreet.explorer.dials import DIALS, checked, dials_of, started
+from discreet.explorer.menu import DIALS, checked, dials_of, started
 
 
 @pytest.mark.parametrize("name", [name for name in PROTECTIONS if name != "santext+"])

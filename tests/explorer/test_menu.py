@@ -10,7 +10,7 @@ import pytest
 
 from discreet import catalog
 from discreet.catalog import PROTECTIONS
-from discreet.cli.explore import SLOW, menu_of_catalog
+from discreet.cli.serve import SLOW, menu_of_catalog
 from discreet.core.errors import DiscreetError, UnsupportedError
 from discreet.experiment.scene import Scene
 from discreet.explorer.menu import NONE, Menu, offer

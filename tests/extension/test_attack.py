@@ -53,7 +53,7 @@ def test_a_study_checks_it(words: int) -> None:
 
 
 def test_the_explorer_offers_it_in_the_words_of_the_catalog() -> None:
-    from discreet.cli.explore import menu_of_catalog
+    from discreet.cli.serve import menu_of_catalog
 
     attack = menu_of_catalog(6.0).attacks[NAME]
     assert isinstance(attack, FrequentWords) and attack.summary == ENTRY.help and attack.label == ENTRY.label

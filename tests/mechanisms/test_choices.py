@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from discreet import Rng
-from discreet.mechanisms.choices import draw_by_cost, exponentials
+from discreet.mechanisms.integers import draw_by_cost, exponentials
 
 
 class Words(Rng):

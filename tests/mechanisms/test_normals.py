@@ -8,7 +8,7 @@ from scipy import stats
 
 from discreet import Rng
 from discreet.core.errors import DataError
-from discreet.mechanisms import normal_kernels
+from discreet.mechanisms import normals as normals_module
 from discreet.mechanisms.normals import add_normal, add_normals, grid_of, normals, release
 
 
@@ -82,15 +82,15 @@ def test_philox_gives_the_published_words() -> None:
         ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((ones,) * 4, (1 << 64) - 1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
     ]:
-        found = normal_kernels.philox([np.array([c], dtype=np.uint64) for c in counter], key)
+        found = normals_module.philox([np.array([c], dtype=np.uint64) for c in counter], key)
         assert tuple(int(w[0]) for w in found) == words
 
 
 def test_the_kernels_reference_draws_independent_normal_numbers() -> None:
-    key = normal_kernels.key_words(-5, 77, 1.0, 1.0).tolist()
-    z = normal_kernels.reference(key, 200_001, 3)
+    key = normals_module.key_words(-5, 77, 1.0, 1.0).tolist()
+    z = normals_module.reference(key, 200_001, 3)
     assert stats.kstest(z, "norm").pvalue > 1e-3
-    other = normal_kernels.reference([key[0], key[1], 1], 200_001, 3)
+    other = normals_module.reference([key[0], key[1], 1], 200_001, 3)
     pairs = np.stack([z[:100_000], z[100_001:], z[1:100_001], other[:100_000]])
     assert np.abs(np.corrcoef(pairs) - np.eye(4)).max() < 0.02
     assert np.abs(np.corrcoef(pairs**2) - np.eye(4)).max() < 0.02
@@ -102,9 +102,9 @@ def test_the_kernels_reference_draws_independent_normal_numbers() -> None:
 def test_the_kernel_agrees_with_its_reference_and_the_slow_way_draws_normal_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert normal_kernels.agree(torch.device("cuda", 0))
+    assert normals_module.agree(torch.device("cuda", 0))
     fused = add_normal(torch.zeros(100_001, device="cuda"), 2.0, Rng(1)).cpu().numpy()
-    monkeypatch.setattr(normal_kernels, "usable", lambda like: False)
+    monkeypatch.setattr(normals_module, "kernel_usable", lambda like: False)
     slow = add_normal(torch.zeros(100_001, device="cuda"), 2.0, Rng(1)).cpu().numpy()
     for z in (fused, slow):
         assert stats.kstest(z / 2, "norm").pvalue > 1e-6

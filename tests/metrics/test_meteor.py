@@ -3,8 +3,7 @@ import pytest
 from discreet.core.errors import ExtraError
 from discreet.core.randomness import Rng
 from discreet.metrics import meteor as module
-from discreet.metrics.meteor import meteor
-from discreet.metrics.text import text_leakage
+from discreet.metrics.text import meteor, text_leakage
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,8 @@ import pytest
 
 from discreet.core.errors import ExtraError
 from discreet.core.randomness import Rng
-from discreet.metrics import sentence_encoder
-from discreet.metrics.sentence_encoder import universal_sentence_encoder
-from discreet.metrics.text import semantic_cosine
+from discreet.metrics import text as sentence_encoder
+from discreet.metrics.text import semantic_cosine, universal_sentence_encoder
 
 
 def test_texts_of_one_meaning_are_closer() -> None:

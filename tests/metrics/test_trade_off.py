@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from discreet.core.errors import SettingError
-from discreet.metrics.trade_off import true_positive_rates
+from discreet.metrics.intervals import true_positive_rates
 
 
 def test_scores_without_a_difference_give_no_more_than_chance() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from discreet.core.errors import ModelError
-from discreet.models.builtin import MINILM_SHA256, check_sha256, minilm_folder
+from discreet.models.encoder import MINILM_SHA256, check_sha256, minilm_folder
 
 
 def test_the_builtin_weights_are_the_known_ones() -> None:

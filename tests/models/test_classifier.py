@@ -7,8 +7,7 @@ import torch
 
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
-from discreet.models.classifier import Classifier, ModelSettings, losses, pool
-from discreet.models.heads import head
+from discreet.models.classifier import Classifier, ModelSettings, head, losses, pool
 
 
 @dataclass(frozen=True)

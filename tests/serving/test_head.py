@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from discreet.core.errors import DataError, ModelError
-from discreet.models.heads import head as head_of
+from discreet.models.classifier import head as head_of
 from discreet.serving.head import Head
 from discreet.training.local import ServerSide
 

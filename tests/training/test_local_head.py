@@ -5,7 +5,7 @@ from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.protections.local.layer import LDPLayer
-from discreet.training.local_head import fit_classes, fit_score
+from discreet.training.local_server import fit_classes, fit_score
 
 
 def cloud(rows: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:

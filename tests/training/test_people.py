@@ -28,10 +28,9 @@ from discreet.cli.main import main
 from discreet.core.errors import BudgetError, LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
-from discreet.training.parts import PrivateParts
+from discreet.training.parts import Part, PrivateParts
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Total, record_study
 from discreet.training.private import PrivateStep
-from discreet.training.shapes import Part
 
 EVENT = PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0))
 ONE = event_to_json(EVENT)

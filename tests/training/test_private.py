@@ -18,13 +18,12 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.training.checkpoint import load_tensors
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
-from discreet.training.parts import PrivateParts
+from discreet.training.parts import Part, PrivateParts
+from discreet.training.plan import TrainSettings
 from discreet.training.private import PrivateStep, numbered
-from discreet.training.settings import TrainSettings
-from discreet.training.shapes import Part
-from discreet.training.tensors import load_tensors
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from discreet.experiment import RunRequest, SceneRequest, load_scene, run_traini
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
-from discreet.training import tensors
+from discreet.training import checkpoint as tensors
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
 from discreet.training.evaluate import predict
+from discreet.training.plan import TrainSettings
 from discreet.training.run_folder import begin, load_run, prepared, read_settings, refuse_old_split, workspace_of
-from discreet.training.settings import TrainSettings
 
 
 def request(toy_csv: Path, encoder: str, **changes: object) -> RunRequest:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.training.shapes import Shapes
+from discreet.training.parts import Shapes
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

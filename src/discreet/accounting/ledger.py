@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
-from discreet.accounting import ledger_file as ledger_lines
+from discreet.accounting import ledger_file
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.interpret import pure_epsilon
 from discreet.accounting.ledger_file import LedgerFile, Memory, Store, Tally
@@ -74,7 +74,7 @@ class Ledger:
     SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=1)
     """
 
-    def __init__(self, path: Path | None, store: Store, tally: ledger_lines.Tally) -> None:
+    def __init__(self, path: Path | None, store: Store, tally: ledger_file.Tally) -> None:
         """Hold an open store; `Ledger.open` makes one."""
         self.path = path
         self._store = store
@@ -100,13 +100,13 @@ class Ledger:
         if not isinstance(unit, str) or not unit.strip():
             raise invalid("unit", unit, "a word", "Say what is protected: 'note', 'author', 'client'.")
         relation = Adjacency(one_of("adjacency", adjacency, [each.value for each in Adjacency]))
-        first = ledger_lines.header(unit, relation, budget)
+        first = ledger_file.header(unit, relation, budget)
         if path is None:
-            return cls(None, Memory(), ledger_lines.read(first, "memory"))
+            return cls(None, Memory(), ledger_file.read(first, "memory"))
         resolved = Path(path).resolve()
         file = LedgerFile.open(resolved, first)
         try:
-            tally = ledger_lines.read(file.read(), str(resolved))
+            tally = ledger_file.read(file.read(), str(resolved))
             _same(resolved, "unit", tally.unit, unit)
             _same(resolved, "adjacency", tally.adjacency.value, relation.value)
             _same(resolved, "budget", tally.budget, budget)
@@ -125,7 +125,7 @@ class Ledger:
             data = Path(path).read_bytes()
         except OSError as error:
             raise LedgerError(f"Expected a ledger at {str(path)!r}: {error.strerror}. Check the path.") from error
-        return ledger_lines.read(data, str(path)).statement()
+        return ledger_file.read(data, str(path)).statement()
 
     def spend(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.catalog import ATTACKS, attack_class, attack_of
-from discreet.cli.attack_strengths import (
+from discreet.cli.attack_table import (
     Protected,
     attack_for_run,
     naming_others,
@@ -20,10 +20,8 @@ from discreet.cli.attack_strengths import (
     set_by,
     strengths_given,
 )
-from discreet.cli.options import Device, Json, Seed, SourceOptions, generated, settings_given
-from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt
-from discreet.cli.progress import working
-from discreet.cli.threads import Threads, use_threads
+from discreet.cli.options import Device, Json, Seed, SourceOptions, Threads, generated, settings_given, use_threads
+from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt, working
 from discreet.core.errors import spelled, whole
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.options import Json, generated
-from discreet.cli.output import as_json, line, table
-from discreet.cli.progress import working
+from discreet.cli.output import as_json, line, table, working
 from discreet.core.errors import invalid, non_negative, one_of, open_probability, positive, probability, whole
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.settings import option

@@ -1,4 +1,7 @@
-"""`discreet data`: what is in a corpus, before anything is done with it."""
+"""`discreet data`: what is in a corpus, before anything is done with it.
+
+`discreet cache`: what is kept of encoded text, and how to delete it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Data, Json, Seed, SourceOptions, generated
-from discreet.cli.output import as_json, console, one_line
-from discreet.cli.progress import working
-from discreet.core.errors import DataError
+from discreet.cli.output import as_json, console, one_line, paragraph, working
+from discreet.core.errors import DataError, one_of
 
 if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
+
 
 _SHOWN_CLASSES = 12
 _LONG = 100_000  # characters
@@ -35,7 +38,7 @@ def data(
     The examples are private text: use --examples 0 where others can see the screen.
     """
     with working("reading the text"):
-        from discreet.data.doubts import doubts
+        from discreet.data.corpus import doubts
         from discreet.data.sources import TextSource
 
         how = TextSource(data, **vars(source), seed=seed)
@@ -199,3 +202,25 @@ def _draw_classes(console: Any, classes: dict[str, int]) -> None:
     console.print(table)
     if len(classes) > len(most):
         console.print(f"and {len(classes) - len(most):,} more classes")
+
+
+def cache(
+    action: Annotated[str, typer.Argument(metavar="[clear]", help="clear deletes everything.")] = "show",
+    json: Json = False,
+) -> None:
+    """Show what is kept of encoded text, or delete it.
+
+    The outputs of a frozen encoder are kept so that the next training does not
+    compute them again. They reveal the text. A protected training keeps none,
+    unless it is given --cache.
+    """
+    one_of("action", action, ("show", "clear"))
+    from discreet.training.encode import cached, clear_cache
+
+    found = clear_cache() if action == "clear" else cached()
+    if json:
+        as_json({"folder": str(found.folder), "files": found.files, "bytes": found.bytes, "cleared": action == "clear"})
+    elif action == "clear" and found.files:
+        paragraph(f"Deleted {found.files:,} files, {found.bytes / 1e6:.1f} MB, from {found.folder}.")
+    else:
+        paragraph(found.sentence())

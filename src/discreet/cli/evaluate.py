@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from discreet.cli.options import Data, Device, Json, RunColumns, RunFolder, generated
-from discreet.cli.output import as_json, note, say_quality, table
-from discreet.cli.progress import working
+from discreet.cli.output import as_json, note, say_quality, table, working
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
 
@@ -38,7 +37,7 @@ def evaluate(
         from discreet.data.batches import tokenise
         from discreet.data.sources import Columns, load
         from discreet.training.evaluate import assess, matched
-        from discreet.training.precision import find_device
+        from discreet.training.parts import find_device
         from discreet.training.run_folder import load_run, refuse_old_split
 
         loaded = load_run(run, find_device(device))

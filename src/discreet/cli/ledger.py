@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, line, paragraph
-from discreet.cli.progress import working
+from discreet.cli.output import as_json, line, paragraph, working
 from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@ A field whose metadata has `help` (`discreet.core.settings.option`) is an option
 of the field, its heading is the field's `panel`. A command takes the dataclass itself, with everything filled in, or
 `Annotated[dict[str, Any], KIND]`: what was given of it, so that whoever is asked can choose the rest. A mapping after
 KIND names the fields that the command has, with their defaults in words where they are not those of the field.
+
+How many threads a command computes with.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import os
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from discreet.catalog import CORPORA
-from discreet.core.errors import SettingError
+from discreet.core.errors import SettingError, whole
 from discreet.core.settings import option
 
 # The names of options that are not those of their fields.
@@ -207,3 +210,15 @@ def settings_given(pairs: Sequence[str], option: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[name.strip().replace("-", "_")] = value
     return found
+
+
+Threads = Annotated[int, typer.Option(help="Number of CPU threads; one is usually fastest.")]
+
+
+def use_threads(threads: int) -> None:
+    """Let torch compute with so many threads; before torch is imported the libraries below it are told too."""
+    whole("threads", threads, 1, "One is usually best.")
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    import torch
+
+    torch.set_num_threads(threads)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Device, Json, Quoting, RunFolder, Separator, TextPair
-from discreet.cli.output import as_json, line, note
-from discreet.cli.progress import working
+from discreet.cli.output import as_json, line, note, working
 from discreet.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def predict(
     """
     with working("loading the model"):
         from discreet.training.evaluate import predict as say
-        from discreet.training.precision import find_device
+        from discreet.training.parts import find_device
         from discreet.training.run_folder import load_run
 
         loaded = load_run(run, find_device(device))
@@ -71,9 +70,8 @@ def read(
 ) -> Corpus:
     """Return the texts of a file or of stdin, without labels; columns not named are those of the run."""
     from discreet.data.corpus import Corpus
-    from discreet.data.encoding import name_of_source, read_lines
     from discreet.data.sources import Columns, load
-    from discreet.data.tables import READERS
+    from discreet.data.tables import READERS, name_of_source, read_lines
 
     pairs = asked.pairs
     if Path(source).suffix.lower() in READERS:

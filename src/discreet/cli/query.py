@@ -18,9 +18,7 @@ from discreet.core.guarantee import in_digits, words_for_size
 if TYPE_CHECKING:
     from discreet.core.guarantee import Guarantee
     from discreet.serving.client import About
-    from discreet.training.local import UserSide
-    from discreet.training.local_mixed import Mixed
-    from discreet.training.local_sealed import Sealed
+    from discreet.training.local import Mixed, Sealed, UserSide
 
 _MANY = 500
 
@@ -122,8 +120,8 @@ def _gathered(answers: list[dict[str, Any]], mixed: Mixed, about: About) -> list
 def _texts(
     given: list[str] | None, source: str, text: str, text_pair: str | None, pairs: bool
 ) -> tuple[list[str], list[str] | None]:
-    from discreet.data.columns import read_columns
     from discreet.data.corpus import check_texts
+    from discreet.data.tables import read_columns
 
     lines = list(given or ())
     if not lines:

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.cli.options import QUOTING, SEPARATOR, Json, generated
+from discreet.cli.options import QUOTING, SEPARATOR, Json, Threads, generated, use_threads
 from discreet.cli.output import as_json, line, note, printable, stderr
-from discreet.cli.threads import Threads, use_threads
 from discreet.core.errors import OutputError, SettingError, invalid, one_of, open_probability, positive
 from discreet.core.guarantee import in_digits, words_for_size
 from discreet.core.settings import option
 
 if TYPE_CHECKING:
     from discreet.core.randomness import Rng
-    from discreet.data.columns import FileColumns
+    from discreet.data.tables import FileColumns
     from discreet.protections.words.swap import Changes, WordSwap
 
 FORMATS = ("txt", "csv", "tsv", "jsonl")
@@ -94,9 +93,9 @@ def sanitize(
     What it costs is added to the record of these people, with their trainings (`discreet ledger`).
     """
     from discreet.core.randomness import Rng
-    from discreet.data.columns import check_fits, format_of, read_columns, render, write_whole
     from discreet.data.separated import Layout
     from discreet.data.sources import EACH_ROW, unit_word
+    from discreet.data.tables import check_fits, format_of, read_columns, render, write_whole
     from discreet.training.sanitized import counted_file
 
     positive("epsilon-per-word", epsilon_per_word, "It is the cost of one word; 8 is very noisy, 40 keeps most words.")

@@ -16,13 +16,23 @@ import typer
 
 from discreet.catalog import PROTECTIONS, protection_class
 from discreet.cli.options import Data, Json, SourceOptions, command_of, fields_with_help, generated, option_of
-from discreet.cli.output import HasMoreOptions, as_json, line, note, paragraph, say_quality, stop_on_interrupt, table
-from discreet.cli.progress import training_bar, working
+from discreet.cli.output import (
+    HasMoreOptions,
+    as_json,
+    line,
+    note,
+    paragraph,
+    say_quality,
+    stop_on_interrupt,
+    table,
+    training_bar,
+    working,
+)
 from discreet.core.errors import invalid, one_of, positive
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
-from discreet.training.settings import TrainSettings
+from discreet.training.plan import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
@@ -180,7 +190,7 @@ def train(
     the other options of a protection, --help-all shows all options.
     """
     with working("starting"):
-        from discreet.data.doubts import NOT_FOR_RELEASE, doubts
+        from discreet.data.corpus import NOT_FOR_RELEASE, doubts
         from discreet.data.sources import TextSource
         from discreet.experiment import RunOptions, RunRequest, load_corpus, run_training
         from discreet.protections.base import FEW_UNITS

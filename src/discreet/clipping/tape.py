@@ -10,11 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from discreet.clipping.collect import Call, Collector
-from discreet.clipping.forwards import Forward, forward_of
-from discreet.clipping.layers import Layer, around_tables, find_layers, refuse_mode, watched
-from discreet.clipping.record import Record
-from discreet.clipping.units import Units
+from discreet.clipping.layers import Forward, Layer, around_tables, find_layers, forward_of, refuse_mode, watched
+from discreet.clipping.record import Call, Collector, Record, Units
 from discreet.core.errors import UnsupportedError
 
 

@@ -1,4 +1,12 @@
-"""A corpus: texts with labels or scores, the split each row is in, and the unit whose privacy is at stake."""
+"""A corpus: texts with labels or scores, the split each row is in, and the unit whose privacy is at stake.
+
+Rows with a fault, named by their numbers: all of them in one message, so that a file is fixed in one go.
+
+What the owner of a corpus should know before training on it: units, texts and classes in the wrong place.
+
+Guarantee: none. All of it is computed from private rows: it is for the owner's eyes, never for a run folder, a model
+card or a report.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +14,14 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.errors import DataError, did_you_mean
-from discreet.data.bad_rows import BadRows
+from discreet.core.errors import DataError, Message, did_you_mean, setting
 
 Task = Literal["classification", "regression", "unlabelled"]
 
@@ -236,3 +243,141 @@ def check_scores(scores: Sequence[float], where: str) -> None:
         if not math.isfinite(score):
             bad.add(row, f"score={score!r}", " to be a finite number. Fill it in, or remove the row.")
     bad.check()
+
+
+_NAMED = 10
+
+
+def numbers(word: str, rows: Sequence[int]) -> str:
+    """Return numbered rows (or lines) in words: the first ten by number, and how many there are.
+
+    >>> numbers("row", [3])
+    'row 3'
+    >>> numbers("row", [3, 5, 8])
+    'rows 3, 5 and 8'
+    >>> numbers("line", range(1, 31))
+    'lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 20 more'
+    """
+    if len(rows) == 1:
+        return f"{word} {rows[0]}"
+    named = [str(row) for row in rows[:_NAMED]]
+    last = f"{len(rows) - _NAMED:,} more" if len(rows) > _NAMED else named.pop()
+    return f"{word}s {', '.join(named)} and {last}"
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """The faulty rows of one place, gathered by fault, so that all are named together and never shown.
+
+    >>> bad = BadRows("a.csv")
+    >>> for row in (2, 5):
+    ...     bad.add(row, "a text", ", but it is empty. Fill it in, or remove the row.")
+    >>> bad.sentences()
+    ["Expected a text in rows 2 and 5 of 'a.csv', but it is empty. Fill it in, or remove the row."]
+    """
+
+    where: str
+    rows: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+
+    def add(self, row: int, expected: str, fault: str) -> None:
+        """Note a row in which something was expected, with what follows in the message: the fault and its remedy."""
+        self.rows.setdefault((expected, fault), []).append(row)
+
+    def check(self) -> None:
+        """Reject the place if a row has a fault."""
+        if self.rows:
+            raise DataError(" ".join(self.sentences()))
+
+    def sentences(self) -> list[str]:
+        """Return one message for each kind of fault."""
+        return [
+            f"Expected {expected} in {numbers('row', rows)} of {self.where!r}{fault}"
+            for (expected, fault), rows in self.rows.items()
+        ]
+
+
+NOT_FOR_RELEASE = "Not for release"
+_MANY_CLASSES = 20
+_PER_CLASS = 2  # rows a class has on average, at or below which the labels look like identifiers
+
+
+def doubts(corpus: Corpus, label: str | None = None, unit: str | None = None) -> list[str]:
+    """Return what is doubtful about a corpus, a sentence each; `label` and `unit` are the columns they came from.
+
+    >>> toy = Corpus("toy", ("a", "b", "a"), labels=(0, 1, 0), splits=("train", "train", "validation"))
+    >>> doubts(toy)
+    ['1 of 1 validation texts stand among the training texts too: utility is measured on rows that were learned.']
+    """
+    found = [*_classes(corpus), *_units(corpus)]
+    if unit is not None and unit == label:
+        found.append(
+            f"The column {unit!r} is both label and unit: rows with the same label count as one {corpus.unit_name}. "
+            "Name the column that says whose text it is."
+        )
+    if "train" in corpus.split_names:
+        for name in corpus.split_names:
+            if name != "train":
+                found += _across(corpus, corpus.split("train"), corpus.split(name), name)
+    return found
+
+
+def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> list[str]:
+    found: list[str] = []
+    if corpus.units is not None:
+        both = set(train.unit_names) & set(other.unit_names)
+        if both:
+            found.append(
+                f"{len(both):,} of {corpus.unit_count:,} {corpus.unit_name} units stand in both train and {name}: "
+                f"utility is measured on people the model has seen, and what is published of the {name} rows is not "
+                "covered by the guarantee. Divide the rows by whole units."
+            )
+    learned = set(_rows(train))
+    again = sum(row in learned for row in _rows(other))
+    if again:
+        found.append(
+            f"{again:,} of {len(other):,} {name} texts stand among the training texts too: utility is measured on rows "
+            "that were learned."
+        )
+    if corpus.labels is not None:
+        missing = sorted(set(other.labels or ()) - set(train.labels or ()))
+        if missing:
+            names = ", ".join([*(repr(corpus.label_names[label]) for label in missing[:3]), *["…"][: len(missing) > 3]])
+            count = "1 class stands" if len(missing) == 1 else f"{len(missing):,} classes stand"
+            found.append(f"{count} only among the {name} rows ({names}): the model cannot learn what it does not see.")
+    return found
+
+
+def _rows(corpus: Corpus) -> list[tuple[str, ...]]:
+    return (
+        list(zip(corpus.texts, corpus.second, strict=True))
+        if corpus.second is not None
+        else [(text,) for text in corpus.texts]
+    )
+
+
+def _classes(corpus: Corpus) -> list[str]:
+    if corpus.labels is None:
+        return []
+    count = len(set(corpus.labels))
+    if count <= _MANY_CLASSES or count * _PER_CLASS < len(corpus):
+        return []
+    return [
+        Message(
+            f"There are {count:,} classes for {len(corpus):,} rows: the label column looks like an identifier. Name "
+            f"another column ({setting('label')})."
+        )
+    ]
+
+
+def _units(corpus: Corpus) -> list[str]:
+    if corpus.units is None or "train" not in corpus.split_names:
+        return []
+    count = corpus.split("train").unit_count
+    if count > 1:
+        return []
+    return [
+        Message(
+            f"All training rows belong to one {corpus.unit_name}: nobody can be hidden among others, and one unit is "
+            f"all that a guarantee would cover. Name the column that says whose text it is ({setting('unit')})."
+        )
+    ]

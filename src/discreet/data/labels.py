@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from discreet.core.errors import DataError, did_you_mean, setting, shown
-from discreet.data.bad_rows import BadRows, numbers
-from discreet.data.corpus import Task
+from discreet.data.corpus import BadRows, Task, numbers
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _COMMA = re.compile(r"-?[0-9]+,[0-9]+")

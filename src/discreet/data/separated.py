@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from discreet.core.errors import DataError, invalid, one_of, setting
-from discreet.data.bad_rows import numbers
+from discreet.data.corpus import numbers
 
 QUOTINGS = ("csv", "none")
 _TAB = "\t"

@@ -14,8 +14,7 @@ from uuid import UUID
 from discreet.catalog import CORPORA
 from discreet.core.errors import DataError, did_you_mean, invalid, setting, whole
 from discreet.core.guarantee import Adjacency
-from discreet.data.bad_rows import BadRows
-from discreet.data.corpus import Corpus, Task, check_texts
+from discreet.data.corpus import BadRows, Corpus, Task, check_texts
 from discreet.data.labels import Outcome, outcome
 from discreet.data.partition import hold_out, keep_rows, keep_share
 from discreet.data.separated import Layout

@@ -19,7 +19,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.training.precision import find_device
+from discreet.training.parts import find_device
 from discreet.training.run_folder import Run, load_run, refuse_old_split
 
 _PARTNERS = 500  # public texts that are encoded to mix with, or to run a defence on

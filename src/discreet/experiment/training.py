@@ -14,7 +14,7 @@ from discreet.accounting.ledger import Ledger
 from discreet.core.errors import DataError, Message, UnsupportedError, setting
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.doubts import NOT_FOR_RELEASE
+from discreet.data.corpus import NOT_FOR_RELEASE
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.spelling import unknown_share, unknown_words
@@ -25,13 +25,11 @@ from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import cache_folder, cached, ready
 from discreet.training.evaluate import assess, evaluate, matched
 from discreet.training.local_folder import write_sides
-from discreet.training.loop import Job, Trained, train
-from discreet.training.meter import Report
+from discreet.training.loop import Job, Report, Trained, train
+from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
-from discreet.training.plan import TrainingPlan, public_corpus
-from discreet.training.precision import find_device
+from discreet.training.plan import TrainingPlan, TrainSettings, public_corpus
 from discreet.training.run_folder import RunSettings, finish, prepared, workspace_of
-from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.data.batches import Tokens, Vectors

@@ -18,8 +18,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
 from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
 from discreet.experiment.scoring import DEFAULT_METRICS, Example, metrics_for, spelled
-from discreet.explorer.dials import checked, started
-from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, misfit
+from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, checked, misfit, started
 from discreet.explorer.stage import Stage
 from discreet.explorer.typed import TypedScene
 from discreet.metrics.table import METRICS, label_of

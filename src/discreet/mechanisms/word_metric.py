@@ -15,7 +15,7 @@ import torch
 from discreet.core.errors import DataError, non_negative, positive
 from discreet.core.randomness import Rng
 from discreet.mechanisms.arrays import Array, in_kind, tensor_of
-from discreet.mechanisms.choices import draw_by_cost
+from discreet.mechanisms.integers import draw_by_cost
 from discreet.mechanisms.laplace import L2Laplace
 
 if TYPE_CHECKING:

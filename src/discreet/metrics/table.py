@@ -14,10 +14,8 @@ from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics import text
-from discreet.metrics.meteor import meteor
 from discreet.metrics.retrieval import retrieval
-from discreet.metrics.sentence_encoder import universal_sentence_encoder
-from discreet.metrics.text import Embedder, Pair
+from discreet.metrics.text import Embedder, Pair, meteor, universal_sentence_encoder
 
 
 class Compares(Enum):

@@ -1,4 +1,7 @@
-"""The classifier: an encoder, a way to pool its states, and a head; and which part of it is trained."""
+"""The classifier: an encoder, a way to pool its states, and a head; and which part of it is trained.
+
+Heads: from a sentence vector to class scores or a number.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.core.errors import invalid
+from discreet.core.errors import invalid, one_of, whole
 from discreet.core.randomness import Rng
 from discreet.models.encoder import Encoder, layers_of, load_encoder
-from discreet.models.heads import head
+from discreet.models.model_settings import TEXTHIDE_HIDDEN
 from discreet.models.model_settings import ModelSettings as ModelSettings
 
 VECTORS = "vectors"  # the key under which a batch carries sentence vectors instead of tokens
@@ -165,3 +168,25 @@ def choose_trainable(model: Classifier) -> None:
         for part in model.encoder.modules():
             if isinstance(part, nn.Embedding):
                 part.requires_grad_(False)
+
+
+HEADS = ("linear", "mlp")
+
+
+def head(kind: str, width: int, outputs: int, hidden: tuple[int, ...] = TEXTHIDE_HIDDEN) -> nn.Module:
+    """Return a linear head, or one with hidden layers of the given sizes.
+
+    Paper: Huang et al. 2020, TextHide, uses three hidden layers of 768.
+
+    >>> sum(p.numel() for p in head("linear", 384, 2).parameters())
+    770
+    """
+    one_of("head", kind, HEADS)
+    whole("outputs", outputs)
+    if kind == "linear":
+        return nn.Linear(width, outputs)
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layers += [nn.Linear(width, whole("hidden", size)), nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, outputs))

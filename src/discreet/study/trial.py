@@ -29,7 +29,7 @@ from discreet.data.sources import TextSource
 from discreet.experiment.attack import AttackResult, Updates, rate_of, run_attack
 from discreet.experiment.scene import Scene
 from discreet.experiment.training import RunRequest, plan_for
-from discreet.metrics.trade_off import true_positive_rates
+from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import constant_utility, quality, utility_intervals
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import GradientProtection, Protection
@@ -45,12 +45,11 @@ from discreet.study.file import (
     request_for,
 )
 from discreet.study.grid import Planned
+from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import matched, predict
 from discreet.training.loop import Job, train
-from discreet.training.plan import TrainingPlan, model_settings
-from discreet.training.settings import TrainSettings
-from discreet.training.tensors import load_tensors, save_tensors
+from discreet.training.plan import TrainingPlan, TrainSettings, model_settings
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent

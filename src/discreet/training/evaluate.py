@@ -15,7 +15,7 @@ from discreet.data.batches import Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import Quality, quality
 from discreet.models.classifier import Classifier
-from discreet.training.precision import autocast
+from discreet.training.parts import autocast
 
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 65536}
 _ROWS_AT_ONCE = 256

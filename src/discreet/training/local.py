@@ -7,16 +7,25 @@ A client whose encoder is the built-in one names it and checks its fingerprint; 
 
 What crosses is a `RepresentationRelease`: one randomised vector for each text. The client's folder holds no head, the
 server's neither encoder nor tokenizer.
+
+Queries among decoys: what is sent step by step, and the one answer that is made of many.
+
+Queries that are ready to be sent and not yet counted, and encoding that takes the same work for any text.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from discreet.accounting.events import DpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee as promise
@@ -33,9 +42,12 @@ from discreet.protections.local.decoys import Decoys
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.query import QueryPath, TokenQuery
 from discreet.training.evaluate import represent
-from discreet.training.local_mixed import Mixed
-from discreet.training.local_sealed import Sealed, same_work
 from discreet.training.local_server import ServerSide
+
+if TYPE_CHECKING:
+    from discreet.data.batches import Tokens
+    from discreet.models.classifier import Classifier
+
 
 __all__ = ["ServerSide", "UserSide", "person_ledger", "queries_of"]
 
@@ -259,3 +271,80 @@ def person_ledger(path: Path | None, layer: LDPLayer, queries: int, epsilon: flo
     """Return the ledger of one person's queries: its budget is that many of them, their costs simply added up."""
     budget = Budget(whole("queries", queries) * epsilon, delta)
     return Ledger.open(path, unit=PERSON, adjacency=layer.adjacency.value, budget=budget)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Queries among decoys, step by step: what is sent, and which rows of it are true (the user's secret).
+
+    Row i of every step is for query i; `true[t][i]` says whether step t sent the query itself there, or a decoy.
+    """
+
+    steps: tuple[RepresentationRelease, ...]
+    true: tuple[npt.NDArray[np.bool_], ...] = field(repr=False)
+    guarantee: Guarantee
+
+    @classmethod
+    def draw(cls, coordinates: Tensor, layer: LDPLayer, sending: Sending, guarantee: Guarantee, source: Rng) -> Mixed:
+        """Return what every step sends: of each query's own pool, itself and its decoys, one row with fresh noise.
+
+        `coordinates` are the queries and then, query by query in turn, their first decoys, their second ones, and so
+        on; `guarantee` is what each query has over all steps, counted before this is called.
+
+        Guarantee: the one given, if the server does not learn which steps were true.
+        """
+        count = sending.decoys
+        n = len(coordinates) // (1 + count)
+        rows = np.arange(n * (1 + count)).reshape(1 + count, n)  # column i is query i, then its decoys
+        releases, places = [], []
+        for step in range(sending.steps):
+            one = np.minimum((source.fork("draw", step).uniform(n) * (1 + count)).astype(np.int64), count)
+            sent = layer(coordinates[torch.from_numpy(rows[one, np.arange(n)])], source.fork("noise", step))
+            releases.append(RepresentationRelease(sent, guarantee=None))
+            places.append(one == 0)
+        return cls(tuple(releases), tuple(places), guarantee)
+
+    def collect(self, answers: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """Return one answer for each query, the mean of all that came back for it; NaN where it was never drawn."""
+        said, true = np.stack(answers).astype(np.float64), np.stack(self.true)[:, :, None]
+        count = true.sum(0)
+        total = np.where(true, said, 0.0).sum(0)
+        return np.asarray(total / np.where(count > 0, count, np.nan), dtype=np.float32)
+
+
+_Release = TypeVar("_Release")
+_FEW = 16  # texts; each takes a fifth of a second at 512 tokens on one core
+_GRID = 32  # tokens
+
+
+@dataclass(eq=False)
+class Sealed(Generic[_Release]):
+    """A release that was made and has not left: `open` counts it in the ledger, once, and returns it.
+
+    Guarantee: that of the release; until it is opened nothing was spent, and nothing may be sent.
+    """
+
+    _release: _Release = field(repr=False)
+    _spend: Callable[[], None] = field(repr=False)
+    _opened: bool = field(default=False, init=False)
+
+    def open(self) -> _Release:
+        """Return the release, counted at the first call; if the budget does not allow it, it stays sealed."""
+        if not self._opened:
+            self._spend()
+            self._opened = True
+        return self._release
+
+
+def same_work(tokens: Tokens, model: Classifier) -> Tokens:
+    """Return tokens padded so that encoding them takes work that does not depend on the texts.
+
+    Up to 16 texts are padded to the model's maximum length. More would take too long; each batch of them is padded to
+    a multiple of 32 tokens.
+    """
+    if len(tokens) > _FEW:
+        return replace(tokens, pad_to=max(_GRID, tokens.pad_to))
+    missing = model.max_length - tokens.columns["input_ids"].shape[1]
+    fill = {"input_ids": int(model.tokenizer.pad_token_id)}
+    columns = {name: pad(column, (0, missing), value=fill.get(name, 0)) for name, column in tokens.columns.items()}
+    return replace(tokens, columns=columns, lengths=np.full(len(tokens), model.max_length), pad_to=model.max_length)

@@ -16,17 +16,25 @@ from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.core.settings import dump, read
 from discreet.models.bilstm import BiLSTM
-from discreet.models.builtin import MINILM, MINILM_SHA256
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, fresh_module, load_encoder, load_tokenizer
-from discreet.models.heads import head as head_of
+from discreet.models.classifier import head as head_of
+from discreet.models.encoder import (
+    BILSTM,
+    MINILM,
+    MINILM_SHA256,
+    WRONG_KIND,
+    assemble,
+    fresh_module,
+    load_encoder,
+    load_tokenizer,
+)
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes
 from discreet.protections.local.protection import shape_model
 from discreet.protections.local.query import LocalQuery, QueryPath
+from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.local import UserSide, person_ledger
 from discreet.training.local_server import ServerSide, linear
-from discreet.training.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from discreet.protections.local.protection import LocalLayer, LocalPrivacy

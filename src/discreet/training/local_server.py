@@ -1,4 +1,12 @@
-"""The server's side of a locally private classifier: a head over released vectors, and a refusal of all else."""
+"""The server's side of a locally private classifier: a head over released vectors, and a refusal of all else.
+
+The server's head, fitted to noisy vectors with the noise in mind.
+
+A server knows how much noise there is in what it was sent and how much there will be in what it is asked. Means survive
+noise; of the spread it takes off the noise of training and adds that of inference, so that the head is the one that
+training at the inference noise would give, in closed form and from one look at the release. All of it is
+post-processing.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, non_negative, whole
 from discreet.core.types import RepresentationRelease
-from discreet.training.local_head import fit_classes, fit_score
 
 
 @dataclass(frozen=True)
@@ -99,3 +106,76 @@ def _check_vectors(vectors: Any, width: int | None) -> Tensor:
     if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
         raise DataError("Expected a release of finite numbers, found NaN, infinity or integers. Protect it again.")
     return vectors
+
+
+_RIDGE = 1e-4
+
+
+def fit_classes(
+    vectors: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    noise: float = 0.0,
+    query_noise: float | None = None,
+    truth: float = 1.0,
+    balanced: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return weights (classes, width) and biases of a linear discriminant for queries of a known noise.
+
+    `noise` and `query_noise` are variances of one coordinate in training and in queries. `truth` is the probability
+    that a label is the true one, the others alike; means and shares are corrected for it. `balanced` leaves out which
+    class is more frequent: under much noise that alone would decide.
+
+    Guarantee: post-processing of a release, none is spent.
+
+    >>> x = torch.tensor([[0.0, 1.0], [0.2, 1.1], [2.0, 1.0], [2.2, 0.9]])
+    >>> weights, bias = fit_classes(x, torch.tensor([0, 0, 1, 1]), 2)
+    >>> (x @ weights.T + bias).argmax(1).tolist()
+    [0, 0, 1, 1]
+    """
+    x = vectors.double()
+    centre = x.mean(0)
+    means, shares = _class_means(x - centre, labels, whole("classes", classes, 2), truth)
+    between = (means * shares[:, None]).T @ means
+    within = _covariance_for(x - centre, non_negative("noise", noise), query_noise, between)
+    weights = torch.linalg.solve(within, means.T).T
+    prior = torch.zeros_like(shares) if balanced else shares.clamp_min(1e-6).log()
+    biases = prior - (weights * means).sum(1) / 2 - weights @ centre
+    return weights.float(), biases.float()
+
+
+def fit_score(
+    vectors: Tensor, scores: Tensor, *, noise: float = 0.0, query_noise: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return weights (1, width) and the bias of a linear regression for queries of a known noise."""
+    x, y = vectors.double(), scores.double()
+    centre, level = x.mean(0), y.mean()
+    spread = _covariance_for(x - centre, noise, query_noise, x.new_zeros(x.shape[1], x.shape[1]))
+    weights = torch.linalg.solve(spread, (x - centre).T @ (y - level) / len(x))
+    return weights[None].float(), (level - weights @ centre)[None].float()
+
+
+def _class_means(x: Tensor, labels: Tensor, classes: int, truth: float) -> tuple[Tensor, Tensor]:
+    """Return the mean vector and the share of every true class, from labels that tell the truth with a probability."""
+    seen = torch.nn.functional.one_hot(labels.long(), classes).double()
+    lie = (1 - truth) / (classes - 1)
+    answers = torch.full((classes, classes), lie, dtype=torch.float64, device=x.device)
+    answers.fill_diagonal_(truth)
+    sums = torch.linalg.solve(answers, seen.T @ x / len(x))
+    shares = torch.linalg.solve(answers, seen.mean(0))
+    if bool((seen.sum(0) == 0).any()):
+        raise DataError("Expected released vectors of every class, found a class without any. Send more of it.")
+    shares = shares.clamp_min(1 / len(x))
+    return sums / shares[:, None], shares / shares.sum()
+
+
+def _covariance_for(x: Tensor, noise: float, query_noise: float | None, between: Tensor) -> Tensor:
+    """Return the spread within classes that queries will have: the released one, less its noise, plus theirs."""
+    total = x.T @ x / len(x) - between
+    values, basis = torch.linalg.eigh(total)
+    added = noise if query_noise is None else query_noise
+    clean = (values - noise).clamp_min(0)
+    floor = _RIDGE * float((clean + added).mean()) + 1e-12
+    found: Tensor = basis @ torch.diag(clean + added + floor) @ basis.T
+    return found

@@ -1,4 +1,9 @@
-"""The one training loop: draw a batch, take a step, report, and keep what a stopped run needs to resume."""
+"""The one training loop: draw a batch, take a step, report, and keep what a stopped run needs to resume.
+
+Optimizers by name, with their weights in two groups, and the learning rate of a step.
+
+What the loop tells whoever watches it, a few times a second.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 
-from discreet.core.errors import BudgetError
+from discreet.core.errors import BudgetError, UnsupportedError, setting
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng, weights_digest
 from discreet.data.batches import Tokens, Vectors
@@ -20,13 +26,11 @@ from discreet.metrics.utility import MAIN
 from discreet.models.classifier import Classifier
 from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
 from discreet.training import checkpoint
-from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights
+from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
-from discreet.training.meter import Meter, Report
-from discreet.training.optimizer import optimizer_for, set_rate
-from discreet.training.plan import TrainingPlan, matched_split
+from discreet.training.plan import TrainingPlan, TrainSettings, matched_split
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
 from discreet.training.steps import OpenStep, Parts, Step
@@ -221,3 +225,118 @@ class _Run:
         if at.best is None or score > at.best:
             return replace(at, best=score, stale=0, best_weights=copy_weights(self.model))
         return replace(at, stale=at.stale + 1)
+
+
+def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """Return the optimizer that the settings name, over the weights that are trained."""
+    weights = trained(model)
+    if not weights:
+        raise UnsupportedError(
+            "Expected a model with at least one trainable parameter, got none. Set requires_grad of the head, or build "
+            f"the model with {setting('train', 'head')}."
+        )
+    device = next(iter(weights.values())).device
+    parts = groups(model, settings.weight_decay or 0.0, settings.head_rate)
+    for part in parts:
+        # A rate that lives on the device can change between replays of a captured step.
+        part["lr"] = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parts, momentum=settings.momentum, fused=True)
+    return torch.optim.AdamW(parts, betas=(settings.momentum, 0.999), fused=True, capturable=device.type == "cuda")
+
+
+def groups(model: nn.Module, weight_decay: float, head_rate: float = 1.0) -> list[dict[str, Any]]:
+    """Return the trained weights in groups: matrices decay, biases and norms do not; a head may learn faster."""
+    found: list[dict[str, Any]] = []
+    for fast in (False, True) if head_rate != 1 else (None,):
+        parameters = [p for name, p in trained(model).items() if fast is None or fast is _is_new(name)]
+        pace = head_rate if fast else 1.0
+        found += [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "pace": pace},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "pace": pace},
+        ]
+    return found
+
+
+def _is_new(name: str) -> bool:
+    """Return whether a weight belongs to what stands behind the encoder."""
+    return name.startswith(("head.", "pooler."))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate * group["pace"])
+        else:
+            group["lr"] = rate * group["pace"]
+
+
+_REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a training stands; `epsilon` bounds what private training has spent so far.
+
+    There is no rate where the steps have read nothing, as those of a head that was solved at once. In the stage
+    "encoding" a step is a text that the frozen encoder has read.
+    """
+
+    step: int
+    steps: int
+    loss: float | None
+    rows_per_second: float | None
+    seconds_left: float
+    epsilon: float | None = None
+    stage: Literal["training", "encoding"] = "training"
+
+
+def encoding_watch(watch: Callable[[Report], None] | None) -> Callable[[int, int], None] | None:
+    """Return what to call with the number of texts encoded so far and of all, so that `watch` hears of it."""
+    if watch is None:
+        return None
+    began = time.monotonic()
+
+    def encoded(done: int, total: int) -> None:
+        rate = done / max(time.monotonic() - began, 1e-9)
+        watch(Report(done, total, None, rate, (total - done) / max(rate, 1e-9), stage="encoding"))
+
+    return encoded
+
+
+class Meter:
+    """Counts rows and losses, and reports a few times a second without making the device wait at every step.
+
+    Where nobody watches, nothing is worked out: an epsilon may take as long as many steps.
+    """
+
+    def __init__(
+        self, steps: int, first: int, watch: Callable[[Report], None] | None, epsilon: Callable[[], float | None]
+    ) -> None:
+        """Begin to count at step `first` of `steps`."""
+        self.steps, self.first, self.watch, self.epsilon = steps, first, watch, epsilon
+        self.begun = self.reported = time.monotonic()
+        self.rows = 0
+        self.losses: list[torch.Tensor] = []
+
+    def add(self, step: int, loss: torch.Tensor | None, rows: int) -> None:
+        """Count a step; an empty batch has no loss."""
+        self.rows += rows
+        if loss is not None:
+            self.losses.append(loss)
+        if self.watch is None:
+            return
+        now = time.monotonic()
+        if now - self.reported > _REPORT_SECONDS or step == self.steps:
+            self.reported = now
+            spent = max(now - self.begun, 1e-9)
+            left = spent / max(1, step - self.first) * (self.steps - step)
+            recent = torch.stack(self.losses[-20:]).mean().item() if self.losses else None
+            rate = self.rows / spent if self.rows else None
+            self.watch(Report(step, self.steps, recent, rate, left, self.epsilon()))
+
+    def mean(self) -> float | None:
+        """Return the mean loss since the last call, or None if every batch was empty."""
+        losses, self.losses = self.losses, []
+        return torch.stack(losses).mean().item() if losses else None

@@ -1,10 +1,24 @@
-"""The parts in which a private batch is read: their shapes, their memory, and whether units change each other there."""
+"""The parts in which a private batch is read: their shapes, their memory, and whether units change each other there.
+
+The shapes of the parts of a private batch: a function of public facts and of each unit alone, never of the others.
+
+Kernels choose how to add by the shape of what they are given, so a unit's gradient is rounded by the width to which it
+is padded and by the number of rows beside it. If these depended on the other units, one unit would change the gradients
+of others: in bf16 by several per cent of the clip norm. So a unit's padded width and number of rows follow from that
+unit and a public grid, a part of each shape has a fixed number of units, and what is missing is filled up with rows
+that weigh nothing.
+
+Devices and number formats: bf16 where the device has it, float32 elsewhere.
+"""
 
 from __future__ import annotations
 
 import gc
+import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +27,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.clipping.clip import Flat, clipped_sum
-from discreet.clipping.invariance import bitwise_invariant, recorded
+from discreet.clipping.independence import bitwise_invariant, recorded
+from discreet.clipping.precision import Flat, clipped_sum
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
-from discreet.core.errors import ModelError
+from discreet.core.errors import ModelError, invalid, setting, whole
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.models.classifier import Classifier
-from discreet.training.precision import autocast, fixed_kernels
-from discreet.training.shapes import Part, Shapes
 
 UNPADDED = 4  # one in so many of the made-up units has no padding
 _SHARE_OF_MEMORY = 0.8  # of what is free, for one part; the rest is for what the allocator cannot use
@@ -232,3 +245,164 @@ def available_memory() -> int | None:
         return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
     except (OSError, ValueError, AttributeError):
         return None
+
+
+Numbers = npt.NDArray[np.int64]
+
+# How finely widths are told apart, in steps for each doubling, and the least width. On a CPU a part costs little more
+# than its tokens; on a GPU a part costs as much as ten thousand tokens or more, so shapes are few.
+_STEPS = {"cpu": 8, "cuda": 1}
+_LEAST_WIDTH = {"cpu": 4, "cuda": 16}
+# A part on a CPU has about so many tokens: a larger one is no faster, and wastes more when it is filled up.
+_CPU_TOKENS = (256, 512)
+MOST_TOKENS = 1 << 17  # of a part on a GPU, where a larger one is no faster
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some units of one shape: the numbers of their rows, -1 for a row of padding, and how many of them are real."""
+
+    rows: Numbers
+    units: int
+    rows_each: int
+    width: int
+    real: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Units, rows of each, and padded width."""
+        return self.units, self.rows_each, self.width
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How many rows a part has at each width of a public grid.
+
+    >>> shapes = Shapes.of("cpu", max_length=128, expected_units=256)
+    >>> [shapes.width_of(length) for length in (1, 12, 33, 127)]
+    [4, 12, 36, 128]
+    >>> shapes.units_of(1, 64), shapes.units_of(3, 64), shapes.units_of(100, 64)
+    (8, 2, 1)
+    """
+
+    device: str
+    max_length: int
+    rows: tuple[tuple[int, int], ...]  # (width, rows of a part), by width
+
+    @classmethod
+    def of(cls, device: str, max_length: int, expected_units: int) -> Shapes:
+        """Return the shapes for a device, the longest text a model takes, and the expected number of units a batch."""
+        whole("expected_units", expected_units)
+        widths = sorted({_rounded_up(n, _STEPS[device], _LEAST_WIDTH[device]) for n in range(1, max_length + 1)})
+        widths = [*(width for width in widths if width < max_length), max_length]
+        return cls(device, max_length, tuple((width, _rows_at(device, width, expected_units)) for width in widths))
+
+    def width_of(self, length: int) -> int:
+        """Return the width to which a unit is padded whose longest row has so many tokens."""
+        width = _rounded_up(max(1, length), _STEPS[self.device], _LEAST_WIDTH[self.device])
+        return min(width, self.max_length)
+
+    def rows_of(self, rows: int) -> int:
+        """Return to how many rows a unit is filled up that has so many."""
+        return _rounded_up(rows, min(4, _STEPS[self.device]), 1)
+
+    def units_of(self, rows_each: int, width: int) -> int:
+        """Return how many units a part holds, of so many rows each and of a width."""
+        return max(1, dict(self.rows)[width] // rows_each)
+
+    def at_most(self, rows: dict[int, int]) -> Shapes:
+        """Return the same shapes with no more rows than given for each width, but at least one."""
+        return replace(self, rows=tuple((w, max(1, min(r, rows.get(w, r)))) for w, r in self.rows))
+
+    def halved(self) -> Shapes | None:
+        """Return the shapes with half as many rows in each, or nothing if none can be halved."""
+        if all(rows == 1 for _, rows in self.rows):
+            return None
+        return replace(self, rows=tuple((width, max(1, rows // 2)) for width, rows in self.rows))
+
+    def parts(self, rows: Numbers, starts: Numbers, lengths: Numbers) -> Iterator[Part]:
+        """Yield the parts of a batch in which unit u owns `rows[starts[u] : starts[u + 1]]`.
+
+        `lengths` holds the tokens of every row of the corpus. Units of one shape stand together in the order they come
+        in; a unit is never divided.
+        """
+        counts = np.diff(starts)
+        longest = np.maximum.reduceat(lengths[rows], starts[:-1]) if len(counts) else counts
+        kinds: dict[tuple[int, int], list[int]] = {}
+        for unit, (count, length) in enumerate(zip(counts.tolist(), longest.tolist(), strict=True)):
+            kinds.setdefault((self.width_of(length), self.rows_of(count)), []).append(unit)
+        for (width, each), members in sorted(kinds.items(), reverse=True):
+            size = self.units_of(each, width)
+            for begun in range(0, len(members), size):
+                some = members[begun : begun + size]
+                filled = np.full((size, each), -1, dtype=np.int64)
+                for place, unit in enumerate(some):
+                    filled[place, : counts[unit]] = rows[starts[unit] : starts[unit + 1]]
+                yield Part(filled.reshape(-1), size, each, width, len(some))
+
+
+def _rounded_up(value: int, steps: int, least: int) -> int:
+    """Return the next number of a grid with so many steps for each doubling, in multiples of the least.
+
+    >>> [_rounded_up(value, 8, 4) for value in (3, 31, 33, 65)], [_rounded_up(value, 1, 16) for value in (3, 33)]
+    ([4, 32, 36, 72], [16, 64])
+    """
+    power = 1 << (max(value - 1, 1).bit_length() - 1)
+    step = max(least, power // steps)
+    return -(-value // step) * step
+
+
+def _rows_at(device: str, width: int, expected_units: int) -> int:
+    if device == "cpu":
+        tokens = min(max(expected_units, _CPU_TOKENS[0]), _CPU_TOKENS[1])
+        multiple = 8 if width < 128 else 4 if width < 256 else 2
+        return max(multiple, tokens // width // multiple * multiple)
+    # Two parts if all units have this width, with room for how much the size of a Poisson batch varies.
+    rows = math.ceil((expected_units + 4 * math.sqrt(expected_units)) / 2 / 8) * 8
+    return max(1, min(rows, MOST_TOKENS // width))
+
+
+def find_device(name: str = "auto") -> torch.device:
+    """Return the device by name; `auto` is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise invalid("device", name, "one of auto, cpu, cuda, cuda:N", "") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise invalid(
+            "device", name, "a device of this machine", f"There is no usable GPU; use {setting('device', 'cpu')}."
+        )
+    if device.type not in {"cpu", "cuda"}:
+        raise invalid("device", name, "one of auto, cpu, cuda, cuda:N", "Other devices are not tested.")
+    return device
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context that computes in bf16 where it pays and is asked for, and does nothing elsewhere."""
+    wanted = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+
+
+_SKIPS_MASKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
+
+
+@contextmanager
+def fixed_kernels(plain_attention: bool = False) -> Iterator[None]:
+    """Let a model choose its kernels by the shapes of its inputs, and not by what they hold.
+
+    Left alone, transformers gives attention no mask when no row of a batch is padded, and another kernel then computes
+    every row. With `plain_attention`, attention is computed by ordinary products, since the fused kernels of a GPU may
+    add in an order that changes from run to run.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    before = {name: getattr(masks, name) for name in _SKIPS_MASKS if hasattr(masks, name)}
+    for name in before:
+        setattr(masks, name, lambda *_, **__: False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if plain_attention else nullcontext():
+            yield
+    finally:
+        for name, skips in before.items():
+            setattr(masks, name, skips)

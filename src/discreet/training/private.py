@@ -24,9 +24,8 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
 from discreet.protections.base import GradientProtection
-from discreet.training.parts import PrivateParts
+from discreet.training.parts import Part, PrivateParts
 from discreet.training.plan import TrainingPlan
-from discreet.training.shapes import Part
 from discreet.training.steps import Parts
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from discreet.core.guarantee import Guarantee
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
+from discreet.training.parts import autocast
 from discreet.training.plan import TrainingPlan
-from discreet.training.precision import autocast
 
 
 class Step(Protocol):

@@ -18,7 +18,7 @@ from discreet.models.classifier import Classifier
 from discreet.protections.base import Once, RepresentationProtection, TextProtection
 from discreet.training.account import Account
 from discreet.training.checkpoint import identity, spend_name
-from discreet.training.local_head import fit_classes, fit_score
+from discreet.training.local_server import fit_classes, fit_score
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import OpenStep, Parts
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from discreet.attacks import time_limit
+from discreet.attacks import base
+from discreet.attacks.base import TimeLimit
 from discreet.attacks.encoder_layers import dissect
 from discreet.attacks.matching.engine import SearchingAttack, prior_of, set_up
 from discreet.attacks.matching.lamp_tag_dlg import Dlg, Lamp, Tag
@@ -14,7 +15,6 @@ from discreet.attacks.matching.objective import MeanCosine
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Vocabulary
 from discreet.attacks.matching.word_draws import WordDraws
-from discreet.attacks.time_limit import TimeLimit
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge
@@ -151,8 +151,8 @@ def test_a_time_limit_that_is_not_reached_changes_nothing(tiny_model: Build, att
 
 def test_a_loop_counts_steps_and_is_shortened_only_where_it_falls_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(time_limit, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    limit = time_limit.TimeLimit(10.0)
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    limit = base.TimeLimit(10.0)
     for step, at in ((0, 0.0), (10, 0.5), (20, 2.9), (50, 5.9)):  # ahead of the time, or a little behind it
         now[0] = at
         assert limit.done(step, 100) == step / 100 and not limit.reached

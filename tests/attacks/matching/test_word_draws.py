@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from discreet.attacks.base import TimeLimit
 from discreet.attacks.matching.engine import set_up
 from discreet.attacks.matching.objective import MeanCosine, Objective
 from discreet.attacks.matching.problems import Vocabulary
 from discreet.attacks.matching.word_draws import Drawing, WordDraws
-from discreet.attacks.time_limit import TimeLimit
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge

@@ -195,8 +195,7 @@ def test_a_ledger_with_a_forged_later_line_is_rejected(tmp_path: Path, body: byt
 
 
 def test_parquet_with_bytes_that_are_no_text_or_values_of_two_kinds_is_rejected(tmp_path: Path) -> None:
-    from discreet.data.columns import read_columns, render
-    from discreet.data.tables import read_table
+    from discreet.data.tables import read_columns, read_table, render
 
     seed = (Path(__file__).parents[3] / "benchmarks" / "fuzz_seeds" / "plain.parquet").read_bytes()
     path = tmp_path / "a.parquet"
@@ -216,7 +215,7 @@ def test_parquet_with_bytes_that_are_no_text_or_values_of_two_kinds_is_rejected(
 @pytest.mark.parametrize("row", [{"n": "\ud800"}, {"n\ud800": "x"}])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_half_a_surrogate_pair_is_never_written(tmp_path: Path, row: dict[str, Any], suffix: str) -> None:
-    from discreet.data.columns import read_columns, render
+    from discreet.data.tables import read_columns, render
 
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "a", **row}) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """The law of stable selections: with a public seed, no unit moves because of another one.
 
 A selection that is a permutation of all units tells from who else is in it whether one unit is there: that broke the
-certificate of every training with an automatic hold-out. For every purpose that `discreet.data.selection` knows:
+certificate of every training with an automatic hold-out. For every purpose that `discreet.data.partition` knows:
 (i) one unit is changed or made empty and its identity kept: nobody else moves;
 (ii) one unit is removed: nobody else moves, for all that are allowed under add/remove.
 Secret samplers (Poisson, FixedSize) are exempt: their draws are independent of the data and nobody sees them.
@@ -23,6 +23,8 @@ from discreet.core.randomness import Rng
 from discreet.data.canaries import plant_labels, plant_secrets
 from discreet.data.corpus import Corpus
 from discreet.data.partition import (
+    EXACT,
+    Purpose,
     clients_by_unit,
     dirichlet_clients,
     equal_clients,
@@ -30,8 +32,9 @@ from discreet.data.partition import (
     hold_out,
     keep_rows,
     keep_share,
+    places,
+    share_of,
 )
-from discreet.data.selection import EXACT, Purpose, places, share_of
 from discreet.data.sources import Columns, load
 
 SOURCE = Path(__file__).parents[3] / "src" / "discreet"
@@ -246,7 +249,7 @@ def test_one_of_500_rows_changed_moves_no_other_row(tmp_path: Path) -> None:
 # Every place where a random order or an index is drawn, and why it may depend on how many there are.
 EXEMPT = {
     "attacks": "an attacker's draws over what it was given: not a release under a guarantee",
-    "clipping/invariance.py": "moves units that are made up, to see whether their places matter",
+    "clipping/independence.py": "moves units that are made up, to see whether their places matter",
     "core/randomness.py": "the definition itself",
     "data/notes.py": "invents names and numbers: there is nobody to protect",
     "data/samplers.py": "secret samplers, drawn from the secret of a run, and the order of unprotected training",
@@ -271,4 +274,4 @@ def test_whoever_draws_an_order_is_known_here() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ORDERS:
                 found.add(path.relative_to(SOURCE).as_posix())
     unknown = [name for name in found if name not in EXEMPT and name.split("/")[0] not in EXEMPT]
-    assert not unknown, f"say why it is stable, or use discreet.data.selection: {unknown}"
+    assert not unknown, f"say why it is stable, or use discreet.data.partition: {unknown}"

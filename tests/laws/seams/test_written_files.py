@@ -31,9 +31,9 @@ from discreet.data.sources import Columns, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.experiment import training as story
 from discreet.models.classifier import ModelSettings
+from discreet.training.checkpoint import save_tensors
+from discreet.training.plan import TrainSettings
 from discreet.training.private import numbered
-from discreet.training.settings import TrainSettings
-from discreet.training.tensors import save_tensors
 
 WEIGHTS = {"model.safetensors", "client/path.safetensors", "server/head.safetensors"}
 WORDS = ("good", "bad", "calm", "sharp", "dull", "bright", "slow", "quick")

@@ -13,14 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack
+from discreet.attacks.base import Attack, TimeLimit
 from discreet.attacks.encoder_layers import dissect, model_of
 from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.lbfgs import minimise
 from discreet.attacks.matching.objective import MatchingLoss, Objective
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Problems, Vocabulary
-from discreet.attacks.time_limit import TimeLimit
 from discreet.core.errors import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from discreet.attacks.base import Attack
+from discreet.attacks.base import Attack, TimeLimit
 from discreet.attacks.encoder_layers import dissect, reject_pairs
 from discreet.attacks.matching.lbfgs import Objective, minimise
 from discreet.attacks.matching.problems import Problems, Vocabulary
-from discreet.attacks.time_limit import TimeLimit
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from discreet.attacks.base import TimeLimit
 from discreet.attacks.matching.candidate_gradients import Imitation
 from discreet.attacks.matching.problems import Problems
-from discreet.attacks.time_limit import TimeLimit
 from discreet.clipping.record import Record
 from discreet.core.errors import non_negative, probability
 from discreet.models.ngram import Prior

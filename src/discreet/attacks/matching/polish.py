@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from discreet.attacks.base import TimeLimit
 from discreet.attacks.matching.objective import Objective
 from discreet.attacks.matching.problems import Vocabulary
-from discreet.attacks.time_limit import TimeLimit
 from discreet.core.errors import probability, whole
 from discreet.core.randomness import Rng
 from discreet.models.ngram import NGram, Prior

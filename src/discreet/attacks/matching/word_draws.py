@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from discreet.attacks.base import Need
+from discreet.attacks.base import Need, TimeLimit
 from discreet.attacks.matching.engine import Progress, SearchingAttack, guess_of, prior_of, set_up
 from discreet.attacks.matching.lamp_tag_dlg import LOSSES
 from discreet.attacks.matching.objective import Objective, portion
 from discreet.attacks.matching.polish import Polish, reorderings
 from discreet.attacks.matching.problems import Vocabulary
-from discreet.attacks.time_limit import TimeLimit
 from discreet.core.errors import UnsupportedError, invalid, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from discreet.attacks.base import TimeLimit
 from discreet.attacks.encoder_layers import inputs_of
 from discreet.attacks.span.spans import Span
-from discreet.attacks.time_limit import TimeLimit
 from discreet.models.classifier import Classifier
 
 Sentence = tuple[int, ...]

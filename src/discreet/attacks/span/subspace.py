@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from discreet.attacks.base import Attack
+from discreet.attacks.base import Attack, TimeLimit
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of
 from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, narrowed, search
 from discreet.attacks.span.spans import Span, nearest_tokens, span_of
-from discreet.attacks.time_limit import TimeLimit
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release

@@ -25,7 +25,7 @@ from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.core.settings import option
 from discreet.core.types import TextRelease
-from discreet.data.encoding import STDIN, read_lines
+from discreet.data.tables import STDIN, read_lines
 from discreet.mechanisms.word_metric import Rows, choose, nearest_to_noisy
 from discreet.protections.base import DELTA, Conditions, Place, Protection, TextProtection, check_budget
 from discreet.protections.words.table import WordTable, listed_words

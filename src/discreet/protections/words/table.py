@@ -13,7 +13,7 @@ import torch
 
 from discreet.core.errors import DataError, ModelError
 from discreet.mechanisms.word_metric import farthest
-from discreet.models.builtin import MINILM, MINILM_SHA256, minilm_folder
+from discreet.models.encoder import MINILM, MINILM_SHA256, minilm_folder
 
 BILSTM = "bilstm"  # its word vectors are those of the built-in encoder
 _MARKS = frozenset(".,;:!?")
