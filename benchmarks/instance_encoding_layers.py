@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors, tokenise
 from discreet.data.corpus import Corpus
@@ -17,7 +18,6 @@ from discreet.data.sources import load
 from discreet.metrics.utility import utility
 from discreet.models.classifier import Classifier, ModelSettings, head, pool
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import by_length
 from discreet.training.local_server import fit_classes

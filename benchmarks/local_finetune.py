@@ -21,7 +21,8 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.evaluate import evaluate, represent
 from discreet.training.loop import train
 from discreet.training.parts import find_device
-from discreet.training.plan import TrainingPlan, TrainSettings
+from discreet.training.plan import TrainingPlan
+from discreet.training.settings import TrainSettings
 
 
 def read_reviews(path: Path, part: str | None = None, rows: int | None = None) -> Corpus:
@@ -49,8 +50,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
+    from discreet.core.files import save_tensors
     from discreet.data.batches import tokenise
-    from discreet.training.checkpoint import save_tensors
 
     device = find_device(asked.device)
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -29,13 +29,13 @@ from torch import Tensor
 
 from discreet.accounting.interpret import epsilon as proven
 from discreet.accounting.local_layer import LocalLayerCost, Sending
+from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import SPREAD, Projection, labelled, principal, query_axes, whole_space
-from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.encode import cache_folder, encode
 from discreet.training.local_server import fit_classes
 

@@ -92,8 +92,9 @@ def measure(asked: argparse.Namespace) -> dict[str, object]:
     from discreet.protections.dp_sgd import DPSGD
     from discreet.training.encode import ready
     from discreet.training.loop import optimizer_for, set_rate
-    from discreet.training.plan import TrainingPlan, TrainSettings
+    from discreet.training.plan import TrainingPlan
     from discreet.training.private import PrivateStep
+    from discreet.training.settings import TrainSettings
     from discreet.training.steps import Parts
 
     device, limit = torch.device(asked.device), asked.limits[0]

@@ -19,7 +19,8 @@ from discreet.study.trial import of_the_setting
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
-from discreet.training.plan import TrainingPlan, TrainSettings
+from discreet.training.plan import TrainingPlan
+from discreet.training.settings import TrainSettings
 
 
 def read_corpus(asked: argparse.Namespace, source: str) -> Corpus:

@@ -26,7 +26,8 @@ from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.parts import find_device
-from discreet.training.plan import TrainingPlan, TrainSettings
+from discreet.training.plan import TrainingPlan
+from discreet.training.settings import TrainSettings
 
 
 def arguments() -> argparse.Namespace:

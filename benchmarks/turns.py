@@ -14,7 +14,8 @@ from discreet.protections.base import RepresentationProtection
 from discreet.training.encode import ready
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
-from discreet.training.plan import TrainingPlan, TrainSettings
+from discreet.training.plan import TrainingPlan
+from discreet.training.settings import TrainSettings
 from discreet.training.steps import OpenStep, Parts
 from discreet.training.stored import StoredStep
 

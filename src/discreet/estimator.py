@@ -35,7 +35,7 @@ from discreet.training.run_folder import finish, load_run, prepared, workspace_o
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
-    from discreet.training.plan import TrainSettings
+    from discreet.training.settings import TrainSettings
 
 _SOURCE = "texts given in Python"
 _CLASSES = "classes"

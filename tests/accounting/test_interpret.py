@@ -26,9 +26,9 @@ from discreet.accounting.events import (
     ZCDpEvent,
 )
 from discreet.accounting.gdp import gaussian_epsilon
-from discreet.accounting.interpret import delta, epsilon, guarantee
+from discreet.accounting.interpret import Meter, delta, epsilon, guarantee
 from discreet.accounting.interpret import delta as delta_of
-from discreet.accounting.powers import Losses, Meter
+from discreet.accounting.powers import Losses
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 

@@ -12,8 +12,7 @@ from discreet.accounting.events import (
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
-from discreet.accounting.interpret import epsilon
-from discreet.accounting.powers import Meter
+from discreet.accounting.interpret import Meter, epsilon
 from discreet.core.errors import SettingError
 
 SAMPLED = PoissonSampledDpEvent(0.02, ClippedSumDpEvent(0.9))

@@ -28,9 +28,8 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
+from discreet.accounting.interpret import Meter, epsilon, guarantee
 from discreet.accounting.interpret import delta as delta_of
-from discreet.accounting.interpret import epsilon, guarantee
-from discreet.accounting.powers import Meter
 from discreet.accounting.risk import most_true_positives
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency

@@ -31,7 +31,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.checkpoint import LEDGER
-from discreet.training.plan import TrainSettings
+from discreet.training.settings import TrainSettings
 
 DELTA = 1e-6  # so small that a pure guarantee is hardly cheaper at it
 UNDERCUT = 0.02

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from discreet import Rng
-from discreet.mechanisms import sphere
+from discreet.mechanisms import sphere_kernels
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 
 pytestmark = pytest.mark.skipif(
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_kernels_agree_with_ordinary_operations() -> None:
-    assert sphere.agree(torch.device("cuda", 0))
+    assert sphere_kernels.agree(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("dimension", [128, 1000, 100_003])
@@ -26,6 +26,6 @@ def test_directions_are_the_same_with_and_without_them(dimension: int, monkeypat
     x[2] *= 1e-20
     noise = VonMisesFisher(50.0, dimension)
     fused = noise(x, Rng(3))
-    monkeypatch.setattr(sphere, "usable", lambda *tensors: False)
+    monkeypatch.setattr(sphere_kernels, "usable", lambda *tensors: False)
     plain = noise(x, Rng(3))
     np.testing.assert_allclose(fused.cpu(), plain.cpu(), atol=2e-6)

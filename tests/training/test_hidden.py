@@ -20,7 +20,7 @@ from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
 from discreet.training.evaluate import evaluate, predict
 from discreet.training.hidden import HiddenStep, draw_hidden
-from discreet.training.plan import TrainSettings
+from discreet.training.settings import TrainSettings
 
 StopAfter = Callable[[int], Callable[[], bool]]
 FAST = TrainSettings(epochs=20, learning_rate=5e-3, batch_size=32)

@@ -29,8 +29,8 @@ from discreet.training import run_folder
 from discreet.training.evaluate import represent
 from discreet.training.local import Mixed, ServerSide, UserSide
 from discreet.training.local_server import linear
-from discreet.training.plan import TrainSettings
 from discreet.training.run_folder import load_run
+from discreet.training.settings import TrainSettings
 
 
 def run(toy_csv: Path, encoder: Path, out: Path, **changes: object) -> dict[str, object]:

@@ -11,8 +11,9 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import Report, Trained
-from discreet.training.plan import TrainSettings
+from discreet.training.loop import Trained
+from discreet.training.meter import Report
+from discreet.training.settings import TrainSettings
 
 StopAfter = Callable[[int], Callable[[], bool]]
 

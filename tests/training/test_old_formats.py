@@ -17,8 +17,8 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.evaluate import evaluate
-from discreet.training.plan import TrainSettings
 from discreet.training.run_folder import load_run, workspace_of
+from discreet.training.settings import TrainSettings
 
 OLD = Path(__file__).parents[1] / "fixtures" / "format_1"
 

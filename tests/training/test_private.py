@@ -10,6 +10,7 @@ from tests.planned import parts_of, train
 
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import LedgerError, ModelError, SettingError, UnsupportedError
+from discreet.core.files import load_tensors
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -18,12 +19,11 @@ from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import load_tensors
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.parts import Part, PrivateParts
-from discreet.training.plan import TrainSettings
 from discreet.training.private import PrivateStep, numbered
+from discreet.training.settings import TrainSettings
 
 
 @pytest.fixture

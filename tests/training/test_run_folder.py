@@ -22,8 +22,8 @@ from discreet.training import checkpoint as tensors
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
 from discreet.training.evaluate import predict
-from discreet.training.plan import TrainSettings
 from discreet.training.run_folder import begin, load_run, prepared, read_settings, refuse_old_split, workspace_of
+from discreet.training.settings import TrainSettings
 
 
 def request(toy_csv: Path, encoder: str, **changes: object) -> RunRequest:

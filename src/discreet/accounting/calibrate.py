@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable
 
 from discreet.accounting.events import DpEvent
+from discreet.accounting.interpret import Meter
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.accounting.powers import Meter
 from discreet.core.errors import UnsupportedError, invalid, open_probability, positive
 from discreet.core.guarantee import Adjacency
 

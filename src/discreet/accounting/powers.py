@@ -5,31 +5,20 @@ a grid that holds all but 1e-15 of the mass, which is counted as an infinite los
 a solver can ask again and again, and with a margin in delta for what floating point can hide, which grows with the
 number of uses: see `_slack`. Where the margin of double precision would be felt, the losses are tilted first, which
 makes the margin a share of delta: see `Losses.epsilon_of`; or extended precision is used.
-
-The cost so far, step by step: one step is taken apart once, then any number of steps is asked for cheaply.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from scipy import fft
 from scipy.signal import lfilter
 
 from discreet.accounting.curve import Array
-from discreet.accounting.events import DpEvent, SelfComposedDpEvent
-from discreet.accounting.interpret import epsilon, pure_epsilon
-from discreet.accounting.losses import powers_of
-from discreet.accounting.parts import Parts, take_apart
-from discreet.accounting.renyi import ORDERS, renyi_divergences
-from discreet.core.errors import UnsupportedError, open_probability, whole
-from discreet.core.guarantee import Adjacency
 
 _CUT = 1e-15
 _ROUNDING = 1e-12
@@ -327,66 +316,3 @@ def _dense(pmf: Any) -> Losses:
     dense = pmf.to_dense_pmf()
     masses = np.asarray(dense._probs, dtype=np.float64)
     return Losses(masses, int(dense._lower_loss), float(dense._discretization), float(dense._infinity_mass))
-
-
-_MANY = 1_000_000  # steps for which the grid is made to reach far enough
-
-
-@dataclass(frozen=True)
-class Meter:
-    """Epsilon after any number of equal steps, for a progress line or a solver.
-
-    >>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent
-    >>> meter = Meter(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), delta=1e-5)
-    >>> [round(meter.epsilon(steps), 3) for steps in (0, 1, 1000, 10_000)]
-    [0.0, 0.199, 1.829, 6.19]
-    """
-
-    step: DpEvent
-    delta: float
-    adjacency: Adjacency = Adjacency.ADD_REMOVE
-    accountant: str = "pld"
-
-    def __post_init__(self) -> None:
-        """Refuse a delta of 0 or 1."""
-        open_probability("delta", self.delta)
-        object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
-
-    def epsilon(self, steps: int) -> float:
-        """Return epsilon after this many steps, an upper bound wherever `discreet.accounting.interpret.epsilon` is."""
-        if whole("steps", steps, 0) == 0:
-            return 0.0
-        if steps == 1 or not self._parts.uses or self._parts.reasons or self.accountant == "gdp":
-            return epsilon(SelfComposedDpEvent(self.step, steps), self.delta, self.adjacency, self.accountant)
-        most = steps * self._pure
-        if self.accountant == "rdp":
-            return min(most, float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0]))
-        other = self._renyi(steps)
-        try:
-            one, count = self._powers
-        except OverflowError:
-            return min(most, other)
-        return min(most, other, one.epsilon(count * steps, self.delta))
-
-    def _renyi(self, steps: int) -> float:
-        """Return epsilon by Renyi divergences, infinite where they do not cover the step."""
-        try:
-            return float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0])
-        except UnsupportedError:
-            return math.inf
-
-    @cached_property
-    def _parts(self) -> Parts:
-        return take_apart(self.step, self.adjacency)
-
-    @cached_property
-    def _pure(self) -> float:
-        return pure_epsilon(self._parts, self.adjacency)
-
-    @cached_property
-    def _divergences(self) -> Array:
-        return renyi_divergences(self._parts, self.adjacency)
-
-    @cached_property
-    def _powers(self) -> tuple[Powers, int]:
-        return powers_of(self._parts, self.adjacency, self.delta, _MANY)

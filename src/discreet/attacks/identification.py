@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from discreet.attacks.base import Attack, Need, Returns
-from discreet.clipping.precision import Clip, Flat, clipped_sum
+from discreet.clipping.clip import Clip, Flat, clipped_sum
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng

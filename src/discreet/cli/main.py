@@ -16,13 +16,12 @@ from discreet.cli.calibrate import calibrate, report
 from discreet.cli.cost import cost, solve, spend
 from discreet.cli.data import cache, data
 from discreet.cli.evaluate import evaluate
-from discreet.cli.explore import explore
 from discreet.cli.ledger import ledger
 from discreet.cli.output import RUNNING, line, note, options_of
 from discreet.cli.predict import predict
 from discreet.cli.query import query
 from discreet.cli.sanitize import sanitize
-from discreet.cli.serve import serve
+from discreet.cli.serve import explore, serve
 from discreet.cli.train import TrainCommand, train
 from discreet.core.errors import DiscreetError
 

@@ -32,7 +32,7 @@ from discreet.core.errors import invalid, one_of, positive
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
-from discreet.training.plan import TrainSettings
+from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection

@@ -1,7 +1,7 @@
 """Per-example gradient norms and clipped sums in one backward pass; beside it the slow loop that proves it."""
 
+from discreet.clipping.clip import Automatic, Clip, ClippedSum, Flat, PerLayer, clipped_sum
 from discreet.clipping.independence import check_independent
-from discreet.clipping.precision import Automatic, Clip, ClippedSum, Flat, PerLayer, clipped_sum
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
 

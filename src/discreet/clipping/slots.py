@@ -28,7 +28,7 @@ from discreet.clipping.precision import (
     scattered,
     weighted_rows,
 )
-from discreet.clipping.record import Units
+from discreet.clipping.units import Units
 
 Key = tuple[int, int, torch.Size, torch.dtype]
 # Below so many numbers an ordinary operation is launched sooner than it is run; in a recorded graph that is no matter.

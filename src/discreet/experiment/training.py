@@ -25,11 +25,13 @@ from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import cache_folder, cached, ready
 from discreet.training.evaluate import assess, evaluate, matched
 from discreet.training.local_folder import write_sides
-from discreet.training.loop import Job, Report, Trained, train
+from discreet.training.loop import Job, Trained, train
+from discreet.training.meter import Report
 from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
-from discreet.training.plan import TrainingPlan, TrainSettings, public_corpus
+from discreet.training.plan import TrainingPlan, public_corpus
 from discreet.training.run_folder import RunSettings, finish, prepared, workspace_of
+from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.data.batches import Tokens, Vectors

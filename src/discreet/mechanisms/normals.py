@@ -143,9 +143,8 @@ class NormalSource:
     def add(self, values: Tensor, std: float, number: int) -> Tensor:
         """Return values plus noise, rounded once; `number` is the array's own and may not be used twice."""
         values = values.detach()
-        if values.is_cuda and self._key is not None:
-            if kernel_usable(values):
-                return kernel_add(values, self.device_key(values.device, std), number)
+        if values.is_cuda and self._key is not None and kernel_usable(values):
+            return kernel_add(values, self.device_key(values.device, std), number)
         if not values.is_cuda:
             return self._add_on_cpu(values, std, number)
         noise = self._on_device(values.shape, values.device, number)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from discreet.clipping.precision import Automatic, Clip, Flat, PerLayer, clipped_sum
+from discreet.clipping.clip import Automatic, Clip, Flat, PerLayer, clipped_sum
 from discreet.clipping.record import Record
 from discreet.core.errors import (
     SettingError,

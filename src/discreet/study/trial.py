@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.accounting.events import NoGuaranteeDpEvent
-from discreet.accounting.powers import Meter
+from discreet.accounting.interpret import Meter
 from discreet.accounting.risk import most_true_positives_at
 from discreet.core.errors import OutputError, SettingError, UnsupportedError, spelled
+from discreet.core.files import load_tensors, save_tensors
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse
@@ -45,11 +46,11 @@ from discreet.study.file import (
     request_for,
 )
 from discreet.study.grid import Planned
-from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import matched, predict
 from discreet.training.loop import Job, train
-from discreet.training.plan import TrainingPlan, TrainSettings, model_settings
+from discreet.training.plan import TrainingPlan, model_settings
+from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent

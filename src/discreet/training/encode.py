@@ -15,11 +15,11 @@ from torch import Tensor
 
 from discreet.clipping.independence import bitwise_invariant
 from discreet.core.errors import ModelError, OutputError
+from discreet.core.files import load_tensors, save_tensors
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.training.checkpoint import load_tensors, save_tensors
-from discreet.training.loop import Report, encoding_watch
+from discreet.training.meter import Report, encoding_watch
 from discreet.training.parts import UNPADDED, Shapes, autocast, fixed_kernels, pool_of
 
 # A corpus is encoded in the shapes that batches of so many rows have, however many rows it has itself.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.errors import ModelError, first_line, setting
-from discreet.core.files import write_atomic
+from discreet.core.files import load_tensors, save_tensors, write_atomic
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.core.settings import dump, read
@@ -32,7 +32,6 @@ from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes
 from discreet.protections.local.protection import shape_model
 from discreet.protections.local.query import LocalQuery, QueryPath
-from discreet.training.checkpoint import load_tensors, save_tensors
 from discreet.training.local import UserSide, person_ledger
 from discreet.training.local_server import ServerSide, linear
 

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from discreet.clipping.clip import Flat, clipped_sum
 from discreet.clipping.independence import bitwise_invariant, recorded
-from discreet.clipping.precision import Flat, clipped_sum
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
 from discreet.core.errors import ModelError, invalid, setting, whole

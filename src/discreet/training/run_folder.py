@@ -19,7 +19,7 @@ import torch
 
 from discreet.catalog import protection_from_table
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line, setting
-from discreet.core.files import sync_folder, sync_tree, write_atomic
+from discreet.core.files import cannot_write, load_tensors, save_tensors, sync_folder, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
@@ -30,8 +30,8 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, fresh_module, load_tokenizer, sha256
 from discreet.protections.base import Protection, in_words
 from discreet.training import checkpoint
-from discreet.training.checkpoint import LEDGER, cannot_write, load_tensors, save_tensors, trained
-from discreet.training.plan import TrainSettings
+from discreet.training.checkpoint import LEDGER, trained
+from discreet.training.settings import TrainSettings
 
 SECRET = "secret"
 _SUFFIX = ".unfinished"

@@ -20,7 +20,8 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.training.loop import Job, Trained, train
-from discreet.training.plan import TrainingPlan, TrainSettings
+from discreet.training.plan import TrainingPlan
+from discreet.training.settings import TrainSettings
 
 QUICK = TrainSettings(epochs=3, batch_size=10, learning_rate=0.05)
 EVEN = tuple(f"p{row // 4}" for row in range(40))

@@ -20,8 +20,8 @@ from discreet.data.sources import TextSource
 from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.models.classifier import ModelSettings
 from discreet.training.people import People
-from discreet.training.plan import TrainSettings
 from discreet.training.run_folder import load_run
+from discreet.training.settings import TrainSettings
 
 PROTECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "dp-sgd": ({"noise_multiplier": 1.0}, "head"),

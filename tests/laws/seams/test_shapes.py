@@ -23,8 +23,8 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.training import parts
 from discreet.training.encode import encode
 from discreet.training.evaluate import represent
-from discreet.training.plan import TrainSettings
 from discreet.training.private import PrivateStep
+from discreet.training.settings import TrainSettings
 
 WORDS = ["the", "heart", "was", "calm", "and", "the", "knee", "dull", "after", "a", "walk"]
 CLIP, UNITS = 1.0, 14

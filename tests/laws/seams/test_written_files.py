@@ -23,6 +23,7 @@ from safetensors import safe_open
 from discreet import catalog
 from discreet.catalog import protection
 from discreet.core.errors import DataError
+from discreet.core.files import save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.partition import keep_share
@@ -31,9 +32,8 @@ from discreet.data.sources import Columns, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.experiment import training as story
 from discreet.models.classifier import ModelSettings
-from discreet.training.checkpoint import save_tensors
-from discreet.training.plan import TrainSettings
 from discreet.training.private import numbered
+from discreet.training.settings import TrainSettings
 
 WEIGHTS = {"model.safetensors", "client/path.safetensors", "server/head.safetensors"}
 WORDS = ("good", "bad", "calm", "sharp", "dull", "bright", "slow", "quick")

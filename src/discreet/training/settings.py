@@ -1,0 +1,111 @@
+"""How long, how fast and how exactly to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from discreet.core.errors import invalid, non_negative, one_of, positive, probability, setting, whole
+from discreet.core.settings import option
+
+if TYPE_CHECKING:
+    from discreet.protections.base import TrainDefaults
+
+PRECISIONS = ("auto", "float32", "bf16")
+OPTIMIZERS = ("adamw", "sgd")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """The settings of the loop; what is None is chosen by what is trained, how it is protected and how much there is.
+
+    `head_rate` is how many times as fast the head and the pooler learn, which start from nothing.
+    """
+
+    epochs: float | None = field(
+        default=None, metadata=option("Passes over the text.", "Training", "3, or 20 for the head; by protection")
+    )
+    batch_size: int | None = field(
+        default=None,
+        metadata=option("Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; by protection"),
+    )
+    learning_rate: float | None = field(
+        default=None, metadata=option("Highest learning rate.", "Training", "by what is trained and protected")
+    )
+    head_rate: float = field(
+        default=1.0, metadata=option("Learning rate of the head, as a multiple of the encoder's.", "Training")
+    )
+    warmup: float = field(
+        default=0.06, metadata=option("Share of the steps in which the learning rate rises.", "Training")
+    )
+    weight_decay: float | None = field(
+        default=None, metadata=option("Weight decay of matrices.", "Training", "0.01; 0 with dp-sgd, dir-dp-sgd")
+    )
+    optimizer: str = field(default="adamw", metadata=option("adamw or sgd.", "Training"))
+    momentum: float = 0.9
+    averaging: float = 0.0
+    gradient_norm: float = 1.0
+    accumulate: int = field(
+        default=1, metadata=option("Read each batch in this many parts, to save memory.", "Training")
+    )
+    patience: int | None = field(
+        default=None, metadata=option("Stop after this many epochs without improvement.", "Training")
+    )
+    precision: str = field(
+        default="auto", metadata=option("auto (bf16 on a GPU, else float32), float32 or bf16.", "Training")
+    )
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        if self.epochs is not None:
+            positive("epochs", self.epochs, "One epoch reads the corpus once.")
+        if self.batch_size is not None:
+            whole("batch_size", self.batch_size)
+        whole("accumulate", self.accumulate)
+        if self.batch_size is not None and self.accumulate > self.batch_size:
+            raise invalid(
+                "accumulate", self.accumulate, f"<= {setting('batch_size', self.batch_size)}", "Each part has a row."
+            )
+        if self.learning_rate is not None:
+            positive("learning_rate", self.learning_rate)
+        positive("head_rate", self.head_rate, "It multiplies the learning rate of the head.")
+        probability("warmup", self.warmup, "It is the share of the steps in which the learning rate rises.")
+        if self.weight_decay is not None:
+            non_negative("weight_decay", self.weight_decay)
+        positive("gradient_norm", self.gradient_norm, "Gradients longer than this are shortened.")
+        if self.patience is not None:
+            whole("patience", self.patience, 1, "It counts the epochs without improvement before an early stop.")
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        remedy = "It is the share of the past in the averaged weights; 0 keeps the last ones."
+        if not probability("averaging", self.averaging, remedy) < 1:
+            raise invalid("averaging", self.averaging, "in [0, 1)", remedy)
+        probability("momentum", self.momentum, "It is the share of the past in the direction of a step.")
+        one_of("precision", self.precision, PRECISIONS)
+
+    def completed(self, defaults: TrainDefaults) -> TrainSettings:
+        """Return the settings with defaults where nothing was asked for."""
+        names = ("epochs", "batch_size", "learning_rate", "weight_decay")
+        return replace(self, **{n: getattr(defaults, n) for n in names if getattr(self, n) is None})
+
+    @property
+    def passes(self) -> float:
+        """The number of epochs of completed settings."""
+        assert self.epochs is not None
+        return self.epochs
+
+    @property
+    def size(self) -> int:
+        """The batch size of completed settings."""
+        assert self.batch_size is not None
+        return self.batch_size
+
+    def rate_at(self, step: int, total: int, peak: float) -> float:
+        """Return the learning rate of a step: a linear rise over the warm-up, then a linear fall to zero.
+
+        >>> [round(TrainSettings(warmup=0.5).rate_at(s, 4, 1.0), 2) for s in range(4)]
+        [0.5, 1.0, 1.0, 0.5]
+        """
+        rise = round(self.warmup * total)
+        if step < rise:
+            return peak * (step + 1) / rise
+        return peak * (total - step) / max(1, total - rise)
