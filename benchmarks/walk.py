@@ -34,7 +34,7 @@ def walk(arguments: list[str]) -> list[str]:
         code = frame.f_code
         if event != "call" or code.co_name in {"<module>", "<lambda>"} or not code.co_filename.startswith(str(PACKAGE)):
             return
-        if code.co_qualname == code.co_name.strip("<>") and code.co_name[:1].isupper():
+        if code.co_qualname == code.co_name.strip("<>") and code.co_name.lstrip("_")[:1].isupper():
             return  # a class body
         name = Path(code.co_filename).relative_to(PACKAGE).as_posix()
         entered.setdefault(name)

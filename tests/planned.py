@@ -13,10 +13,9 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.training import loop
 from discreet.training.loop import Job, Trained, optimizer_for
-from discreet.training.meter import Report
 from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
-from discreet.training.steps import Parts
+from discreet.training.steps import Parts, Report
 
 
 def parts_of(

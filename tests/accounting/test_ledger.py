@@ -30,7 +30,7 @@ from discreet.accounting.events import (
 )
 from discreet.accounting.interpret import guarantee, pure_epsilon
 from discreet.accounting.ledger import Budget, Ledger, Receipt
-from discreet.accounting.ledger_statement import most
+from discreet.accounting.ledger_file import most
 from discreet.accounting.losses import use_curve
 from discreet.accounting.parts import take_apart
 from discreet.accounting.powers import Losses, Powers

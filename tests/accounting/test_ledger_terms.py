@@ -6,7 +6,7 @@ import pytest
 
 from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Ledger, Terms
-from discreet.accounting.ledger_statement import UNSTATED
+from discreet.accounting.ledger_file import UNSTATED
 from discreet.core.errors import LedgerError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 

@@ -4,7 +4,7 @@ import pytest
 
 from discreet.cli import output
 from discreet.cli.output import lines
-from discreet.training.meter import Report, encoding_watch
+from discreet.training.steps import Report, encoding_watch
 
 
 class Clock:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from discreet.clipping import Flat, Tape, clipped_sum, ghost, kernels, slow
+from discreet.clipping import Flat, Tape, clipped_sum, kernels, norms, slow
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and kernels.installed()), reason="needs a GPU and Triton"
@@ -28,7 +28,7 @@ def test_figures_of_pairs(length: int, first: int, second: int, dtype: torch.dty
     order, squares, firsts, seconds, widests, spans = kernels.pair_figures(pairs)
     close = 1e-4 if dtype == torch.bfloat16 else 1e-2
     for place, k in enumerate(order):
-        one, two = (ghost.gram(factor.double()) for factor in pairs[k])
+        one, two = (norms.gram(factor.double()) for factor in pairs[k])
         diagonals = one.diagonal(dim1=1, dim2=2), two.diagonal(dim1=1, dim2=2)
         wants = (
             (squares, (one * two).sum((1, 2))),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.clipping.units import Units
+from discreet.clipping.slots import Units
 from discreet.core.errors import SettingError
 
 

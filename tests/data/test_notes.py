@@ -7,7 +7,7 @@ import pytest
 
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
-from discreet.data import note_words
+from discreet.data import notes as notes_module
 from discreet.data.corpus import Corpus
 from discreet.data.notes import LONGEST, Dice, in_words, notes, patients, secrets_in, secrets_of, visits
 
@@ -70,7 +70,7 @@ def test_every_note_holds_the_secrets_of_its_patient() -> None:
                 assert datetime.date.fromisoformat(found.date) == visit.day
             else:
                 assert str(visit.day.day) in found.date
-                assert note_words.MONTHS[visit.day.month - 1][:3] in found.date
+                assert notes_module.MONTHS[visit.day.month - 1][:3] in found.date
 
 
 def test_the_secrets_of_a_part_are_those_of_its_rows() -> None:
@@ -97,7 +97,7 @@ def test_telephone_numbers_are_reserved_for_fiction() -> None:
 
 
 def test_the_words_are_filed_under_known_departments_and_said_in_two_ways() -> None:
-    for table in (note_words.COMPLAINTS, note_words.FINDINGS, note_words.PLANS):
+    for table in (notes_module.COMPLAINTS, notes_module.FINDINGS, notes_module.PLANS):
         assert set(table) == {"C", "G", "N", "O", "CG", "CN", "CO", "GN", "GO", "NO", "CGNO"}
         said = [words for concepts in table.values() for concept in concepts for words in concept]
         assert len(said) == len(set(said))

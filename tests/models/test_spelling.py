@@ -1,8 +1,7 @@
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from discreet.models.encoder import minilm_folder
-from discreet.models.spelling import pieces, spelled, unknown_share, unknown_words, written
+from discreet.models.encoder import minilm_folder, pieces, spelled, unknown_share, unknown_words, written
 
 TICKET = "我被重复收费了 订单375"
 

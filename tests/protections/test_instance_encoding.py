@@ -10,7 +10,7 @@ from discreet.catalog import protection
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency, in_digits
 from discreet.core.randomness import Rng
-from discreet.protections import _vectors
+from discreet.protections import base as _vectors
 from discreet.protections.instance_encoding import InstanceEncoding, learned, load_of
 from discreet.protections.local.projection import principal
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.protections import _vectors
+from discreet.protections import base as _vectors
 from discreet.protections.texthide import TextHide, capped, mixtures, signs
 
 CPU = torch.device("cpu")

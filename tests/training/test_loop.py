@@ -12,8 +12,8 @@ from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Trained
-from discreet.training.meter import Report
 from discreet.training.settings import TrainSettings
+from discreet.training.steps import Report
 
 StopAfter = Callable[[int], Callable[[], bool]]
 

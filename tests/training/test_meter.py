@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from discreet.cli.output import facts
-from discreet.training.meter import Meter, Report
+from discreet.training.steps import Meter, Report
 
 
 def test_epsilon_is_worked_out_for_whoever_watches_and_for_nobody_else() -> None:

@@ -19,8 +19,19 @@ from typing import Any, NoReturn, Protocol, Self
 from discreet.accounting import ledger_file
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.interpret import pure_epsilon
-from discreet.accounting.ledger_file import LedgerFile, Memory, Store, Tally
-from discreet.accounting.ledger_statement import MOST_STEPS, Budget, Statement, Terms, composed, most, priced
+from discreet.accounting.ledger_file import (
+    MOST_STEPS,
+    Budget,
+    LedgerFile,
+    Memory,
+    Statement,
+    Store,
+    Tally,
+    Terms,
+    composed,
+    most,
+    priced,
+)
 from discreet.accounting.parts import Parts, take_apart
 from discreet.core.errors import BudgetError, LedgerError, OutputError, invalid, non_negative, one_of
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits

@@ -150,7 +150,7 @@ def attack(
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
         from discreet.experiment.identification import delta_of_run
         from discreet.experiment.scoring import DEFAULT_METRICS
-        from discreet.models.spelling import unknown_words
+        from discreet.models.encoder import unknown_words
 
     name, split = options.attack, options.split
     if name is None:

@@ -100,8 +100,7 @@ def _unknown(corpus: Corpus, model: str) -> str | None:
     """Return how much of the text an encoder does not know; plain ASCII is known, so nothing is loaded for it."""
     if all(text.isascii() for text in (*corpus.texts, *(corpus.second or ()))):
         return None
-    from discreet.models.encoder import tokenizer_of
-    from discreet.models.spelling import unknown_share, unknown_words
+    from discreet.models.encoder import tokenizer_of, unknown_share, unknown_words
 
     return unknown_words(unknown_share(tokenizer_of(model), corpus.texts + (corpus.second or ())), model)
 

@@ -13,7 +13,7 @@ from discreet.cli.output import as_json, line, paragraph, working
 from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
-    from discreet.accounting.ledger_statement import Statement
+    from discreet.accounting.ledger_file import Statement
     from discreet.core.guarantee import Guarantee
     from discreet.training.people import Record
 

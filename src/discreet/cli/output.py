@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.text import Text
 
-    from discreet.training.meter import Report
+    from discreet.training.steps import Report
 
 
 _LONGEST = 10_000  # characters of one remark

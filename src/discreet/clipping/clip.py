@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from discreet.clipping.kernels import capturing
+from discreet.clipping.norms import capturing
 from discreet.clipping.record import Record
 from discreet.core.errors import invalid, positive
 

@@ -36,14 +36,8 @@ def installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def capturing(like: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded, so that nothing may be read back from the device."""
-    return like.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def usable(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors: on CUDA, without a graph to differentiate, last dimension dense."""
-
     return (
         installed()
         and all(t.is_cuda and t.stride(-1) == 1 and t.dtype in _TYPES and t.data_ptr() % 16 == 0 for t in tensors)
@@ -53,7 +47,7 @@ def usable(*tensors: Tensor) -> bool:
 
 
 def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return, for pairs of factors (units, length, width) of one type, units and length, what `ghost.bounded` takes.
+    """Return, for pairs of factors (units, length, width) of one type, units and length, what `norms.bounded` takes.
 
     They are the squared norms, the traces of the two Gram matrices, the widest row of the second, and the sum over time
     of the products of norms, each of shape (pairs, units). They come in another order, which is returned first.
@@ -169,7 +163,7 @@ def _layout(pair: tuple[Tensor, Tensor]) -> tuple[int, ...]:
 
 
 def _launches(groups: Sequence[tuple[Tensor, ...]]) -> Iterator[Sequence[tuple[Tensor, ...]]]:
-    if capturing(groups[0][0]):
+    if torch.cuda.is_current_stream_capturing():
         yield from ([group] for group in groups)
     else:
         yield groups
@@ -322,7 +316,7 @@ def trusted(like: Tensor) -> bool:
     operations do the same work. Nothing can be tried while a graph is recorded; until then they are not used.
     """
     if like.device not in _checked:
-        if capturing(like):
+        if torch.cuda.is_current_stream_capturing():
             return False
         _checked[like.device] = agree(like.device)
     return _checked[like.device]

@@ -14,12 +14,23 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from discreet.clipping import kernels
-from discreet.clipping.ghost import fused_sizes, fused_sums, takes_vectors
-from discreet.clipping.kernels import capturing
 from discreet.clipping.layers import Kind, Layer
-from discreet.clipping.precision import accumulator, weighted_rows
-from discreet.clipping.slots import Lookup, Pair, Shared, Sizes, Slot, Vectors, Weights, instantiate, vector_sizes
-from discreet.clipping.units import Units
+from discreet.clipping.norms import accumulator, capturing, weighted_rows
+from discreet.clipping.slots import (
+    Lookup,
+    Pair,
+    Shared,
+    Sizes,
+    Slot,
+    Units,
+    Vectors,
+    Weights,
+    fused_sizes,
+    fused_sums,
+    instantiate,
+    takes_vectors,
+    vector_sizes,
+)
 from discreet.core.errors import UnsupportedError, invalid
 
 # Norms below this are not told apart from zero: their squares fall under float32. A clip is refused below 1e-12.

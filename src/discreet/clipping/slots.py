@@ -2,10 +2,16 @@
 
 Every slot answers the same questions about the gradients of the units of a batch: their squared norms, their inner
 products with a vector, their weighted sum, and, for small models and proofs, the gradients themselves.
+
+Which rows of a batch belong to which unit of privacy.
+
+The sizes and sums of many slots at once, one kernel launch for each shape, where the kernels can be used.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,22 +19,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from discreet.clipping import ghost, kernels
-from discreet.clipping.precision import (
+from discreet.clipping import kernels, norms
+from discreet.clipping.norms import (
     FLOAT32_UNIT,
     FLOAT64_UNIT,
     accumulator,
     alike,
     batched,
+    bounded,
     drift_of_lookup,
     drift_of_pair,
     drift_of_rows,
     gamma,
+    operand_cut,
     product,
+    product_precision,
     scattered,
     weighted_rows,
 )
-from discreet.clipping.units import Units
+from discreet.core.errors import invalid
 
 Key = tuple[int, int, torch.Size, torch.dtype]
 # Below so many numbers an ordinary operation is launched sooner than it is run; in a recorded graph that is no matter.
@@ -168,18 +177,18 @@ class Pair:
         """Return the squared norms by the ghost formula."""
         inputs, grads = alike(self.inputs, self.grads)
         if self.units.index is None and inputs.shape[1] > 1:
-            figures = ghost.shared_sizes(inputs, grads, self.scales_inputs, key_of(self.inputs), shared)
+            figures = norms.shared_sizes(inputs, grads, self.scales_inputs, key_of(self.inputs), shared)
         elif self.scales_inputs:
-            figures = ghost.Figures(*self.units.apply(ghost.pair_sizes, inputs, grads))
+            figures = norms.Figures(*self.units.apply(norms.pair_sizes, inputs, grads))
         else:
-            figures = ghost.Figures(*self.units.apply(ghost.pair_sizes, grads, inputs))
+            figures = norms.Figures(*self.units.apply(norms.pair_sizes, grads, inputs))
         drift = drift_of_pair(figures.size, figures.span, inputs.dtype, inputs.device)
         return Sizes(figures.squares, figures.error, drift)
 
     def exact(self, unit: int) -> tuple[Tensor, Tensor]:
         """Return one unit's squared norm from its gradient, formed in float64."""
         rows = self.units.rows_of(unit)
-        return ghost.exact_pair(self.inputs[rows].flatten(0, 1), self.grads[rows].flatten(0, 1))
+        return norms.exact_pair(self.inputs[rows].flatten(0, 1), self.grads[rows].flatten(0, 1))
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return the inner product of each unit's gradient with a vector by the ghost formula."""
@@ -228,15 +237,15 @@ class Lookup:
 
     def sizes(self, shared: Shared) -> Sizes:
         """Return the squared norms: rows that share an id are summed before they are squared."""
-        found = self.units.apply(lambda i, g: ghost.id_sizes(i, g, self.padding), self.ids, self.grads)
-        figures = ghost.Figures(*found)
+        found = self.units.apply(lambda i, g: norms.id_sizes(i, g, self.padding), self.ids, self.grads)
+        figures = norms.Figures(*found)
         drift = drift_of_lookup(figures.size, self.shape.numel(), self.grads.dtype)
         return Sizes(figures.squares, figures.error, drift)
 
     def exact(self, unit: int) -> tuple[Tensor, Tensor]:
         """Return one unit's squared norm from its gradient, formed in float64."""
         rows = self.units.rows_of(unit)
-        return ghost.exact_lookup(self.ids[rows].flatten(), self.grads[rows].flatten(0, 1), self.padding)
+        return norms.exact_lookup(self.ids[rows].flatten(), self.grads[rows].flatten(0, 1), self.padding)
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return the inner product of each unit's gradient with a vector."""
@@ -309,7 +318,7 @@ def _pair_inner(inputs: Tensor, grads: Tensor, matrix: Tensor) -> Tensor:
 
 def _scaled(values: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
     wide = dtype if values.dtype == dtype else torch.promote_types(values.dtype, dtype)
-    if values.is_cuda and values.numel() > (_LARGE_IN_GRAPH if kernels.capturing(values) else _LARGE):
+    if values.is_cuda and values.numel() > (_LARGE_IN_GRAPH if norms.capturing(values) else _LARGE):
         values, rows = values.contiguous(), weights.rows.contiguous()
         if kernels.usable(values, rows):
             return kernels.scaled(values, rows, wide)
@@ -317,3 +326,149 @@ def _scaled(values: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
         return (values * weights.spread.to(accumulator(values.dtype))).to(wide)
     # One pass from the stored type to the type of the product, through float32 inside the kernel.
     return torch.mul(values, weights.spread, out=torch.empty_like(values, dtype=wide))
+
+
+@dataclass(frozen=True)
+class Units:
+    """The rows of a batch, each a unit of its own, or several rows to a unit.
+
+    `index` is None when every row is its own unit. Otherwise it names each row's unit, and `buckets` lists the units
+    by their number of rows: (units, rows) with shapes (k,) and (k, r).
+
+    >>> units = Units.of(torch.tensor([0, 1, 0]), 3)
+    >>> units.count, [(u.tolist(), r.tolist()) for u, r in units.buckets]
+    (2, [([1], [[1]]), ([0], [[0, 2]])])
+    """
+
+    count: int
+    index: Tensor | None = None
+    buckets: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    @staticmethod
+    def of(index: Tensor | None, rows: int) -> Units:
+        """Return the units of a batch from each row's unit index, or one unit a row if there is no index."""
+        if index is None:
+            return Units(rows)
+        if index.shape != (rows,) or index.is_floating_point():
+            raise invalid("units", tuple(index.shape), f"integers of shape ({rows},)", "Give each row its unit.")
+        if rows == 0:
+            return Units(0)
+        sizes = torch.bincount(index)  # refuses negative numbers itself
+        if not bool((sizes > 0).all()):
+            empty = int((sizes == 0).nonzero()[0])
+            raise invalid(
+                "units", f"units without {empty}", "numbered from 0 without gaps", "Renumber the units of the batch."
+            )
+        if sizes.numel() == rows and bool((index == torch.arange(rows, device=index.device)).all()):
+            return Units(rows)
+        order = torch.argsort(index, stable=True)
+        starts = torch.cumsum(sizes, 0) - sizes
+        buckets = []
+        for size in torch.unique(sizes).tolist():
+            units = (sizes == size).nonzero().flatten()
+            steps = torch.arange(size, device=index.device)
+            buckets.append((units, order[starts[units, None] + steps]))
+        return Units(int(sizes.numel()), index, tuple(buckets))
+
+    def rows(self, per_unit: Tensor) -> Tensor:
+        """Return each row's value from each unit's value."""
+        return per_unit if self.index is None else per_unit[self.index]
+
+    def total(self, per_row: Tensor) -> Tensor:
+        """Return each unit's sum over its rows."""
+        if self.index is None:
+            return per_row
+        # Not index_add: on a GPU it adds in an order that changes from run to run.
+        parts = [per_row[rows].sum(1) for _, rows in self.buckets]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)[self._back]
+
+    def rows_of(self, unit: int) -> Tensor | slice:
+        """Return the rows of one unit."""
+        if self.index is None:
+            return slice(unit, unit + 1)
+        return (self.index == unit).nonzero().flatten()
+
+    def apply(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Apply a function of (units, time, …) to tensors of shape (rows, time, …), a unit's rows laid end to end."""
+        if self.index is None:
+            return function(*tensors)
+        parts = [
+            function(*(t[rows].reshape(rows.shape[0], rows.shape[1] * t.shape[1], *t.shape[2:]) for t in tensors))
+            for _, rows in self.buckets
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(torch.cat(column)[self._back] for column in zip(*parts, strict=True))
+
+    @property
+    def _back(self) -> Tensor:
+        return torch.argsort(torch.cat([units for units, _ in self.buckets]))
+
+
+# Sums over kept gradients are formed for this many bytes at a time, and what they were formed from is freed.
+_SUM_BYTES = 2**28
+
+
+def fused_sizes(slots: Sequence[Slot]) -> dict[str, Sizes]:
+    """Return the sizes of those slots that the kernels can take, by parameter name."""
+    pairs: dict[tuple[torch.Size, torch.dtype], list[Pair]] = defaultdict(list)
+    kept: dict[tuple[torch.Size, torch.dtype], list[Vectors]] = defaultdict(list)
+    for slot in slots:
+        if isinstance(slot, Pair) and _takes_pair(slot):
+            dtype = torch.promote_types(slot.inputs.dtype, slot.grads.dtype)
+            pairs[slot.inputs.shape[:2], dtype].append(slot)
+        elif takes_vectors(slot):
+            assert isinstance(slot, Vectors)
+            kept[slot.values.shape, slot.values.dtype].append(slot)
+    found: dict[str, Sizes] = {}
+    for (shape, dtype), group in pairs.items():
+        found |= _pair_sizes(group, shape[1], dtype)
+    for vectors in kept.values():
+        squares = kernels.row_squares([slot.values for slot in vectors])
+        errors = squares * gamma(kernels.SQUARES_TERMS, FLOAT32_UNIT)
+        drifts = drift_of_rows(squares, torch.float32, squares.device)
+        columns = zip(vectors, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
+        found |= {slot.name: Sizes(square, error, drift) for slot, square, error, drift in columns}
+    return found
+
+
+def fused_sums(slots: list[Vectors], weights: Tensor) -> dict[str, Tensor]:
+    """Return the weighted sums of kept gradients by parameter name, and empty the list as they are formed."""
+    found: dict[str, Tensor] = {}
+    while slots:
+        shape, dtype = slots[-1].values.shape, slots[-1].values.dtype
+        some: list[Vectors] = []
+        room = max(1, _SUM_BYTES // (shape.numel() * dtype.itemsize))
+        while slots and len(some) < room and slots[-1].values.shape == shape and slots[-1].values.dtype == dtype:
+            some.append(slots.pop())
+        sums = kernels.weighted_rows([slot.values for slot in some], weights)
+        found |= {slot.name: total.view(slot.shape) for slot, total in zip(some, sums.unbind(), strict=True)}
+    return found
+
+
+def takes_vectors(slot: Slot) -> bool:
+    """Whether the kernels take a slot: a matrix whose gradients were kept."""
+    return isinstance(slot, Vectors) and len(slot.shape) > 1 and slot.values.numel() > 0 and kernels.usable(slot.values)
+
+
+def _takes_pair(slot: Pair) -> bool:
+    if slot.units.index is not None or slot.inputs.shape[1] == 1 or not kernels.usable(slot.inputs, slot.grads):
+        return False
+    half = slot.inputs.element_size() == 2 and slot.grads.element_size() == 2
+    return half or product_precision(slot.inputs.device) == "tf32"
+
+
+def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> dict[str, Sizes]:
+    factors = []
+    for pair in pairs:
+        inputs, grads = alike(pair.inputs, pair.grads)
+        factors.append((inputs, grads) if pair.scales_inputs else (grads, inputs))
+    order, squares, first, second, widest, span = kernels.pair_figures(factors)
+    width = max(max(pair.shape) for pair in pairs)
+    figures = bounded(squares, (first, second), widest, span, (width, width, max(length, kernels.TILE)), wide=False)
+    # TF32 cuts the factors before it multiplies them: the squares are those of factors each off by a relative cut.
+    moved = figures.span * (2 * operand_cut(dtype, span.device))
+    errors = figures.error + moved * (2 * (squares.clamp_min(0) + figures.error).sqrt() + moved)
+    drifts = drift_of_pair(figures.size, figures.span, dtype, span.device)
+    columns = zip(order, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
+    return {pairs[k].name: Sizes(square, error, drift) for k, square, error, drift in columns}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from discreet.clipping.layers import Forward, Layer, around_tables, find_layers, forward_of, refuse_mode, watched
 from discreet.clipping.record import Call, Collector, Record
-from discreet.clipping.units import Units
+from discreet.clipping.slots import Units
 from discreet.core.errors import UnsupportedError
 
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from discreet.core.errors import whole
 from discreet.core.randomness import Rng
-from discreet.data import note_words as words
 from discreet.data.corpus import Corpus
-from discreet.data.notes import HELD_OUT, Dice, Patient, Visit, in_words, patients, visit
+from discreet.data.notes import DEPARTMENTS, HELD_OUT, Dice, Patient, Visit, in_words, patients, visit
 from discreet.data.partition import hold_out
 
 PAIRS = 2000
@@ -115,6 +114,6 @@ def _two_visits(home: str, dice: Dice) -> tuple[Visit, Visit]:
     later = day + datetime.timedelta(days=3 + dice.below(150))
     one = visit(home, day, dice)
     common = dice.pick((0.0, 0.2, 0.4, 0.6, 0.8, 0.9))
-    two = visit(home if dice.chance(common) else dice.pick(list(words.DEPARTMENTS)), later, dice)
+    two = visit(home if dice.chance(common) else dice.pick(list(DEPARTMENTS)), later, dice)
     kept = {part: getattr(one, part) for part in ("complaint", "finding", "plan") if dice.chance(common)}
     return dataclasses.replace(one, history=None), dataclasses.replace(two, history=None, **kept)

@@ -20,7 +20,7 @@ from discreet.experiment.scene import Scene
 from discreet.experiment.scoring import DEFAULT_METRICS, Example, compared, leakages, metrics_for, spelled
 from discreet.metrics.table import METRICS, Compares
 from discreet.models.classifier import Classifier
-from discreet.models.spelling import unknown_share
+from discreet.models.encoder import unknown_share
 from discreet.releases.description import READS, attacker_given, misfit, release_facts
 from discreet.releases.protected import Released, as_they_leave, by_adjacency, fits, own_pairs, release_of
 

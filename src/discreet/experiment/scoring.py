@@ -13,9 +13,9 @@ from discreet.core.types import Guess, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.metrics.table import METRICS, Compares, Sample
 from discreet.metrics.text import match
-from discreet.models import spelling
+from discreet.models import encoder as spelling
 from discreet.models.classifier import Classifier
-from discreet.models.spelling import pieces, written
+from discreet.models.encoder import pieces, written
 
 DEFAULT_METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
 BAG_METRICS = ("bag_recall", "jaccard")

@@ -17,7 +17,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import NOT_FOR_RELEASE
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.spelling import unknown_share, unknown_words
+from discreet.models.encoder import unknown_share, unknown_words
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.local.protection import LocalLayer, LocalPrivacy
@@ -26,12 +26,12 @@ from discreet.training.encode import cache_folder, cached, ready
 from discreet.training.evaluate import assess, evaluate, matched
 from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
-from discreet.training.meter import Report
 from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
 from discreet.training.plan import TrainingPlan, public_corpus
 from discreet.training.run_folder import RunSettings, finish, prepared, workspace_of
 from discreet.training.settings import TrainSettings
+from discreet.training.steps import Report
 
 if TYPE_CHECKING:
     from discreet.data.batches import Tokens, Vectors

@@ -22,7 +22,7 @@ from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, checked, misfit, 
 from discreet.explorer.stage import Stage
 from discreet.explorer.typed import TypedScene
 from discreet.metrics.table import METRICS, label_of
-from discreet.models.spelling import unknown_share
+from discreet.models.encoder import unknown_share
 from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT, describe_knowledge, describe_release
 from discreet.releases.protected import protection_of
 from discreet.report.reading import Piece, bare, pieces

@@ -29,7 +29,6 @@ from discreet.mechanisms.laplace import L2Laplace, Laplace
 from discreet.mechanisms.normals import release
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.models.classifier import Classifier
-from discreet.protections._vectors import clip, most_rows, soft_targets, steps_at_once
 from discreet.protections.base import (
     DELTA,
     RESOLVED,
@@ -37,7 +36,11 @@ from discreet.protections.base import (
     RepresentationProtection,
     Rows,
     check_budget,
+    clip,
     fields_of,
+    most_rows,
+    soft_targets,
+    steps_at_once,
 )
 from discreet.protections.local.projection import Projection, labelled, principal
 from discreet.protections.texthide import capped, mixtures

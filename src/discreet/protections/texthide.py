@@ -22,7 +22,6 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
 from discreet.models.classifier import Classifier
-from discreet.protections._vectors import soft_targets, steps_at_once
 from discreet.protections.base import (
     FEW_UNITS,
     FROZEN,
@@ -32,6 +31,8 @@ from discreet.protections.base import (
     Rows,
     TrainDefaults,
     plain_defaults,
+    soft_targets,
+    steps_at_once,
 )
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from discreet.core.files import load_tensors, save_tensors
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
-from discreet.training.meter import Report, encoding_watch
 from discreet.training.parts import UNPADDED, Shapes, autocast, fixed_kernels, pool_of
+from discreet.training.steps import Report, encoding_watch
 
 # A corpus is encoded in the shapes that batches of so many rows have, however many rows it has itself.
 _ROWS_IN_MIND = 256

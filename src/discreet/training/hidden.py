@@ -17,8 +17,7 @@ from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler, Shuffled
 from discreet.models.classifier import Classifier, losses, pool
-from discreet.protections._vectors import most_rows
-from discreet.protections.base import Live, RepresentationProtection, Rows
+from discreet.protections.base import Live, RepresentationProtection, Rows, most_rows
 from discreet.training.account import Account
 from discreet.training.checkpoint import identity
 from discreet.training.encode import encode

@@ -28,12 +28,11 @@ from discreet.training.checkpoint import Progress, blend, copy_weights, identity
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
-from discreet.training.meter import Meter, Report
 from discreet.training.plan import TrainingPlan, matched_split
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
 from discreet.training.settings import TrainSettings
-from discreet.training.steps import OpenStep, Parts, Step
+from discreet.training.steps import Meter, OpenStep, Parts, Report, Step
 from discreet.training.stored import StoredStep, rewrite_once
 
 if TYPE_CHECKING:

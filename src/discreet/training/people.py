@@ -36,7 +36,7 @@ import numpy.typing as npt
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger, Terms
-from discreet.accounting.ledger_statement import composed
+from discreet.accounting.ledger_file import composed
 from discreet.core.errors import BudgetError, LedgerError, Message, OutputError, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits

@@ -30,7 +30,6 @@ from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM
-from discreet.protections._vectors import most_rows
 from discreet.protections.base import (
     FEW_UNITS,
     Conditions,
@@ -39,9 +38,9 @@ from discreet.protections.base import (
     RepresentationProtection,
     TextProtection,
     check_protection,
+    most_rows,
     plain_defaults,
 )
-from discreet.training.encode import cache_folder, encode
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -359,6 +358,8 @@ def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[T
     """Return the vectors of public text by a frozen encoder, and its labels where they mean what the model's do."""
     if not model.settings.frozen:
         raise invalid("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
+    from discreet.training.encode import cache_folder, encode
+
     rows = encode(model, public, cache_folder(), precision)
     labelled = public.task == model.task and public.label_names == model.label_names
     return rows.vectors, rows.targets if labelled else None

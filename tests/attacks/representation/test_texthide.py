@@ -10,7 +10,7 @@ from discreet.attacks.representation.similarity import Similarity
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
 from discreet.metrics.retrieval import recovered
-from discreet.protections._vectors import clip
+from discreet.protections.base import clip
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
 

@@ -255,7 +255,7 @@ EXEMPT = {
     "data/samplers.py": "secret samplers, drawn from the secret of a run, and the order of unprotected training",
     "experiment/scene.py": "which rows are attacked: an experiment of the owner, not a release under a guarantee",
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",
-    "models/spelling.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
+    "models/encoder.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
     "protections/instance_encoding.py": "partners from the secret of a run, under replace-one: their number is public",
     "protections/local/protection.py": "vectors and labels as they were released, noisy or public: post-processing",
     "training/hidden.py": "a secret order of a batch that was drawn in secret",

@@ -38,7 +38,6 @@ from discreet.core.settings import option
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.normals import release
 from discreet.mechanisms.randomized_response import RandomizedResponse
-from discreet.protections._vectors import most_rows
 from discreet.protections.base import (
     DELTA,
     Conditions,
@@ -48,6 +47,7 @@ from discreet.protections.base import (
     RepresentationProtection,
     Rows,
     Sampling,
+    most_rows,
 )
 from discreet.protections.local.decoys import Decoys
 from discreet.protections.local.layer import LEAST_DIMENSION, MECHANISMS, LDPLayer, layer_cost
