@@ -12,7 +12,7 @@ _PUBLIC = {
     # Train and use a classifier
     "TextClassifier": "discreet.estimator",
     "TrainingPlan": "discreet.training.plan",
-    "TrainSettings": "discreet.training.plan",
+    "TrainSettings": "discreet.training.settings",
     "Job": "discreet.training.loop",
     "train": "discreet.training.loop",
     "evaluate": "discreet.training.evaluate",
@@ -63,10 +63,10 @@ _PUBLIC = {
     "WordChoice": "discreet.mechanisms.word_metric",
     "WordNoise": "discreet.mechanisms.word_metric",
     "Tape": "discreet.clipping.tape",
-    "Flat": "discreet.clipping.norms",
-    "PerLayer": "discreet.clipping.norms",
-    "Automatic": "discreet.clipping.norms",
-    "clipped_sum": "discreet.clipping.norms",
+    "Flat": "discreet.clipping.clip",
+    "PerLayer": "discreet.clipping.clip",
+    "Automatic": "discreet.clipping.clip",
+    "clipped_sum": "discreet.clipping.clip",
     # Releases and attacks
     "Attack": "discreet.attacks.base",
     "GradientRelease": "discreet.core.types",
