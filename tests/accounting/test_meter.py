@@ -1,6 +1,6 @@
 import pytest
 
-from discreet.accounting import meter as meter_module
+from discreet.accounting import interpret as meter_module
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.explorer.app import KEY, LIMITS, Place, Read, server_for
+from discreet.explorer.app import KEY, Read
+from discreet.explorer.server import LIMITS, Place, server_for
 from discreet.explorer.worker import Worker
 from discreet.serving.limits import Limits
 

@@ -234,7 +234,7 @@ def test_it_listens_on_this_machine_alone(served: Any) -> None:
 
 
 def test_a_port_that_is_taken_is_refused(served: Any) -> None:
-    from discreet.explorer.app import Place
+    from discreet.explorer.server import Place
 
     with pytest.raises(SettingError, match="choose another"):
         Place.on(served.place.port)

@@ -2,7 +2,7 @@ import pytest
 
 from discreet.core.errors import ExtraError
 from discreet.core.randomness import Rng
-from discreet.metrics import meteor as module
+from discreet.metrics import text as module
 from discreet.metrics.text import meteor, text_leakage
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import tomli_w
 import torch
 from safetensors import SafetensorError
@@ -12,13 +13,13 @@ from safetensors import SafetensorError
 from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import DataError, LedgerError, ModelError, OutputError, SettingError
+from discreet.core.files import save_tensors
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource, load
 from discreet.experiment import RunRequest, SceneRequest, load_scene, run_training
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
-from discreet.training import checkpoint as tensors
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
 from discreet.training.evaluate import predict
@@ -160,7 +161,7 @@ def test_no_space_leaves_no_run_behind(
     def full(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(tensors, "save_file", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(OutputError, match="No space left on device.*Free some space"):
         run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -216,15 +217,15 @@ def test_tensors_are_never_readable_by_others_while_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    save = tensors.save_file
+    save = safetensors.torch.save_file
 
     def watched(values: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
         seen.append(path.stat().st_mode & 0o777)
         save(values, path, metadata=metadata)
         seen.append(path.stat().st_mode & 0o777)
 
-    monkeypatch.setattr(tensors, "save_file", watched)
-    tensors.save_tensors({"vectors": torch.ones(3)}, tmp_path / "a.safetensors")
+    monkeypatch.setattr(safetensors.torch, "save_file", watched)
+    save_tensors({"vectors": torch.ones(3)}, tmp_path / "a.safetensors")
     assert seen == [0o600, 0o600]
 
 

@@ -12,7 +12,7 @@ import pytest
 from discreet.accounting.ledger import Ledger
 from discreet.cli.main import main
 from discreet.core.errors import OutputError
-from discreet.data import columns as files
+from discreet.data import tables as files
 from discreet.training.people import FIXED_SEED, SANITIZED, People
 
 PRICE = 3.0

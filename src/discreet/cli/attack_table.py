@@ -19,7 +19,6 @@ from discreet.cli.output import console as screen
 from discreet.cli.output import note, one_line, plain, spinner
 from discreet.core.errors import SettingError, Spelling, UnsupportedError, invalid, spelled
 from discreet.core.guarantee import in_digits
-from discreet.metrics.table import short_label_of
 from discreet.releases.description import describe_knowledge, describe_release
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def reading(total: int, metric: str, hidden: bool, whole_texts: bool = False) ->
     console = screen()
     width = max(12, (console.width - _NUMBER - _SCORE - _GAPS) // 2)
     heading = _grid(width)
-    heading.add_row("", "truth", "what the attacker read", fill(short_label_of(metric), _SCORE + 2))
+    heading.add_row("", "truth", "what the attacker read", fill(_label(metric), _SCORE + 2))
     done = 0
 
     def say() -> str:
@@ -129,7 +128,7 @@ def _counted(total: int, metric: str) -> Callable[[Example], None]:
         nonlocal done
         done += 1
         score = example.scores.get(metric)
-        note(f"{done}/{total}" + ("" if score is None else f"  {short_label_of(metric)} {score:.2f}"))
+        note(f"{done}/{total}" + ("" if score is None else f"  {_label(metric)} {score:.2f}"))
 
     return show
 
@@ -144,7 +143,7 @@ def summary(result: AttackResult, console: Console) -> None:
     for name in ("mean", "95% interval", "chance"):
         table.add_column(name, justify="right")
     for leakage in result.leakages:
-        table.add_row(short_label_of(leakage.metric), *_cells(leakage))
+        table.add_row(_label(leakage.metric), *_cells(leakage))
     console.print(table)
     console.print(plain(f"Release: {describe_release(result.release, protection=True)}."))
     console.print(plain(describe_knowledge(result.release)))
@@ -174,7 +173,7 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     bounded = any(result.bound is not None for result in results)
     main = results[0].leakages[0]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    heads = [name, "epsilon", short_label_of(main.metric), "95% interval"]
+    heads = [name, "epsilon", _label(main.metric), "95% interval"]
     for head in heads + (["bound"] if bounded else []) + ["chance"]:
         table.add_column(head, justify="right")
     for strength, result in zip(strengths, results, strict=True):
@@ -429,3 +428,9 @@ def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tens
     data = None if scene.run is None else scene.run.settings.data
     columns = Columns() if data is None else dataclasses.replace(data.columns, text_pair=None, unit=None)
     return lambda: public_vectors(scene.model, public_text(source, columns), "float32")
+
+
+def _label(metric: str) -> str:
+    from discreet.metrics.table import short_label_of  # numpy is loaded when an attack runs, not for --help
+
+    return short_label_of(metric)

@@ -80,7 +80,7 @@ def explore(
 
     Only this machine can reach it, with the key in the printed address; nothing typed is logged or stored.
     """
-    from discreet.explorer.app import Place, serve
+    from discreet.explorer.server import Place, serve
     from discreet.serving.server import check_installed
 
     positive("seconds", seconds, "It is the time for each attack.")

@@ -255,7 +255,7 @@ _NOT_NOISE = {
     "protections/texthide.py": 1,
     "protections/local/protection.py": 1,
     "protections/local/projection.py": 3,
-    "mechanisms/sphere.py": 2,
+    "mechanisms/sphere_kernels.py": 2,
 }
 _NOISE = {"mechanisms/normals.py", "mechanisms/laplace.py"}
 
