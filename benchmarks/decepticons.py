@@ -27,7 +27,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.metrics.text import match, text_leakage
 from discreet.models.classifier import Classifier
-from discreet.models.language_head import LanguageModel
+from discreet.models.language_model import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.gradient import open_release, protected_release

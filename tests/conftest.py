@@ -153,6 +153,48 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     return folder
 
 
+def save_causal(folder: Path, kind: str) -> Path:
+    """Write a tiny random causal language model of a family with its tokenizer, and return its folder."""
+    import torch
+    import transformers
+
+    from discreet.models.encoder import quiet
+
+    size = len(dict.fromkeys(WORDS)) + 100
+    blocks = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    blocks |= {"num_key_value_heads": 1, "max_position_embeddings": 48}
+    ends = {"bos_token_id": 3, "eos_token_id": 3, "pad_token_id": 3}
+    configs = {
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=size, n_embd=16, n_layer=2, n_head=2, n_positions=48, **ends
+        ),
+        "llama": lambda: transformers.LlamaConfig(
+            vocab_size=size, tie_word_embeddings=True, **blocks, **ends
+        ),
+        "qwen2": lambda: transformers.Qwen2Config(
+            vocab_size=size, tie_word_embeddings=False, **blocks, **ends
+        ),
+    }  # fmt: skip
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(configs[kind]()).save_pretrained(folder)
+    save_tokenizer(folder, "gpt2")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_causal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from the name of a family to the folder of a tiny random causal language model of it."""
+    made: dict[str, Path] = {}
+
+    def folder(kind: str = "llama") -> Path:
+        if kind not in made:
+            made[kind] = save_causal(tmp_path_factory.mktemp(f"tiny-causal-{kind}"), kind)
+        return made[kind]
+
+    return folder
+
+
 @pytest.fixture(scope="session")
 def toy_rows() -> list[tuple[str, str]]:
     """Return 120 texts whose label is decided by one word in them."""

@@ -89,7 +89,7 @@ _PUBLIC = {
     "InstanceReconstruction": "discreet.attacks.representation.instance",
     "Knowledge": "discreet.core.types",
     "Lamp": "discreet.attacks.matching.lamp_tag_dlg",
-    "LanguageModel": "discreet.models.language_head",
+    "LanguageModel": "discreet.models.language_model",
     "Leakage": "discreet.core.types",
     "MaskedDLG": "discreet.attacks.matching.masked_dlg",
     "Metric": "discreet.metrics.table",

@@ -25,7 +25,7 @@ from discreet.experiment.training import (
     run_settings,
     shared_classes_only,
 )
-from discreet.models.classifier import Classifier
+from discreet.models.classifier import Classifier, classifier_of
 from discreet.protections.base import RepresentationProtection
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
@@ -165,7 +165,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             unit=cls().unit if stated is None or stated["unit"] == EACH_ROW else stated["unit"],
             seed=asked.seed,
         )
-        made.model_, made._settings, made._metrics = run.model, run.settings, run.metrics
+        made.model_ = classifier_of(run.model, "TextClassifier")
+        made._settings, made._metrics = run.settings, run.metrics
         made.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
         made.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
         return made

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
-from discreet.data.batches import tokenise
+from discreet.data.batches import tokenise, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.models.classifier import Classifier
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.language_model import LanguageModel
 from discreet.training.encode import represent_apart
-from discreet.training.evaluate import by_length, evaluate, predict
+from discreet.training.evaluate import assess, by_length, evaluate, predict
 
 
 @given(st.lists(st.integers(1, 60), max_size=50), st.integers(1, 200))
@@ -86,3 +87,17 @@ def test_a_frozen_encoder_reads_smaller_parts_when_memory_runs_out(
     found, _ = represent_apart(model, tokens)
     torch.testing.assert_close(found, wanted)
     assert max(sizes) > 3 and sizes[-1] <= 3
+
+
+def test_perplexity_is_the_loss_of_all_tokens_together(tiny_causal: Callable[[str], Path]) -> None:
+    model = LanguageModel.load(ModelSettings(str(tiny_causal("llama"))), rng=Rng(0))
+    corpus = Corpus("toy", tuple("the heart " * (1 + i % 4) + f"knee {i}" for i in range(9)), labels=(0, 1, 0) * 3)
+    total, count = 0.0, 0
+    for row in range(9):
+        batch = tokens_for(model, corpus.take([row])).batch(np.arange(1))
+        tokens = int(batch.inputs["attention_mask"].sum()) - 1
+        total, count = total + model.eval().losses(batch.inputs, batch.targets).item() * tokens, count + tokens
+    quality = assess(model.train(), corpus)
+    assert quality.value == pytest.approx(np.exp(total / count), rel=1e-5) and model.training
+    assert quality.interval[0] < quality.value < quality.interval[1] and quality.baseline == len(model.tokenizer)
+    assert evaluate(model, corpus)["perplexity"] == quality.value

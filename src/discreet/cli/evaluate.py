@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from discreet.cli.options import Data, Device, Json, RunColumns, RunFolder, generated
+from discreet.cli.options import Device, Json, OwnData, RunColumns, RunFolder, generated
 from discreet.cli.output import as_json, note, say_quality, table, working
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
@@ -16,8 +16,8 @@ from discreet.core.guarantee import Adjacency
 @generated()
 def evaluate(
     run: RunFolder,
-    data: Data,
     columns: RunColumns,
+    data: OwnData = None,
     split: Annotated[
         str | None, typer.Option(help="Split to read. Default: validation, else test, else all rows.")
     ] = None,
@@ -25,16 +25,16 @@ def evaluate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Print the utility of a trained model on DATA.
+    """Print the utility of a trained model on DATA, by default on its own.
 
-    On the data it was trained on, only the held-out rows are read.
+    A language model is measured by its perplexity. On the data it was trained on, only the held-out rows are read.
     """
     import time
 
     began = time.monotonic()
     with working("loading the model"):
         from discreet.catalog import CORPORA
-        from discreet.data.batches import tokenise
+        from discreet.data.batches import tokens_for
         from discreet.data.sources import Columns, load
         from discreet.training.evaluate import assess, matched
         from discreet.training.parts import find_device
@@ -42,6 +42,7 @@ def evaluate(
 
         loaded = load_run(run, find_device(device))
     model, asked = loaded.model, loaded.settings
+    data = asked.data.source if data is None else data
     same = same_source(data, asked.data.source)
     if same:
         refuse_old_split(asked)
@@ -71,7 +72,7 @@ def evaluate(
         rows=asked.data.rows if same else None,
         share=asked.data.share if same else None,
         validation=asked.data.validation if same else None if data in CORPORA else 0,
-        task="regression" if model.task == "regression" else None,
+        task=model.label_task,
         label_names=model.label_names or None,
         adjacency=asked.adjacency if same else Adjacency.ZERO_OUT,
     )
@@ -79,7 +80,7 @@ def evaluate(
     if same and asked.protect is not None and name is None:
         refuse_protected(data, "train", {})
     rows = matched(corpus.split(name) if name else corpus, model)
-    tokens = tokenise(rows, model.tokenizer, model.max_length, model.device)
+    tokens = tokens_for(model, rows)
     if tokens.truncated:
         note(f"{tokens.truncated} of {len(rows)} texts were truncated to {model.max_length} tokens.")
     with working(f"evaluating {len(rows):,} rows"):

@@ -16,6 +16,7 @@ from discreet.cli.calibrate import calibrate, report
 from discreet.cli.cost import cost, solve, spend
 from discreet.cli.data import cache, data
 from discreet.cli.evaluate import evaluate
+from discreet.cli.generate import generate
 from discreet.cli.ledger import ledger
 from discreet.cli.output import RUNNING, line, note, options_of
 from discreet.cli.predict import predict
@@ -58,6 +59,7 @@ app.command("calibrate")(calibrate)
 app.command("report")(report)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
+app.command("generate")(generate)
 app.command("attack")(attack)
 app.command("explore")(explore)
 app.command("sanitize")(sanitize)

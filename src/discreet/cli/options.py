@@ -44,6 +44,14 @@ Data = Annotated[
         "with train.* and validation.*, or hub:NAME.",
     ),
 ]
+OwnData = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[DATA]",
+        help="Other text: a built-in name, a file, a folder or hub:NAME.",
+        show_default="the data of the run",
+    ),
+]
 TextPair = Annotated[str | None, typer.Option("--text-pair", help=_PAIR)]
 Separator = Annotated[str | None, typer.Option("--separator", help=SEPARATOR)]
 Quoting = Annotated[str | None, typer.Option("--quoting", help=QUOTING)]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
     from discreet.training.run_folder import RunSettings
 
+_NO_CLASSES = "A language model has no classes; let it write with `discreet generate RUN`."
+
 
 def predict(
     run: RunFolder,
@@ -36,6 +38,7 @@ def predict(
     In plain lines, the two texts of a pair are separated by a tab.
     """
     with working("loading the model"):
+        from discreet.models.classifier import classifier_of
         from discreet.training.evaluate import predict as say
         from discreet.training.parts import find_device
         from discreet.training.run_folder import load_run
@@ -43,7 +46,7 @@ def predict(
         loaded = load_run(run, find_device(device))
     corpus = read(source, text, text_pair, loaded.settings, separator, quoting)
     with working("predicting 1 text" if len(corpus) == 1 else f"predicting {len(corpus):,} texts"):
-        found = say(loaded.model, corpus)
+        found = say(classifier_of(loaded.model, "predictions", _NO_CLASSES), corpus)
     if found.truncated:
         note(f"{found.truncated} of {len(corpus)} texts were truncated to {loaded.model.max_length} tokens.")
     names = loaded.model.label_names

@@ -10,7 +10,7 @@ import inspect
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,6 +35,7 @@ from discreet.models.model_settings import ModelSettings
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from discreet.data.corpus import Task
     from discreet.protections.base import Protection
 
 _MOST_ROWS = 100_000_000
@@ -85,7 +86,9 @@ class TrainOptions:
         ),
     )
     download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
-    task: str | None = field(default=None, metadata=option("classification or regression.", "Data", "by the labels"))
+    task: str | None = field(
+        default=None, metadata=option("classification, regression or lm (a language model).", "Data", "by the labels")
+    )
     classes: str | None = field(
         default=None, metadata=option("Names of the classes, A,B,C.", "Data", "those in the data")
     )
@@ -181,7 +184,7 @@ def train(
         bool, typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options.")
     ] = False,
 ) -> None:
-    """Train a classifier and write a run folder.
+    """Train a classifier or a language model and write a run folder.
 
     It holds model, tokenizer, settings, metrics, a model card and, with
     --protect, the ledger.
@@ -207,7 +210,7 @@ def train(
         )
     if source.rows is not None and source.rows > _MOST_ROWS:
         raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
-    model_settings(model, protection, 1)  # what is outside its range is said before the text is read
+    model_settings(model, protection, 1, options.task)  # what is outside its range is said before the text is read
     settings = TrainSettings(**training)
     chosen_text = TextSource(
         data,
@@ -222,7 +225,7 @@ def train(
     for doubt in doubts(corpus, source.label, source.unit):
         note(f"{NOT_FOR_RELEASE}: " + doubt)
     units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
-    chosen = model_settings(model, protection, units)
+    chosen = model_settings(model, protection, units, options.task)
     if protection is not None and "train" not in model and chosen.train != protection.default_part:
         note(
             f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {options.protect}: the encoder is frozen and the head "
@@ -289,10 +292,12 @@ def remedy_for(done: dict[str, Any]) -> str:
     return "Give more rows, a larger --epsilon, or another --protect: this noise hides all that there is to learn."
 
 
-def _task(name: str | None) -> Literal["classification", "regression"] | None:
-    if name is None or name == "classification" or name == "regression":
-        return name  # type: ignore[return-value]
-    raise invalid("task", name, "one of classification, regression", "")
+def _task(name: str | None) -> Task | None:
+    """Return how labels are read for a task; a language model reads texts without them."""
+    if name is None:
+        return None
+    one_of("task", name, ("classification", "regression", "lm"))
+    return "unlabelled" if name == "lm" else name  # type: ignore[return-value]
 
 
 def _classes(text: str | None) -> tuple[str, ...] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +153,58 @@ def targets_of(corpus: Corpus, device: torch.device | str = "cpu") -> Tensor:
     if corpus.task == "regression":
         return torch.tensor(corpus.scores, dtype=torch.float32, device=device)
     return torch.tensor(corpus.labels, dtype=torch.int64, device=device)
+
+
+class Reader(Protocol):
+    """What decides which tokens a model reads of a text."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+
+    @property
+    def max_length(self) -> int:
+        """The length of the longest text in tokens."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are kept."""
+
+    @property
+    def start(self) -> int | None:
+        """The token before every text, where the tokenizer adds none."""
+
+    @property
+    def end(self) -> int | None:
+        """The token after every text, where the tokenizer adds none."""
+
+
+def tokens_for(model: Reader, corpus: Corpus) -> Tokens:
+    """Return a corpus as the tokens that a model reads: with its start and end tokens around each text.
+
+    A text that fills the longest length has no end token: it goes on behind what is read.
+
+    Guarantee: none, the tokens are the private text.
+    """
+    before = [] if model.start is None else [model.start]
+    tokens = tokenise(corpus, model.tokenizer, model.max_length - len(before), model.device)
+    if not before and model.end is None:
+        return tokens
+    after = [] if model.end is None else [model.end]
+    ids = tokens.columns["input_ids"].cpu().numpy()
+    framed = [
+        np.array([*before, *row[:length], *after][: model.max_length], dtype=np.int32)
+        for row, length in zip(ids, tokens.lengths.tolist(), strict=True)
+    ]
+    lengths = np.fromiter(map(len, framed), dtype=np.int64, count=len(framed))
+    width = min(-(-int(lengths.max(initial=1)) // tokens.pad_to) * tokens.pad_to, model.max_length)
+    real = np.arange(width) < lengths[:, None]
+    columns = {
+        "input_ids": _padded(framed, real, tokens.pad_id, model.device),
+        "attention_mask": torch.from_numpy(real.astype(np.int32)).to(model.device),
+    }
+    columns |= {name: torch.zeros_like(columns["input_ids"]) for name in tokens.columns if name not in columns}
+    return dataclasses.replace(tokens, columns=columns, lengths=lengths)
 
 
 def tokenise(

@@ -118,6 +118,10 @@ class Corpus:
         """Whether each row is a pair of texts."""
         return self.second is not None
 
+    def unlabelled(self) -> Corpus:
+        """Return the same texts without labels or scores."""
+        return dataclasses.replace(self, labels=None, scores=None, label_names=())
+
     @property
     def split_names(self) -> tuple[str, ...]:
         """The names of the splits, in order of appearance."""

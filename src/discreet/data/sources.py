@@ -125,8 +125,9 @@ def load(
     is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the training units,
     each by its own draw with `seed`; `rows` keeps exactly so many training rows, where each row is its own unit and
     their number is public. `label_names` gives the classes (those of a trained model); without it they are found, and
-    `task` may overrule what they are taken for. `adjacency` is the one under which a protected training on the corpus
-    will be certified: under add/remove a row without a named unit is known by its text, otherwise by its position.
+    `task` may overrule what they are taken for; "unlabelled" reads the texts alone. `adjacency` is the one under which
+    a protected training on the corpus will be certified: under add/remove a row without a named unit is known by its
+    text, otherwise by its position.
     Where rows cannot be held out, as one side would be empty or lack a class, that is an error; without `strict`, for
     those who only look, all rows stay in "train" and a remark says so.
 
@@ -135,6 +136,9 @@ def load(
     columns = columns or Columns()
     near = Adjacency(adjacency)
     validation = _fraction(validation)
+    if task == "unlabelled":
+        label_names = None
+        columns = columns if str(source) in CORPORA else dataclasses.replace(columns, label=None)
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
         if share is not None:
@@ -163,6 +167,7 @@ def load(
             raise DataError(
                 f"Expected validation={str(validation)!r} to be a fraction for {name!r}. Its rows are built in."
             )
+        corpus = corpus.unlabelled() if task == "unlabelled" else corpus
         return _part_of(corpus, None if made else rows, share, seed, near)
     tables = _tables(name, columns.layout)
     if isinstance(validation, str | Path):

@@ -218,10 +218,11 @@ def _scene_of_run(request: SceneRequest, folder: Path, public: Sequence[str] | N
         rows=asked.data.rows if own else request.rows,
         share=asked.data.share if own else request.share,
         validation=asked.data.validation if own else None,
-        task="regression" if done.model.task == "regression" else None,
+        task=done.model.label_task,
         label_names=done.model.label_names or None,
         adjacency=asked.adjacency if own else Adjacency.ZERO_OUT,
     )
+    assert isinstance(done.model, Classifier)
     return Scene.of(corpus, done.model, split=request.split, public=public, origin=f"the model of {folder}", run=done)
 
 

@@ -16,8 +16,10 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import NOT_FOR_RELEASE
 from discreet.data.sources import TextSource
-from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.base import LM, TextModel
+from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import unknown_share, unknown_words
+from discreet.models.language_model import LanguageModel
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.local.protection import LocalLayer, LocalPrivacy
@@ -96,7 +98,9 @@ def run_training(
         refuse_private_labels(request, corpus)
     workspace = workspace_of(out, resume=options.resume)
     rng = Rng(request.seed)
-    model = Classifier.build(corpus, request.model, rng=rng.fork("model"), download=options.download).to(where)
+    model = build_model(request, corpus, rng.fork("model"), options.download).to(where)
+    for remark in model.remarks:
+        say(remark)
     unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)
     if unknown is not None:
         say(f"{NOT_FOR_RELEASE}: " + unknown)
@@ -133,9 +137,10 @@ def run_training(
                 "seed": request.seed,
             }
             if isinstance(plan.protect, RepresentationProtection):
-                plan.protect.end(model)
-            if isinstance(plan.protect, LocalLayer) and isinstance(request.protect, LocalPrivacy):
-                say(write_sides(workspace, model, plan.protect, request.protect))
+                classifier = classifier_of(model, plan.protect.name)
+                plan.protect.end(classifier)
+                if isinstance(plan.protect, LocalLayer) and isinstance(request.protect, LocalPrivacy):
+                    say(write_sides(workspace, classifier, plan.protect, request.protect))
             sentence, people = total()
     told = [entry for entry in trained.history if set(entry) > {"epoch", "step"}]
     # How long private rows took is seen by the owner alone: it is no part of what a protected run hands on.
@@ -147,7 +152,14 @@ def run_training(
     return {**result, "people": {**people, "sentence": sentence}} if private else result
 
 
-def plan_for(request: RunRequest, model: Classifier, corpus: Corpus, say: Callable[[str], None]) -> TrainingPlan:
+def build_model(request: RunRequest, corpus: Corpus, rng: Rng, download: bool = False) -> TextModel:
+    """Return the model that a run trains: a classifier, or a language model where texts are read without labels."""
+    if request.data.task == "unlabelled":
+        return LanguageModel.load(request.model, rng=rng, download=download)
+    return Classifier.build(corpus, request.model, rng=rng, download=download)
+
+
+def plan_for(request: RunRequest, model: TextModel, corpus: Corpus, say: Callable[[str], None]) -> TrainingPlan:
     """Return the plan of a run, and say what its owner should know before it begins."""
     public = public_corpus(request.protect, corpus, request.data.columns, request.seed)
     if public is not None:
@@ -180,7 +192,7 @@ def plan_for(request: RunRequest, model: Classifier, corpus: Corpus, say: Callab
 
 @contextmanager
 def counting(
-    plan: TrainingPlan, model: Classifier, corpus: Corpus, own: Ledger | None, out: Path, options: RunOptions
+    plan: TrainingPlan, model: TextModel, corpus: Corpus, own: Ledger | None, out: Path, options: RunOptions
 ) -> Iterator[Callable[[], tuple[str, dict[str, Any]]]]:
     """Count a run beside its own ledger as well, and yield what returns the total, which ends the counting."""
     if own is None:
@@ -201,7 +213,7 @@ def counting(
 
 
 def counted_for(
-    plan: TrainingPlan, model: Classifier, split: Corpus, own: Ledger, out: Path, options: RunOptions
+    plan: TrainingPlan, model: TextModel, split: Corpus, own: Ledger, out: Path, options: RunOptions
 ) -> Entry | Shared:
     """Return what counts a run beside its own ledger: a ledger that was named, or the record of these people.
 
@@ -227,7 +239,7 @@ def counted_for(
 def utilities(
     plan: TrainingPlan,
     secret: Rng | None,
-    model: Classifier,
+    model: TextModel,
     corpus: Corpus,
     kept: Path | None,
     watch: Callable[[Report], None] | None = None,
@@ -246,7 +258,7 @@ def utilities(
 
 
 def averaged_utility(
-    plan: TrainingPlan, secret: Rng | None, model: Classifier, rows: Tokens | Vectors
+    plan: TrainingPlan, secret: Rng | None, model: TextModel, rows: Tokens | Vectors
 ) -> dict[str, float]:
     """Return the utility of predictions averaged over a protection's views of a query, where it has several."""
     if not isinstance(plan.protect, RepresentationProtection) or secret is None:
@@ -374,7 +386,7 @@ def run_settings(request: RunRequest, corpus: Corpus) -> RunSettings:
         train=request.train,
         protect=request.protect,
         seed=request.seed,
-        task=corpus.task,
+        task=LM if request.data.task == "unlabelled" else corpus.task,
         label_names=corpus.label_names,
         pairs=pairs,
         population=request.population,

@@ -14,9 +14,11 @@ import numpy.typing as npt
 from discreet.core.randomness import Rng
 from discreet.metrics.intervals import bootstrap, clopper_pearson
 
+Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
-MAIN = {"classification": "accuracy", "regression": "pearson"}
+MAIN = {"classification": "accuracy", "regression": "pearson", "lm": "perplexity"}
+LOWER_IS_BETTER = ("mean_squared_error", "perplexity")
 UTILITIES = ("accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_error")
 
 
@@ -24,7 +26,8 @@ UTILITIES = ("accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_
 class Quality:
     """A model's metrics on some rows, with the interval of the main one and what a constant answer would reach.
 
-    `baseline` is the accuracy of always answering the most frequent class of these rows, or 0 for a correlation.
+    `baseline` is the accuracy of always answering the most frequent class of these rows, 0 for a correlation, or the
+    number of tokens for a perplexity, which is reached by calling all of them equally likely.
     `constant` says that the model gave every row the same answer.
     """
 
@@ -43,12 +46,13 @@ class Quality:
     @property
     def learned_nothing(self) -> bool:
         """Whether the model is no better than a constant answer."""
-        return self.constant or self.value <= self.baseline
+        return self.constant or not is_better(self.main, self.value, self.baseline)
 
     @property
     def unclear(self) -> bool:
         """Whether so few rows cannot tell the model from a constant answer."""
-        return not self.learned_nothing and self.interval[0] <= self.baseline
+        worst = self.interval[1 if self.main in LOWER_IS_BETTER else 0]
+        return not self.learned_nothing and not is_better(self.main, worst, self.baseline)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all but the metrics as plain values for JSON."""
@@ -71,6 +75,11 @@ def in_sentences(found: Mapping[str, Any]) -> list[str]:
     low, high = found["interval"]
     name, rows, baseline = found["metric"], found["rows"], found["baseline"]
     told = [f"The 95% interval of the {name} is {low:.3f} to {high:.3f}, from {rows:,} rows."]
+    if name == "perplexity":
+        told.append(f"Calling all {baseline:,.0f} tokens equally likely would reach {baseline:,.0f}; lower is better.")
+        if found["learned_nothing"]:
+            told.append("Warning: the model is no better than that.")
+        return told
     if name == "accuracy":
         told.append(f"Always answering the most frequent class would reach {baseline:.3f}.")
     if found["constant"]:
@@ -101,6 +110,39 @@ def quality(task: str, predicted: Numbers, truth: Numbers) -> Quality:
     counts = np.unique(np.asarray(truth), return_counts=True)[1]
     baseline = float(counts.max() / rows) if rows else 0.0
     return Quality(main, metrics, rows, interval, baseline, constant and len(counts) > 1)
+
+
+def is_better(metric: str, value: float, other: float) -> bool:
+    """Return whether a value of a metric is better than another one.
+
+    >>> is_better("accuracy", 0.9, 0.8), is_better("perplexity", 9.0, 12.0)
+    (True, True)
+    """
+    return value < other if metric in LOWER_IS_BETTER else value > other
+
+
+def language_quality(losses: Floats, counts: Floats, hits: Floats, *, vocabulary: int) -> Quality:
+    """Return the perplexity of a language model from the summed loss, the tokens and the right guesses of each text.
+
+    The interval is the percentile bootstrap over texts of the loss for each token, which is approximate.
+
+    >>> found = language_quality(np.full(8, 2 * math.log(4)), np.full(8, 2.0), np.full(8, 1.0), vocabulary=100)
+    >>> round(found.value, 6), found.metrics["token_accuracy"], found.learned_nothing
+    (4.0, 0.5, False)
+    """
+    tokens = max(float(counts.sum()), 1.0)
+    loss = float(losses.sum()) / tokens
+    metrics = {"perplexity": _exp(loss), "loss": loss, "token_accuracy": float(hits.sum()) / tokens}
+    if len(losses) < 2:
+        return Quality("perplexity", metrics, len(losses), (1.0, math.inf), float(vocabulary), False)
+    again = Rng(0).fork("perplexity").numpy("language_quality").integers(len(losses), size=(1000, len(losses)))
+    each = losses[again].sum(axis=1) / np.maximum(counts[again].sum(axis=1), 1.0)
+    low, high = (_exp(float(value)) for value in np.quantile(each, (0.025, 0.975)))
+    return Quality("perplexity", metrics, len(losses), (low, high), float(vocabulary), False)
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
 
 
 def constant_utility(task: str, truth: Numbers) -> dict[str, float]:

@@ -5,16 +5,17 @@ Heads: from a sentence vector to class scores or a number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discreet.core.errors import invalid, one_of, whole
+from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
-from discreet.models.encoder import Encoder, layers_of, load_encoder
+from discreet.models.base import LM, TextModel, choose_trainable, set_dropout
+from discreet.models.encoder import Encoder, load_encoder
 from discreet.models.model_settings import TEXTHIDE_HIDDEN
 from discreet.models.model_settings import ModelSettings as ModelSettings
 
@@ -33,22 +34,12 @@ class Labelled(Protocol):
         """The names of the classes, in the order of their numbers."""
 
 
-class Classifier(nn.Module):
+class Classifier(TextModel):
     """An encoder, an optional pooler, and a head, with the tokenizer and the names of the classes beside them."""
 
     def __init__(self, encoder: Encoder, settings: ModelSettings, target: Labelled, rng: Rng) -> None:
         """Put the parts together; fresh parts are drawn from `rng`."""
-        super().__init__()
-        self.settings = settings
-        self.task = target.task
-        self.label_names = tuple(target.label_names)
-        self.tokenizer = encoder.tokenizer
-        self.fingerprint = encoder.fingerprint
-        self.width = encoder.width
-        self.max_length = min(settings.max_length or encoder.max_length, encoder.max_length)
-        self.encoder = encoder.module
-        # What sentence vectors pass through before the head when the model is asked; a protection may set it.
-        self.query: Callable[[Tensor], Tensor] | None = None
+        super().__init__(encoder, settings, target.task, tuple(target.label_names))
         outputs = self.classes or 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.fork("head").seed())
@@ -58,7 +49,9 @@ class Classifier(nn.Module):
                 self.pooler = encoder.pooler or nn.Linear(encoder.width, encoder.width)
         if settings.dropout is not None:
             set_dropout(self, settings.dropout)
-        choose_trainable(self)
+        choose_trainable(self.encoder, settings, rng)
+        if self.pooler is not None:
+            self.pooler.requires_grad_(settings.train != "head")
 
     @classmethod
     def build(
@@ -74,27 +67,12 @@ class Classifier(nn.Module):
         settings = settings or ModelSettings(**changes)
         return cls(load_encoder(settings.encoder, rng=rng, download=download), settings, target, rng)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.head.parameters()).device
-
-    @property
-    def classes(self) -> int:
-        """The number of classes, 0 for regression."""
-        return len(self.label_names) if self.task == "classification" else 0
-
     def replace_head(self, width: int, rng: Rng) -> None:
         """Put a fresh head, for vectors of another width, in place of the one that is there."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed())
             fresh = head(self.settings.head, width, self.classes or 1, self.settings.hidden)
         self.head = fresh.to(self.device)
-
-    def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the encoder's last hidden states, (batch, tokens, width)."""
-        states: Tensor = self.encoder(**inputs).last_hidden_state
-        return states
 
     def represent(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return one vector per text, (batch, width): given ones, or pooled from the encoder's states."""
@@ -118,6 +96,16 @@ class Classifier(nn.Module):
         return losses(self(inputs), targets, self.task)
 
 
+_AT_GRADIENT = "A language model has no sentence vectors; protect its gradients, with dp-sgd or dir-dp-sgd."
+
+
+def classifier_of(model: TextModel, what: str, remedy: str = _AT_GRADIENT) -> Classifier:
+    """Return a model as a classifier, for what needs its sentence vectors, or reject it."""
+    if not isinstance(model, Classifier) or model.task == LM:
+        raise UnsupportedError(f"Expected a Classifier for {what}, got {type(model).__name__}. {remedy}")
+    return model
+
+
 def losses(scores: Tensor, targets: Tensor, task: str) -> Tensor:
     """Return one loss per example in float32."""
     if task == "classification":
@@ -139,35 +127,6 @@ def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
         return states[torch.arange(len(states), device=states.device), last]
     weights = mask.unsqueeze(-1).to(states.dtype)
     return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
-
-
-def set_dropout(module: nn.Module, rate: float) -> None:
-    """Set every dropout in a network to a rate, the ones inside attention too."""
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = rate
-        for name in ("dropout_prob", "attention_dropout", "attn_dropout"):  # attention keeps its rate as a number
-            if isinstance(getattr(part, name, None), float):
-                setattr(part, name, rate)
-
-
-def choose_trainable(model: Classifier) -> None:
-    """Mark the weights that are trained: head, pooler and head, the last N blocks, or all."""
-    choice = model.settings.train
-    model.encoder.requires_grad_(choice == "all")
-    if model.pooler is not None:
-        model.pooler.requires_grad_(choice != "head")
-    if choice.startswith("top-"):
-        blocks = layers_of(model.encoder)
-        count = int(choice.removeprefix("top-"))
-        if not blocks or count > len(blocks):
-            raise invalid("train", choice, f"top-N with N at most {len(blocks)}", "The encoder has no more blocks.")
-        for block in blocks[-count:]:
-            block.requires_grad_(True)
-    if choice == "all" and not model.settings.embeddings:
-        for part in model.encoder.modules():
-            if isinstance(part, nn.Embedding):
-                part.requires_grad_(False)
 
 
 HEADS = ("linear", "mlp")

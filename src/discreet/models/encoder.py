@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 BILSTM = "bilstm"
+CAUSAL = "causal"  # the kind of a description that is of a whole causal language model
 _SANE_LENGTH = 1_000_000  # tokenizers without a limit say 1e30
 
 
@@ -79,13 +80,14 @@ def fresh_module(about: dict[str, Any], stored: Mapping[str, Tensor]) -> nn.Modu
 
 
 def _described(about: dict[str, Any]) -> nn.Module:
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     with quiet(), torch.random.fork_rng(devices=[]):
         if about["kind"] == BILSTM:
             return BiLSTM(BiLSTMConfig(**about["config"]))
         values = dict(about["config"])
-        module: nn.Module = AutoModel.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+        config = AutoConfig.for_model(values.pop("model_type"), **values)
+        module: nn.Module = (AutoModelForCausalLM if about["kind"] == CAUSAL else AutoModel).from_config(config)
     return module
 
 
@@ -98,6 +100,15 @@ def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:
         return _fresh_bilstm(rng)
     if name == MINILM:
         return _load(name, minilm_folder(), download=False, fingerprint=MINILM_SHA256)
+    where, fingerprint = safetensors_of(name)
+    return _load(name, where, download=download and isinstance(where, str), fingerprint=fingerprint)
+
+
+def safetensors_of(name: str) -> tuple[Path | str, str]:
+    """Return the folder of a model, or its name on the hub, and a fingerprint of its weights.
+
+    A folder without safetensors is rejected: other formats can run code when they are opened.
+    """
     folder = Path(name)
     if folder.is_dir():
         weights = sorted(folder.glob("*.safetensors"))
@@ -106,10 +117,10 @@ def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:
                 f"Expected weights as *.safetensors in {name!r}. Other formats can run code when they are opened; "
                 "convert them with transformers: model.save_pretrained(folder)."
             )
-        return _load(name, folder, download=False, fingerprint="+".join(sha256(w) for w in weights))
+        return folder, "+".join(sha256(w) for w in weights)
     if name.startswith((".", "/", "~")):
         raise ModelError(f"Expected an encoder folder at {name!r}. There is none; check the path.")
-    return _load(name, name, download=download, fingerprint=f"hub:{name}")
+    return name, f"hub:{name}"
 
 
 def tokenizer_of(name: str) -> Any:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.clipping.record import Record
+    from discreet.models.base import TextModel
     from discreet.models.classifier import Classifier
 
 
@@ -63,7 +64,7 @@ class Conditions:
     `most_rows` is the number of rows of the unit that has most.
     """
 
-    model: Classifier
+    model: TextModel
     units: int
     rows: int
     batch_size: int

@@ -20,7 +20,7 @@ from discreet.core.errors import ModelError, setting
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Tokens, Vectors
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.training.parts import autocast
 from discreet.training.settings import TrainSettings
 
@@ -117,7 +117,7 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
 
 
 def identity(
-    model: Classifier, rows: Tokens | Vectors, settings: TrainSettings, step: object, rng: Rng, start: str
+    model: TextModel, rows: Tokens | Vectors, settings: TrainSettings, step: object, rng: Rng, start: str
 ) -> str:
     """Return a hash of all that decides where a training ends: only the same one is resumed, and counted once.
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from discreet.clipping.independence import bitwise_invariant
 from discreet.core.errors import ModelError, OutputError
 from discreet.core.files import load_tensors, save_tensors
-from discreet.data.batches import Batch, Tokens, Vectors, tokenise
+from discreet.data.batches import Batch, Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
 from discreet.training.parts import UNPADDED, Shapes, autocast, fixed_kernels, pool_of
 from discreet.training.steps import Report, encoding_watch
@@ -73,15 +74,15 @@ def _cache_files() -> list[Path]:
 
 
 def ready(
-    model: Classifier,
+    model: TextModel,
     corpus: Corpus,
     cache: Path | None = None,
     precision: str = "auto",
     watch: Callable[[Report], None] | None = None,
 ) -> Tokens | Vectors:
     """Return a corpus as sentence vectors if the encoder is frozen, and as tokens otherwise."""
-    if not model.settings.frozen:
-        return tokenise(corpus, model.tokenizer, model.max_length, model.device)
+    if not isinstance(model, Classifier) or not model.settings.frozen:
+        return tokens_for(model, corpus)
     return encode(model, corpus, cache, precision, watch)
 
 

@@ -11,14 +11,17 @@ import numpy.typing as npt
 import torch
 
 from discreet.core.errors import DataError, setting
-from discreet.data.batches import Tokens, Vectors, tokenise
+from discreet.data.batches import Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.metrics.utility import Quality, quality
-from discreet.models.classifier import Classifier
+from discreet.metrics.utility import Quality, language_quality, quality
+from discreet.models.base import LM, TextModel
+from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.language_model import LanguageModel, token_losses
 from discreet.training.parts import autocast
 
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 65536}
 _ROWS_AT_ONCE = 256
+_LESS_FOR_SCORES = 4  # a language model scores every word of its vocabulary for each token
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def _answers(model: Classifier, vectors: torch.Tensor, query: Callable[[torch.Te
 
 
 def evaluate(
-    model: Classifier,
+    model: TextModel,
     corpus: Corpus | Tokens | Vectors,
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
@@ -142,22 +145,47 @@ def evaluate(
 
 
 def assess(
-    model: Classifier,
+    model: TextModel,
     corpus: Corpus | Tokens | Vectors,
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Quality:
     """Return the utility of a model on a corpus with its interval and the baseline of a constant answer."""
     if isinstance(corpus, Corpus):
-        corpus = tokenise(matched(corpus, model), model.tokenizer, model.max_length, model.device)
-    predictions = predict(model, corpus, precision, query)
+        corpus = tokens_for(model, matched(corpus, model))
+    if isinstance(model, LanguageModel):
+        assert isinstance(corpus, Tokens)
+        return perplexity(model, corpus, precision)
+    predictions = predict(classifier_of(model, "predictions"), corpus, precision, query)
     return quality(model.task, predictions.best, corpus.targets.cpu().numpy())
 
 
-def matched(corpus: Corpus, model: Classifier) -> Corpus:
+@torch.inference_mode()
+def perplexity(model: LanguageModel, tokens: Tokens, precision: str = "auto") -> Quality:
+    """Return the perplexity of a language model on a tokenised corpus, with its interval.
+
+    Guarantee: none for the rows; the model's own guarantee is untouched, as this is post-processing.
+    """
+    training = model.training
+    model.eval()
+    losses, counts, hits = (np.zeros(len(tokens)) for _ in range(3))
+    with autocast(model.device, precision):
+        for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type] // _LESS_FOR_SCORES):
+            inputs = tokens.batch(rows).inputs
+            scores, wanted, asked = model.token_scores(inputs)
+            losses[rows] = (token_losses(scores, wanted) * asked).sum(dim=1).double().cpu().numpy()
+            counts[rows] = asked.sum(dim=1).cpu().numpy()
+            hits[rows] = ((scores.argmax(dim=-1) == wanted) & asked).sum(dim=1).cpu().numpy()
+    model.train(training)
+    return language_quality(losses, counts, hits, vocabulary=len(model.tokenizer))
+
+
+def matched(corpus: Corpus, model: TextModel) -> Corpus:
     """Return a corpus whose class numbers are the model's, matched by the names of the classes."""
     from dataclasses import replace
 
+    if model.task == LM:
+        return corpus.unlabelled()
     if corpus.task != model.task:
         raise DataError(
             f"Expected data for {model.task}, found {corpus.task}. The model was trained for the former; "

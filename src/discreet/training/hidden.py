@@ -16,7 +16,7 @@ from discreet.core.randomness import Rng, digest
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Sampler, Shuffled
-from discreet.models.classifier import Classifier, losses, pool
+from discreet.models.classifier import Classifier, classifier_of, losses, pool
 from discreet.protections.base import Live, RepresentationProtection, Rows, most_rows
 from discreet.training.account import Account
 from discreet.training.checkpoint import identity
@@ -50,9 +50,10 @@ class HiddenStep:
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> HiddenStep:
         """Return the step for a corpus; batches are all rows in turn, or a fixed number drawn at every step."""
-        model, rows, plan, corpus = parts.model, parts.rows, parts.plan, parts.corpus
+        rows, plan, corpus = parts.rows, parts.plan, parts.corpus
         protect = plan.protect
         assert isinstance(protect, RepresentationProtection)
+        model = classifier_of(parts.model, protect.name)
         if protect.position == "token" and isinstance(rows, Vectors):
             raise invalid("train", model.settings.train, "all or top-N for tokens", "Sentence vectors have no tokens.")
         public = public_rows(model, plan.public, corpus, protect, plan.settings.precision)

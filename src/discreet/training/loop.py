@@ -20,8 +20,9 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.metrics.utility import MAIN
-from discreet.models.classifier import Classifier
+from discreet.metrics.utility import MAIN, is_better
+from discreet.models.base import TextModel
+from discreet.models.classifier import classifier_of
 from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
 from discreet.training import checkpoint
 from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
@@ -72,7 +73,7 @@ class Job:
 
 
 def train(
-    model: Classifier,
+    model: TextModel,
     corpus: Corpus,
     plan: TrainingPlan | None = None,
     *,
@@ -80,7 +81,7 @@ def train(
     secret: Rng | None = None,
     job: Job | None = None,
 ) -> Trained:
-    """Train a classifier on the train split of a corpus by a plan; the model is changed in place.
+    """Train a model on the train split of a corpus by a plan; the model is changed in place.
 
     Without a plan it is trained with the default settings and without protection. Under a protection, the texts, the
     vectors or every step's gradient pass through it, and are counted in the ledger (one in memory if none is given, in
@@ -113,8 +114,8 @@ def train(
             held_out = None if held_out is None else plan.queries(held_out, secret)
         elif isinstance(protect, RepresentationProtection):
             assert secret is not None
-            protect.fit(model, rng.fork("fit"))
-            protect.begin(model, secret)
+            protect.fit(classifier_of(model, protect.name), rng.fork("fit"))
+            protect.begin(classifier_of(model, protect.name), secret)
         rows = ready(model, split, job.cache, settings.precision, job.watch)
         validation = None if held_out is None else ready(model, held_out, job.cache, settings.precision)
         parts = Parts(model, optimizer_for(model, settings), plan, rows, split, start)
@@ -143,7 +144,7 @@ def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
 class _Run:
     """The moving parts of one training, so that the loop below reads as a story."""
 
-    model: Classifier
+    model: TextModel
     optimizer: torch.optim.Optimizer
     step: Step
     validation: Tokens | Vectors | None
@@ -221,7 +222,7 @@ class _Run:
         entry |= scores
         score = scores[MAIN[self.model.task]]
         at = replace(at, history=(*at.history, entry))
-        if at.best is None or score > at.best:
+        if at.best is None or is_better(MAIN[self.model.task], score, at.best):
             return replace(at, best=score, stale=0, best_weights=copy_weights(self.model))
         return replace(at, stale=at.stale + 1)
 

@@ -36,7 +36,7 @@ from discreet.clipping.tape import Tape
 from discreet.core.errors import ModelError, invalid, setting, whole
 from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 
 UNPADDED = 4  # one in so many of the made-up units has no padding
 _SHARE_OF_MEMORY = 0.8  # of what is free, for one part; the rest is for what the allocator cannot use
@@ -56,7 +56,7 @@ class PrivateParts:
     Guarantee: none of its own. What it does depends on public facts, and on each unit's own length and rows.
     """
 
-    model: Classifier
+    model: TextModel
     tape: Tape
     rows: Tokens | Vectors
     precision: str
@@ -67,7 +67,7 @@ class PrivateParts:
 
     @classmethod
     def of(
-        cls, model: Classifier, tape: Tape, rows: Tokens | Vectors, precision: str, expected_units: int
+        cls, model: TextModel, tape: Tape, rows: Tokens | Vectors, precision: str, expected_units: int
     ) -> PrivateParts:
         """Return the parts for a model, from the expected number of units and the memory that a made-up step takes."""
         tokens = isinstance(rows, Tokens)
@@ -166,7 +166,7 @@ class PrivateParts:
         clipped_sum(self._record(batch, rows, 1, None)[0], Flat(1.0))
 
 
-def pool_of(model: Classifier, rows: Tokens | Vectors, units: int, each: int, width: int) -> Batch:
+def pool_of(model: TextModel, rows: Tokens | Vectors, units: int, each: int, width: int) -> Batch:
     """Return made-up rows of some units, of which every fourth has no padding."""
 
     def made_up(padded: bool) -> Batch:

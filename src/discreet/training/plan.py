@@ -28,8 +28,10 @@ from discreet.data.corpus import Corpus
 from discreet.data.overlap import without_overlap
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.data.sources import Columns, load
-from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.base import LM, TextModel
+from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM
+from discreet.models.language_model import SMOLLM2
 from discreet.protections.base import (
     FEW_UNITS,
     Conditions,
@@ -80,7 +82,7 @@ class TrainingPlan:
     @classmethod
     def make(
         cls,
-        model: Classifier,
+        model: TextModel,
         corpus: Corpus,
         *,
         protect: Protection | None = None,
@@ -116,6 +118,8 @@ class TrainingPlan:
             raise invalid("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
         at = next((value for value in (delta, protect.delta) if value is not None), None)
         at = delta_for(units) if at is None else open_probability("delta", at)
+        if isinstance(protect, RepresentationProtection):
+            classifier_of(model, protect.name)
         conditions = _conditions(model, split, settings, units, at, public)
         resolved = protect.resolve(conditions)
         if isinstance(resolved, RepresentationProtection):
@@ -197,7 +201,7 @@ class TrainingPlan:
         assert isinstance(self.protect, GradientProtection)
         return step_cost(self.protect, self.sampler, step, self.units)
 
-    def spends(self, model: Classifier, split: Corpus, ledger: Ledger) -> dict[str, int]:
+    def spends(self, model: TextModel, split: Corpus, ledger: Ledger) -> dict[str, int]:
         """Return how often a training would spend each event, at most; nothing where the release decides its own cost.
 
         `ledger` is the training's own, which may hold steps already, and a budget at which the training stops.
@@ -231,13 +235,17 @@ class TrainingPlan:
         return self.protect.rewrite(held_out, secret.fork("held out"))
 
 
-def model_settings(asked: Mapping[str, Any], protect: Protection | None, units: int) -> ModelSettings:
-    """Return the settings of a model, with the defaults for its protection where nothing was asked for.
+def model_settings(
+    asked: Mapping[str, Any], protect: Protection | None, units: int, task: str | None = None
+) -> ModelSettings:
+    """Return the settings of a model, with the defaults for its task and protection where nothing was asked for.
 
     >>> model_settings({}, None, 2000).train, model_settings({"train": "top-2"}, None, 2000).train
     ('all', 'top-2')
     """
     values = dict(asked)
+    if task == LM:
+        values = {"encoder": SMOLLM2, "train": "all", "head": "linear", **values}
     part = "all" if protect is None else protect.default_part
     encoder = str(values.get("encoder", ModelSettings.encoder))
     values.setdefault("train", part_to_train(part, protect, units, encoder))
@@ -305,19 +313,23 @@ def step_cost(protect: GradientProtection, sampler: Sampler, step: int, n: int) 
     return sampler.amplify(protect.event, n, protect.visible), f"step {step}"
 
 
-def matched_split(corpus: Corpus, model: Classifier, name: str) -> Corpus:
+def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
     """Return one split of a corpus, rejected if it is not there or is for another task."""
-    if not isinstance(model, Classifier):
+    if not isinstance(model, TextModel):
         raise UnsupportedError(
-            f"Expected model to be a discreet.Classifier, got {type(model).__name__}. Put a head on an encoder with "
-            "Classifier.build(corpus, encoder=folder, rng=rng)."
+            f"Expected model to be a discreet.Classifier or LanguageModel, got {type(model).__name__}. Put a head on "
+            "an encoder with Classifier.build(corpus, encoder=folder, rng=rng)."
         )
     if not isinstance(corpus, Corpus):
         raise DataError(
             f"Expected corpus to be a discreet.Corpus, got {type(corpus).__name__}. Make one with "
             "Corpus(name, texts, labels=labels), or read a file with discreet.load(path)."
         )
-    if corpus.task != model.task:
+    if model.task == LM:
+        if corpus.is_pairs:
+            raise DataError("Expected single texts for a language model, got pairs. Join the two columns into one.")
+        corpus = corpus.unlabelled()
+    elif corpus.task != model.task:
         raise DataError(f"Expected data for {model.task}, found {corpus.task}. Name the label column.")
     if name not in corpus.split_names:
         raise DataError(
@@ -365,7 +377,7 @@ def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[T
     return rows.vectors, rows.targets if labelled else None
 
 
-def _complete(settings: TrainSettings, model: Classifier, protect: Protection | None, units: int) -> TrainSettings:
+def _complete(settings: TrainSettings, model: TextModel, protect: Protection | None, units: int) -> TrainSettings:
     part, width = model.settings.train, model.width
     defaults = plain_defaults(part, units, width) if protect is None else protect.defaults(part, units, width)
     return settings.completed(defaults)
@@ -378,12 +390,12 @@ def _plain(settings: TrainSettings, split: Corpus, sampler: Sampler | None, seed
 
 
 def _conditions(
-    model: Classifier, split: Corpus, settings: TrainSettings, units: int, delta: float, public: Corpus | None
+    model: TextModel, split: Corpus, settings: TrainSettings, units: int, delta: float, public: Corpus | None
 ) -> Conditions:
     size = min(settings.size, units)
     vectors: Callable[[], tuple[Tensor, Tensor | None]] | None = None
     if public is not None:
-        vectors = lambda: public_vectors(model, public, settings.precision)  # noqa: E731
+        vectors = lambda: public_vectors(classifier_of(model, "public vectors"), public, settings.precision)  # noqa: E731
     return Conditions(
         model=model,
         units=units,

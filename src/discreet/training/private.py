@@ -22,7 +22,7 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.protections.base import GradientProtection
 from discreet.training.parts import Part, PrivateParts
 from discreet.training.plan import TrainingPlan
@@ -84,7 +84,7 @@ class PrivateStep:
         from `secret`, which nobody else may know.
     """
 
-    model: Classifier
+    model: TextModel
     optimizer: torch.optim.Optimizer
     protect: GradientProtection
     rows: Tokens | Vectors

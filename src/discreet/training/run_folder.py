@@ -25,9 +25,11 @@ from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.data.sources import TextSource
 from discreet.metrics.utility import in_sentences
+from discreet.models.base import LM, TextModel
 from discreet.models.bilstm import BiLSTM
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, WRONG_KIND, assemble, fresh_module, load_tokenizer, sha256
+from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer, sha256
+from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection, in_words
 from discreet.training import checkpoint
 from discreet.training.checkpoint import LEDGER, trained
@@ -65,7 +67,7 @@ class RunSettings:
 class Run:
     """A finished run, read back."""
 
-    model: Classifier
+    model: TextModel
     settings: RunSettings
     metrics: dict[str, Any] = field(repr=False)
 
@@ -164,14 +166,14 @@ def forget_secrets(folder: Path) -> None:
 def finish(
     workspace: Path,
     out: Path,
-    model: Classifier,
+    model: TextModel,
     settings: RunSettings,
     metrics: dict[str, Any],
     guarantee: Guarantee | None = None,
 ) -> None:
     """Write a finished run into its workspace and give it its name in one move."""
     try:
-        save_tensors(model.state_dict(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
+        save_tensors(model.weights(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
         _untouched(model.tokenizer).save_pretrained(workspace / "tokenizer")
         texts = {
             "encoder.json": _encoder_config(model),
@@ -245,7 +247,9 @@ def read_settings(path: Path) -> RunSettings:
     return dataclasses.replace(parse(RunSettings, values, path.name), protect=protect)
 
 
-def _encoder_config(model: Classifier) -> str:
+def _encoder_config(model: TextModel) -> str:
+    if isinstance(model, LanguageModel):
+        return json.dumps({"kind": CAUSAL, "config": model.network.config.to_dict()})
     config = model.encoder.config
     values = vars(config) if isinstance(model.encoder, BiLSTM) else config.to_dict()  # type: ignore[operator,union-attr]
     return json.dumps({"kind": BILSTM if isinstance(model.encoder, BiLSTM) else "transformers", "config": values})
@@ -272,11 +276,8 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         module = fresh_module(about, tensors)
         tokenizer = load_tokenizer(folder / "tokenizer")
-        encoder = assemble(settings.model.encoder, module, tokenizer, sha256(folder / "model.safetensors"))
-        model = Classifier(encoder, settings.model, settings, Rng(settings.seed))
-        if settings.protect is not None:  # it may have changed what stands between encoder and classes
-            settings.protect.shape(model)
-        model.load_state_dict(tensors)
+        model = _assembled(settings, module, tokenizer, sha256(folder / "model.safetensors"))
+        model.load_weights(tensors)
     except (OSError, ValueError, KeyError, RuntimeError, *WRONG_KIND) as error:
         raise ModelError(
             f"Expected a whole run folder at {str(folder)!r}. {first_line(error)} Train it again."
@@ -284,11 +285,22 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     return Run(model.to(device).eval(), settings, metrics)
 
 
-def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
+def _assembled(settings: RunSettings, module: torch.nn.Module, tokenizer: Any, fingerprint: str) -> TextModel:
+    """Return the model of a run with fresh weights, for its own to be read into."""
+    rng = Rng(settings.seed)
+    if settings.task == LM:
+        return LanguageModel.from_transformers(module, tokenizer, settings.model, rng=rng, fingerprint=fingerprint)
+    encoder = assemble(settings.model.encoder, module, tokenizer, fingerprint)
+    model = Classifier(encoder, settings.model, settings, rng)
+    if settings.protect is not None:  # it may have changed what stands between encoder and classes
+        settings.protect.shape(model)
+    return model
+
+
+def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
     """Return a model card in Markdown."""
     chosen = settings.model
     count = sum(p.numel() for p in trained(model).values())
-    what = f"{len(model.label_names)} classes: {', '.join(model.label_names)}"
     found = metrics.get("utility") or {}
     rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in found.items())
     scores = f"| metric | value |\n|---|---|\n{rows}" if rows else "Not measured: no rows were held out."
@@ -299,18 +311,15 @@ def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any]
         if guarantee is not None
         else "No privacy guarantee: this model was trained without protection and may reveal its training text."
     )
-    title = "A text classifier" if model.task == "classification" else "A scorer of texts"
+    title, purpose, parts, command = _purpose(model, settings)
     rate = "usual" if settings.train.learning_rate is None else f"{settings.train.learning_rate:g}"
-    subject = "pairs of texts" if settings.pairs else "texts"
-    purpose = f"It sorts {subject} into {what}." if model.task == "classification" else f"It gives {subject} a score."
     return f"""# {title}
 
 {purpose}
 
 | part | choice |
 |---|---|
-| encoder | {chosen.encoder}, pooled by `{chosen.pooling}` |
-| head | {chosen.head} |
+{parts}
 | trained | {chosen.train}, {count:,} weights |
 | longest text | {model.max_length} tokens |
 | epochs, batch, rate | {settings.train.epochs:g}, {settings.train.batch_size}, {rate} |
@@ -327,9 +336,23 @@ def model_card(model: Classifier, settings: RunSettings, metrics: dict[str, Any]
 ## Use
 
 ```
-discreet predict THIS_FOLDER texts.txt
+{command}
 ```
 """
+
+
+def _purpose(model: TextModel, settings: RunSettings) -> tuple[str, str, str, str]:
+    """Return the title of a model card, what the model does, the rows of its parts, and how it is used."""
+    chosen = settings.model
+    if model.task == LM:
+        parts, command = f"| language model | {chosen.encoder} |", "discreet generate THIS_FOLDER"
+        return "A language model", "It continues texts.", parts, command
+    parts = f"| encoder | {chosen.encoder}, pooled by `{chosen.pooling}` |\n| head | {chosen.head} |"
+    subject, command = "pairs of texts" if settings.pairs else "texts", "discreet predict THIS_FOLDER texts.txt"
+    if model.task != "classification":
+        return "A scorer of texts", f"It gives {subject} a score.", parts, command
+    what = f"{len(model.label_names)} classes: {', '.join(model.label_names)}"
+    return "A text classifier", f"It sorts {subject} into {what}.", parts, command
 
 
 def protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from discreet.core.guarantee import Guarantee
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.training.parts import autocast
 from discreet.training.plan import TrainingPlan
 
@@ -82,7 +82,7 @@ class Step(Protocol):
 class Parts:
     """What every step is made of; `start` is the hash of the weights that training starts from."""
 
-    model: Classifier
+    model: TextModel
     optimizer: torch.optim.Optimizer
     plan: TrainingPlan
     rows: Tokens | Vectors
@@ -97,7 +97,7 @@ class OpenStep:
     Guarantee: none, ordinary training memorises its data.
     """
 
-    model: Classifier
+    model: TextModel
     optimizer: torch.optim.Optimizer
     rows: Tokens | Vectors
     plan: TrainingPlan
@@ -163,7 +163,7 @@ class PlainStep:
     Guarantee: none, ordinary training memorises its data.
     """
 
-    model: Classifier
+    model: TextModel
     optimizer: torch.optim.Optimizer
     gradient_norm: float
     accumulate: int

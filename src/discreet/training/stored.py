@@ -14,7 +14,7 @@ from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
-from discreet.models.classifier import Classifier
+from discreet.models.classifier import Classifier, classifier_of
 from discreet.protections.base import Once, RepresentationProtection, TextProtection
 from discreet.training.account import Account
 from discreet.training.checkpoint import identity, spend_name
@@ -98,7 +98,7 @@ class StoredStep(OpenStep):
             once = protect.once(owners, model.width, model.classes, secret.fork("release", run[:16]))
             account = Account.of(ledger, secret, plan, parts.corpus, once)
             rows = release_once(rows, once, account, spend_name(run, secret, ledger))
-            solved = solve_head(model, rows, once)
+            solved = solve_head(classifier_of(model, protect.name), rows, once)
         return cls(model, parts.optimizer, rows, plan, account=account, solved=solved)
 
     @property

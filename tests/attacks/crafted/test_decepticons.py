@@ -11,7 +11,7 @@ from discreet.core.types import GradientRelease, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import assemble
-from discreet.models.language_head import LanguageModel
+from discreet.models.language_model import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.gradient import open_release, protected_release

@@ -25,7 +25,7 @@ from discreet.core.errors import UnsupportedError, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
-from discreet.models.language_head import LanguageModel
+from discreet.models.language_model import LanguageModel
 
 _NAME = "Decepticons"
 _ROWS = 4  # neighbouring bins that a state may show in, as the steps are not quite sharp

@@ -14,7 +14,7 @@ from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.randomness import Rng
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import layers_of
-from discreet.models.language_head import LanguageModel
+from discreet.models.language_model import LanguageModel
 
 _PROBES = (16, 24)  # sentences of random tokens, and their length, by which the bins are laid
 _TAG = 4.0  # how much a tag is enlarged: the mean over a sentence of some dozen tokens is small

@@ -20,7 +20,7 @@ from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
-from discreet.models.language_head import LanguageModel
+from discreet.models.language_model import LanguageModel
 
 _NAME = "masked DLG"
 _FLOOR = 1e-30

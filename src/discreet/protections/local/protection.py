@@ -38,6 +38,7 @@ from discreet.core.settings import option
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.normals import release
 from discreet.mechanisms.randomized_response import RandomizedResponse
+from discreet.models.classifier import classifier_of
 from discreet.protections.base import (
     DELTA,
     Conditions,
@@ -418,7 +419,7 @@ class LocalPrivacy(Protection):
             training = self._layer(dimension, self.asked_for - (label_epsilon or 0.0), conditions.delta, sending)
         else:
             training, label_epsilon = self._with_labels(dimension, sending, conditions)
-        inference = self._queries(dimension, conditions.model, conditions.delta)
+        inference = self._queries(dimension, classifier_of(conditions.model, self.name), conditions.delta)
         bounded = training.bounded(projection(public))
         return LocalLayer(
             training,
@@ -536,7 +537,9 @@ class LocalPrivacy(Protection):
         if self.public is not None and conditions.public is None:
             raise DataError(f"Expected the public text {self.public!r} for the projection of ldp. Give public=.")
         vectors, labels = (
-            (made_up_vectors(conditions.model), None) if conditions.public is None else conditions.public()
+            (made_up_vectors(classifier_of(conditions.model, self.name)), None)
+            if conditions.public is None
+            else conditions.public()
         )
         vectors = vectors.float().cpu()
         if dimension == conditions.model.width:

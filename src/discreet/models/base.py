@@ -1,0 +1,123 @@
+"""The contract of a model that is trained on text: a tokenizer, a transformer, and one loss for each text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from discreet.core.errors import invalid
+from discreet.core.randomness import Rng
+from discreet.models.encoder import Encoder, layers_of
+from discreet.models.model_settings import ModelSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LM = "lm"  # the task of a language model; those of a classifier are classification and regression
+
+
+class TextModel(nn.Module):
+    """What training, gradients and attacks need of a model.
+
+    `encoder` is the transformer without what stands behind it, and `head` is what stands behind it. `max_length` is the
+    length of the longest text in tokens, `width` the length of a hidden state. `fingerprint` tells the weights apart
+    that the model starts from. `start` and `end` are the tokens that the model reads before and after every text, where
+    its tokenizer does not add them.
+    """
+
+    encoder: nn.Module
+    head: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    start: int | None = None
+    end: int | None = None
+
+    def __init__(self, encoder: Encoder, settings: ModelSettings, task: str, label_names: tuple[str, ...] = ()) -> None:
+        """Take the transformer and what is known about it; a subclass adds the head."""
+        super().__init__()
+        self.settings = settings
+        self.task = task
+        self.label_names = label_names
+        self.tokenizer = encoder.tokenizer
+        self.fingerprint = encoder.fingerprint
+        self.width = encoder.width
+        self.max_length = min(settings.max_length or encoder.max_length, encoder.max_length)
+        self.encoder = encoder.module
+        # What sentence vectors pass through before the head when the model is asked; a protection may set it.
+        self.query: Callable[[Tensor], Tensor] | None = None
+
+    @abstractmethod
+    def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
+        """Return one loss for each text of a batch."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.head.parameters()).device
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, 0 for a model without classes."""
+        return len(self.label_names) if self.task == "classification" else 0
+
+    @property
+    def label_task(self) -> Literal["regression", "unlabelled"] | None:
+        """How labels are read for this model: as scores, not at all, or (None) as classes."""
+        return "regression" if self.task == "regression" else "unlabelled" if self.task == LM else None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the owner should know about this model before it is trained, one sentence each."""
+        return ()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return all weights by name, each one once: those that two layers share under the first name."""
+        shared: dict[int, str] = {}
+        named = self.state_dict()
+        return {
+            name: value
+            for name, value in named.items()
+            if shared.setdefault(value.data_ptr() or id(value), name) == name
+        }
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Read what `weights` returned; missing and unknown names raise RuntimeError."""
+        missing = sorted(self.weights().keys() ^ weights.keys())
+        if missing:
+            raise RuntimeError(f"Expected the same names of weights, found a difference in {missing[0]!r}.")
+        self.load_state_dict(weights, strict=False)
+
+    def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the encoder's last hidden states, (batch, tokens, width)."""
+        states: Tensor = self.encoder(**inputs).last_hidden_state
+        return states
+
+
+def set_dropout(module: nn.Module, rate: float) -> None:
+    """Set every dropout in a network to a rate, the ones inside attention too."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = rate
+        for name in ("dropout_prob", "attention_dropout", "attn_dropout"):  # attention keeps its rate as a number
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, rate)
+
+
+def choose_trainable(encoder: nn.Module, settings: ModelSettings, rng: Rng) -> None:
+    """Mark the weights of an encoder that are trained: none, the last N blocks, all, or adapters that are added."""
+    choice = settings.train
+    encoder.requires_grad_(choice == "all")
+    if choice.startswith("top-"):
+        blocks = layers_of(encoder)
+        count = int(choice.removeprefix("top-"))
+        if not blocks or count > len(blocks):
+            raise invalid("train", choice, f"top-N with N at most {len(blocks)}", "The encoder has no more blocks.")
+        for block in blocks[-count:]:
+            block.requires_grad_(True)
+    if choice == "all" and not settings.embeddings:
+        for part in encoder.modules():
+            if isinstance(part, nn.Embedding):
+                part.requires_grad_(False)
