@@ -20,6 +20,9 @@ _PUBLIC = {
     "load_run": "discreet.training.run_folder",
     "Classifier": "discreet.models.classifier",
     "ModelSettings": "discreet.models.classifier",
+    # Train a module of your own, in a loop of your own
+    "make_private": "discreet.integrations.torch",
+    "PrivateTraining": "discreet.integrations.torch",
     # Text
     "load": "discreet.data.sources",
     "Corpus": "discreet.data.corpus",

@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "releases": _TRAINING | {"training"},
     "federated": _TRAINING | {"training"},
     "serving": _TRAINING | {"training"},
+    "integrations": _TRAINING | {"training"},
     "attacks": {"core", "data", "models", "clipping", "mechanisms", "catalog"},
     "experiment": _EXPERIMENT,
     "estimator": _EXPERIMENT | {"experiment"},

@@ -1,9 +1,14 @@
-"""The commands of the README run when pasted: all of them parse, their files are there, the fast ones are run."""
+"""The commands of the README run when pasted: all of them parse, their files are there, the fast ones are run.
+
+So does the loop on a module that is not ours.
+"""
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import typer
 
 from discreet.cli.main import app, main
@@ -52,3 +57,20 @@ def test_the_letters_are_what_the_readme_says() -> None:
     corpus = load(ROOT / LETTERS, Columns("body", label="outcome", unit="patient_id"))
     assert (len(corpus), corpus.unit_count, corpus.classes) == (420, 140, 3)
     assert set(corpus.split_names) == {"train", "validation"}
+
+
+def test_the_loop_of_your_own_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = (ROOT / "README.md").read_text(encoding="utf-8").partition("## In Python")[2].split("```python\n")[1:]
+    (code,) = [block.partition("```")[0] for block in blocks if "make_private" in block]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(320, 8, generator=generator)
+    rows = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
+    made_up = [(torch.randn(8, generator=generator), torch.tensor(row % 2)) for row in range(8)]
+    names: dict[str, Any] = {"rows": rows, "made_up": made_up}
+    exec(code, names)
+    guarantee = names["private"].guarantee
+    assert guarantee.certified and 7.5 < guarantee.epsilon <= 8
+    assert "Certified" in capsys.readouterr().out
+    right = (names["model"](inputs).argmax(1) == rows.tensors[1]).float().mean()
+    assert right > 0.7

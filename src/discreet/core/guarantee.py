@@ -80,6 +80,8 @@ class Caveat(enum.StrEnum):
     PAPER_CALIBRATION = "paper-calibration"
     PRIVATE_CLIENT = "private-client"
     UNSTEADY_KERNELS = "unsteady-kernels"
+    UNCHECKED_LOSSES = "unchecked-losses"
+    OWN_BATCHES = "own-batches"
 
     @property
     def sentence(self) -> str:
@@ -101,6 +103,14 @@ _CAVEATS = {
     Caveat.UNSTEADY_KERNELS: (
         "on this device and in this precision, the rounding of a unit's gradient depends on the other units of the "
         "batch; training in float32 or on another device may not have this"
+    ),
+    Caveat.UNCHECKED_LOSSES: (
+        "it was not checked that the gradient of a unit depends on that unit alone; PrivateTraining.check does so on "
+        "made-up rows"
+    ),
+    Caveat.OWN_BATCHES: (
+        "the caller drew the batches, and the figure holds only if every unit was drawn as the plan says, at random "
+        "and in secret"
     ),
 }
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.clipping.record import Record
-    from discreet.models.base import TextModel
     from discreet.models.classifier import Classifier
 
 
@@ -60,11 +59,12 @@ _PRICES = ("epsilon", "delta")
 class Conditions:
     """The public facts that a protection is resolved against: the model, the amount of text, the length of training.
 
-    `public` gives the vectors of a public corpus by the model's frozen encoder, and its labels if it has any.
-    `most_rows` is the number of rows of the unit that has most.
+    `model` is a `TextModel`; a protection of gradients takes any `nn.Module`. `public` gives the vectors of a public
+    corpus by the model's frozen encoder, and its labels if it has any. `most_rows` is the number of rows of the unit
+    that has most.
     """
 
-    model: TextModel
+    model: Any
     units: int
     rows: int
     batch_size: int

@@ -19,6 +19,7 @@ from discreet.core.errors import (
     UnsupportedError,
     invalid,
     open_probability,
+    positive,
     setting,
     whole,
 )
@@ -47,7 +48,7 @@ from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,63 @@ class TrainingPlan:
             noise_seed,
             public,
             protect.notice(conditions, split.unit_name),
+        )
+
+    @classmethod
+    def for_loop(
+        cls,
+        model: nn.Module,
+        protect: Protection,
+        *,
+        batch_size: int,
+        units: int | None = None,
+        population: int | None = None,
+        steps: int | None = None,
+        epochs: float | None = None,
+        unit: str = "unit",
+    ) -> TrainingPlan:
+        """Return the plan of a training in the user's own loop, of any module whose gradients are protected.
+
+        Give `units`, the number of units, which is then public (zero-out), or `population`, a public number that was
+        given beforehand (add/remove); and the number of `steps`, or of `epochs`.
+
+        Guarantee: of the training that follows the plan, at most `budget` for each unit, where there is one.
+        """
+        check_protection(protect, "gradient")
+        if (units is None) == (population is None):
+            remedy = (
+                "units is their number, which is then public; population is a public number that was given beforehand."
+            )
+            raise invalid("units", units, f"given where {setting('population')} is not, and only there", remedy)
+        if (steps is None) == (epochs is None):
+            remedy = "One of them says how long the training is."
+            raise invalid("steps", steps, f"given where {setting('epochs')} is not, and only there", remedy)
+        adjacency = adjacency_of(protect, population)
+        count = whole("units", units) if units is not None else whole("population", population or 0)
+        if whole("batch_size", batch_size) > count:
+            remedy = "A batch holds at most all units."
+            raise invalid("batch_size", batch_size, f"<= {count:,}, the number of units", remedy)
+        sampler = sampler_for(protect, batch_size, count, count)
+        per_epoch = sampler.steps_per_epoch(count)
+        if steps is None:
+            assert epochs is not None
+            steps = max(1, round(positive("epochs", epochs, "One epoch draws every unit once.") * per_epoch))
+        whole("steps", steps)
+        delta = delta_for(count) if protect.delta is None else protect.delta
+        conditions = Conditions(model, count, count, batch_size, steps, steps / per_epoch, delta)
+        return cls(
+            TrainSettings(epochs=steps / per_epoch, batch_size=batch_size),
+            protect.resolve(conditions),
+            sampler,
+            steps,
+            count,
+            count,
+            unit,
+            delta,
+            adjacency,
+            Budget(protect.epsilon, delta) if protect.epsilon is not None and protect.limits else None,
+            population,
+            notice=protect.notice(conditions, unit),
         )
 
     def check(self, split: Corpus) -> None:

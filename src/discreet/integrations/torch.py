@@ -1,0 +1,778 @@
+"""Private training of any PyTorch module in the user's own loop.
+
+    with make_private(model, DPSGD(epsilon=8), units=len(rows), batch_size=256, steps=2000) as private:
+        for part in private.batches(rows):
+            private.step(losses_of(model, part), optimizer)
+
+The loop body computes one loss for each row. Everything else is decided here: which units are in a batch, what a step
+costs, how gradients are clipped, what noise is added, and when the optimizer moves.
+
+A unit's contribution to a sum must be a function of that unit alone. So a batch is read in parts of fixed sizes, and
+what is missing in a part is filled up with rows whose losses have weight zero; `check` tries on made-up rows that
+units do not change each other in parts of such a size. Dropout, and whatever else draws from torch's generators in the
+loop body, draws from the secret of the training: known dropout masks would show at which place of a batch a row stood.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from discreet.accounting.ledger import Ledger, Terms
+from discreet.clipping.tape import Tape
+from discreet.core.errors import (
+    BudgetError,
+    DataError,
+    LedgerError,
+    ModelError,
+    UnsupportedError,
+    invalid,
+    setting,
+    whole,
+)
+from discreet.core.files import write_atomic
+from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
+from discreet.core.randomness import Rng, digest
+from discreet.integrations.processes import Processes
+from discreet.integrations.separation import Separation, shapes_seen
+from discreet.protections.base import GradientProtection, Protection
+from discreet.training.parts import Part, Shapes, fixed_kernels
+from discreet.training.plan import TrainingPlan
+from discreet.training.private import Grouped, check_ledger, terms_of
+
+_FORMAT = 1  # of a state_dict
+_NAME_BYTES = 8  # of the random name that a training's spends have in the ledger
+# Rows of a part, at most, where nothing else is said. Larger parts are no faster on a CPU.
+_ROWS = {"cpu": 16, "cuda": 64}
+_PARTS = 4  # of a batch, at least: a part is filled up, so few large parts waste more than several small ones
+
+ASSUMPTIONS = (
+    "the number of units, the settings and the model's first weights are public",
+    "each row of the dataset depends on the data of its own unit alone",
+    "model, loss and collate function treat private rows as they treat the made-up rows of PrivateTraining.check: "
+    "each row by itself, in tensors whose shapes do not depend on the other rows of a part",
+    "losses, and whatever else the loop computes from private rows, are not released",
+    "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
+    "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
+    "how long a step takes, and how much memory, is not released",
+    FLOATING_POINT,
+)
+_POPULATION = (
+    "the population {population:,} was given beforehand; it, the settings and the model's first weights are public"
+)
+_RESUMED = "a stopped training was resumed with the data, the code and the settings it was started with"
+_PROCESSES = "the processes of the training, and the network between them, are trusted"
+
+
+class Dataset(Protocol):
+    """A map-style dataset: a list, a `torch.utils.data.Dataset`, or a `datasets.Dataset`."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return one row."""
+        ...
+
+
+def make_private(
+    model: nn.Module,
+    protect: Protection,
+    *,
+    batch_size: int,
+    units: int | None = None,
+    population: int | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    unit: str = "unit",
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    secret: Rng | str | os.PathLike[str] | None = None,
+) -> PrivateTraining:
+    """Return the private training of a module, in a loop of your own; use it as a context manager.
+
+    `protect` is `DPSGD` or `DirDPSGD`, with a budget or with its noise. `units` is the number of units of privacy:
+    rows, or people with several rows each; it is then public (zero-out). Where their number must be hidden, give a
+    `population` instead (add/remove). `batch_size` is the expected number of units in a batch; give `steps` or
+    `epochs`. `unit` is the word for a unit in the guarantee.
+
+    `ledger` is where every step is counted before it is computed: a path, an open `Ledger`, or None for one in memory,
+    from which a training cannot be resumed. `secret` is the source of batches and noise: None for a fresh one; a path
+    to keep it in a file that only you can read until the training has ended, so that a resumed training repeats what
+    it did; or an `Rng`, of which one with a fixed seed makes the figure an estimate.
+
+    The model is rejected by name if one of its trainable layers cannot be clipped, mixes the rows of a batch (batch
+    normalization) or is compiled. Nothing is trained then.
+
+    Guarantee: that of the protection over all steps, for each unit, in `PrivateTraining.guarantee`.
+
+    >>> from discreet.protections.dp_sgd import DPSGD
+    >>> model = nn.Linear(2, 1)
+    >>> rows = [(torch.randn(2), torch.randn(1)) for _ in range(40)]
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with make_private(model, DPSGD(epsilon=8), units=40, batch_size=8, steps=5) as private:
+    ...     for x, y in private.batches(rows, max_rows=1):
+    ...         moved = private.step((model(x) - y).square().sum(1), optimizer)
+    >>> private.position, private.guarantee.epsilon <= 8, private.guarantee.certified
+    (5, True, True)
+    """
+    _check_plain(model)
+    tape = Tape(model)  # rejects the model before anything else is done
+    plan = TrainingPlan.for_loop(
+        model,
+        protect,
+        batch_size=batch_size,
+        units=units,
+        population=population,
+        steps=steps,
+        epochs=epochs,
+        unit=unit,
+    )
+    return PrivateTraining(model, tape, plan, ledger, secret)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows to draw from, in parts of fixed sizes."""
+
+    dataset: Dataset
+    collate: Callable[[list[Any]], Any]
+    units: Grouped
+    shapes: Shapes
+
+    def parts(self, drawn: Any) -> list[Part]:
+        """Return the drawn units in parts; a unit's rows stay together."""
+        rows, starts = self.units.of_units(drawn)
+        return list(self.shapes.parts(rows, starts, np.ones(len(self.dataset), dtype=np.int64)))
+
+    def filler(self) -> Part:
+        """Return a part without units."""
+        size = self.shapes.units_of(1, 1)
+        return Part(np.full(size, -1, dtype=np.int64), size, 1, 1, 0)
+
+    def batch(self, part: Part) -> Any:
+        """Return the rows of a part, collated; a missing row is filled with a row of its own unit.
+
+        So no unit's gradient can become NaN by a row of another one.
+        """
+        rows = part.rows.reshape(part.units, part.rows_each)
+        spare = rows[0, 0] if part.real else self.units.rows[0]
+        first = np.where(rows[:, 0] < 0, spare, rows[:, 0])
+        filled = np.where(rows < 0, first[:, None], rows).reshape(-1)
+        return self.collate([self.dataset[int(row)] for row in filled])
+
+
+@dataclass
+class _Open:
+    """A part that was handed out, until its losses come back."""
+
+    part: Part
+    number: int
+    last: bool
+
+
+class PrivateTraining:
+    """A training of one module whose gradients pass through a protection; `make_private` returns it.
+
+    Guarantee: `guarantee`. Every step is in the ledger before anything of it is computed. With `check`, or with parts
+        of one unit each, the figure is certified under the assumptions it states; otherwise it is an estimate.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tape: Tape,
+        plan: TrainingPlan,
+        ledger: Ledger | str | os.PathLike[str] | None,
+        secret: Rng | str | os.PathLike[str] | None,
+    ) -> None:
+        """Open the ledger and the secret; `make_private` says what they are."""
+        assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
+        self.model, self.tape, self.plan, self.protect, self.delta = model, tape, plan, plan.protect, plan.delta
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.protect.check_parameters({name: p.numel() for name, p in self.parameters.items()})
+        self.position = 0  # steps that were released
+        self.out_of_budget = False
+        self._processes = Processes()
+        self._secret_path: Path | None = None
+        self._secret = self._open_secret(secret)
+        self._owns_ledger = not isinstance(ledger, Ledger)
+        self._ledger: Ledger | None = None
+        self._ledger_name = self._processes.from_first(lambda: self._open_ledger(ledger))
+        self._runs = [(self._new_name(), 0)]  # names of spends, and the step from which each is used
+        self._resumed = False
+        self._caveats: set[Caveat] = set()
+        self._stated: set[Caveat] = set()  # those in the ledger
+        self._separation: Separation | None = None
+        self._recording: ExitStack | None = None
+        self._on_tape = False
+        self._shape: list[Any] = []
+        self._open: _Open | None = None
+        self._begun = False  # whether the step at `position` is counted
+        self._gathered = 0  # parts of that step
+        self._sums: dict[str, Tensor] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._closed = False
+        self._processes.start_equal([*model.parameters(), *model.buffers()])
+
+    # The loop
+
+    def batches(
+        self,
+        dataset: Dataset,
+        collate: Callable[[list[Any]], Any] | None = None,
+        *,
+        unit_of: Sequence[Any] | str | None = None,
+        max_rows: int | None = None,
+    ) -> Iterator[Any]:
+        """Return an iterator over the parts of all remaining batches, each collated as a `DataLoader` would.
+
+        `unit_of` gives the id of each row's unit, as a sequence or as the name of a column of the dataset; without it
+        every row is a unit. A part holds at most `max_rows` rows, or the rows of one unit. Parts of one size always
+        have the same number of rows: missing ones are filled with rows whose losses `step` weighs with zero. Between a
+        part and its `step`, the forward pass of the model is recorded.
+
+        A batch without units releases its noise without a part. The iterator ends when the budget is used up
+        (`out_of_budget`).
+        """
+        self._check_open()
+        rows = self._rows(dataset, collate or default_collate, unit_of, max_rows)
+        return self._generate(rows)
+
+    def step(self, losses: Tensor, optimizer: torch.optim.Optimizer) -> bool:
+        """Take the losses of the part at hand, one for each row; on the last part of a batch, move the optimizer.
+
+        Returns whether the optimizer moved, which is when a learning rate scheduler should.
+        """
+        if self._open is None:
+            raise UnsupportedError(
+                "Expected a part of private.batches(...) before private.step(losses, optimizer), got none. Call step "
+                "once for each part, inside the loop over the parts."
+            )
+        self._check_optimizer(optimizer)
+        opened, self._open = self._open, None
+        part = opened.part
+        weights = torch.from_numpy((part.rows >= 0).astype(np.float32))
+        owners = torch.arange(part.units).repeat_interleave(part.rows_each) if part.rows_each > 1 else None
+        self._take(losses, owners, opened.number, part, weights)
+        self._optimizer = optimizer
+        if opened.last:
+            self._finish(optimizer)
+        return opened.last
+
+    def check(
+        self,
+        losses_of: Callable[[Any], Tensor],
+        rows: Dataset,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        """Check on made-up or public rows that every row's loss and gradient depend on that row alone.
+
+        `losses_of` takes a collated batch and returns its losses, as the loop does. `rows` are at least four rows as
+        the dataset has them, and of different lengths where rows have lengths. A loss that mixes rows is rejected here.
+        For each size of part that the training uses, it is then tried whether a unit's gradient is the same, bit for
+        bit, whatever other units are in the part; `collate` must give parts of one size the same shape (pad to a fixed
+        length). If all of this holds the guarantee is certified, otherwise it is an estimate that says why.
+        """
+        self._check_open()
+        chosen = [rows[index] for index in range(len(rows))]
+        self._separation = Separation(self.tape, losses_of, chosen, collate or default_collate)
+
+    # For those who draw their own batches
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Record the forward pass of a batch, or of a part of one, that the caller drew.
+
+        The first `record` of a step counts the step. Then call `accumulate`, and after the last part `release`. The
+        guarantee is an estimate: that every unit was drawn as the plan says is known to the caller alone.
+        """
+        self._check_open()
+        if self._open is not None:
+            raise UnsupportedError(
+                "Expected private.step for the part at hand first. Use batches, or record, not both."
+            )
+        self._caveats.add(Caveat.OWN_BATCHES)
+        if not self._begun:
+            self._begin()
+        self._enter(self._gathered * self._processes.size + self._processes.rank)
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            raise
+        self._leave_tape()
+
+    def accumulate(self, losses: Tensor, units: Tensor | None = None) -> None:
+        """Add the clipped gradients of a recorded part; `units` numbers each row's unit from 0, else each row is one.
+
+        All rows of a unit must be in one part.
+        """
+        if self._recording is None or self._open is not None:
+            raise UnsupportedError("Expected a forward pass inside `with private.record():` before accumulate.")
+        number = self._gathered * self._processes.size + self._processes.rank
+        self._take(losses, units, number)
+
+    def release(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add the noise to what was accumulated since the last release, and move the optimizer."""
+        if not self._begun:
+            raise UnsupportedError(
+                "Expected private.record() and private.accumulate(losses) before private.release(optimizer)."
+            )
+        self._check_optimizer(optimizer)
+        self._finish(optimizer)
+
+    # What it costs
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger in which every step is counted; on rank 0 only."""
+        if self._ledger is None:
+            raise UnsupportedError(
+                f"Expected rank 0, got rank {self._processes.rank}. The ledger and the guarantee are kept there."
+            )
+        return self._ledger
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What all steps so far guarantee, with everything else that its ledger holds."""
+        terms = self._terms()
+        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+
+    @property
+    def epsilon(self) -> float:
+        """A bound on the epsilon so far that is cheap enough for a progress bar; `guarantee` is exact."""
+        return self.ledger.epsilon(self.delta)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training takes."""
+        return self.plan.steps
+
+    # Stop and resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs besides the weights and the optimizer: plain values, no secret."""
+        return {
+            "format": _FORMAT,
+            "position": self.position,
+            "runs": [list(run) for run in self._runs],
+            "ledger": self._ledger_name,
+            "plan": self._identity(),
+            "secret": digest(self._secret),
+            "world_size": self._processes.size,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume after the steps of a `state_dict`; load the weights and the optimizer's state of the same moment.
+
+        The ledger must be the one that counted those steps. With the same secret, steps that are taken again draw the
+        same batches and the same noise and are counted once: give the same data, code and settings. Without it they
+        are drawn anew, and counted again.
+        """
+        self._check_open()
+        if self._begun or self.position:
+            raise UnsupportedError("Expected load_state_dict before the first batch. Call it after make_private.")
+        if state.get("format") != _FORMAT:
+            remedy = "It was written by another version of discreet, or is not a state of a private training."
+            raise invalid("state", state.get("format"), f"of format {_FORMAT}", remedy)
+        size = self._processes.size
+        if state["world_size"] != size:
+            remedy = f"Resume with the {state['world_size']} processes the training was started with."
+            raise invalid("world_size", size, f"{state['world_size']}, as in the checkpoint", remedy)
+        if state["plan"] != self._identity():
+            raise ModelError(
+                "Expected the model, the protection, the units and the steps with which the training was started. "
+                "Something changed since; call make_private with the same arguments."
+            )
+        self._processes.from_first(lambda: self._check_ledger_of(state))
+        self.position = int(state["position"])
+        self._runs = [(str(name), int(first)) for name, first in state["runs"]]
+        if state["secret"] == digest(self._secret):
+            self._resumed = True
+        else:
+            self._runs.append((self._new_name(), self.position))
+
+    def close(self) -> None:
+        """Stop recording, close the ledger if it was opened here, and delete the secret's file after the last step."""
+        self._abandon()
+        self._closed = True
+        if self._owns_ledger and self._ledger is not None:
+            self._ledger.close()
+        if self._secret_path is not None and self.position >= self.steps and self._processes.is_first:
+            self._secret_path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        """Return the training itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the training."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return the protection and how far the training has come; never the secret."""
+        return f"PrivateTraining({self.protect.name}, step {self.position} of {self.steps})"
+
+    # How it works
+
+    def _generate(self, rows: _Rows) -> Iterator[Any]:
+        processes = self._processes
+        try:
+            while self.position < self.steps:
+                step = self.position
+                if not self._begin_within_budget():
+                    return
+                drawn = self.plan.sampler.draw(step, len(rows.units), self._source.fork("sampler"))
+                parts = list(enumerate(rows.parts(drawn)))
+                mine = parts[processes.rank :: processes.size]
+                if not mine and self._optimizer is not None:
+                    self._finish(self._optimizer)
+                    continue
+                mine = mine or [(len(parts) + processes.rank, rows.filler())]
+                for number, part in mine:
+                    if self._separation is not None:
+                        self._separation.prepare(part.units, part.rows_each)
+                    self._enter(number, partial(rows.batch, part))
+                    self._open = _Open(part, number, part is mine[-1][1])
+                    yield self._batch
+                    if self._open is not None:
+                        raise UnsupportedError(
+                            "Expected private.step(losses, optimizer) for every part of private.batches(...), got none "
+                            "for the last one. Call it once in the loop body; an unused part is not a private batch."
+                        )
+        finally:
+            self._abandon()
+
+    def _begin_within_budget(self) -> bool:
+        try:
+            self._begin()
+        except BudgetError:
+            if self.position == 0:
+                raise
+            self.out_of_budget = True
+            return False
+        return True
+
+    def _begin(self) -> None:
+        """Count the step at the current position, before anything of it is drawn or computed."""
+        if self.position >= self.steps:
+            raise BudgetError(
+                f"Expected at most {self.steps} steps, as the noise was chosen for. Call make_private with more steps."
+            )
+        event, name = self.plan.step_cost(self.position)
+
+        def spend() -> None:
+            named = f"{self._runs[-1][0]} {name}"
+            if self._limit is not None:
+                self._limit.spend(event, named)
+            self.ledger.spend(event, named, terms=self._terms())
+
+        self._processes.from_first(spend)
+        self._begun, self._sums, self._gathered = True, {}, 0
+
+    def _enter(self, number: int, batch: Callable[[], Any] | None = None) -> None:
+        """Start to record, with torch's random numbers drawn from the secret."""
+        device = self._device
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+            self._source.fork("dropout", self.position, number).seed_torch(device)
+            self._batch = None if batch is None else batch()
+            stack.enter_context(fixed_kernels(self._separation is not None and self._separation.plain_attention))
+            self._shape = stack.enter_context(shapes_seen(self.model))
+            self._versions = self._buffer_versions()
+            self.tape.__enter__()
+            self._on_tape, self._recording = True, stack.pop_all()
+
+    def _leave_tape(self, error: BaseException | None = None) -> None:
+        if self._on_tape:
+            self._on_tape = False
+            self.tape.__exit__(type(error) if error is not None else None, error, None)
+
+    def _take(
+        self,
+        losses: Tensor,
+        owners: Tensor | None,
+        number: int,
+        part: Part | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Run the backward pass of a part and add the contributions of its units to the sums."""
+        assert self._recording is not None
+        try:
+            self._leave_tape()
+            self._check_buffers()
+            if not isinstance(losses, Tensor):
+                raise invalid("losses", type(losses).__name__, "a tensor with one loss for each row")
+            if weights is not None and losses.dim() == 1 and len(losses) != len(weights):
+                raise UnsupportedError(
+                    f"Expected one loss for each of the {len(weights)} rows of the part, got {len(losses)}. Rows that "
+                    "fill a part up are weighed with zero by step; leave none out."
+                )
+            weights = None if weights is None else weights.to(losses.device, losses.dtype)
+            owners = None if owners is None else owners.to(losses.device)
+            record = self.tape.backward(losses, owners, seeds=weights)
+        finally:
+            self._recording.close()
+            self._recording = None
+        if part is not None:
+            record.padding = part.units - part.real
+            self._judge(part)
+        elif self._separation is None:
+            self._caveats.add(Caveat.UNCHECKED_LOSSES)
+        empty = part is not None and part.real == 0
+        source = self._source.fork("directions", self.position, number)
+        self.protect.gather(self.tape.empty() if empty else record, self._sums, source)
+        self._gathered += 1
+
+    def _finish(self, optimizer: torch.optim.Optimizer) -> None:
+        """Release the sums of the step and move the optimizer."""
+        if not self._gathered:
+            self.protect.gather(self.tape.empty(), self._sums, self._source.fork("directions", self.position))
+        self._state_caveats()
+        with torch.no_grad():
+            released = {name: self._sums[name] for name in self.parameters}  # noise is drawn in this order
+            self._processes.sum_to_first(released)
+            if self._processes.is_first:
+                released = self.protect.release(released, self._source.fork("noise", self.position))
+            released = self._processes.share(released)
+            divisor = self.plan.sampler.expected_size(self.plan.units)
+            for name, parameter in self.parameters.items():
+                parameter.grad = (released[name] / divisor).to(parameter.dtype)
+        optimizer.step()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.position += 1
+        self._begun, self._sums, self._gathered = False, {}, 0
+
+    def _judge(self, part: Part) -> None:
+        """Record a caveat where units of this part may have changed each other."""
+        if part.units == 1:
+            return  # nobody else is there
+        if self._separation is None:
+            self._caveats.add(Caveat.UNCHECKED_LOSSES)
+        elif not self._separation.units_apart(part.units, part.rows_each, tuple(self._shape)):
+            self._caveats.add(Caveat.UNSTEADY_KERNELS)
+
+    def _state_caveats(self) -> None:
+        """Write into the ledger what turned out on any rank, before the step that it concerns is released."""
+        found = self._processes.any_of([caveat in self._caveats for caveat in Caveat])
+        self._caveats = {caveat for caveat, is_set in zip(Caveat, found, strict=True) if is_set}
+        if self._caveats != self._stated:
+            self._processes.from_first(lambda: self.ledger.state(self._terms()))
+            self._stated = set(self._caveats)
+
+    def _abandon(self) -> None:
+        """Stop recording and forget what was gathered of an unfinished step; it is counted and releases nothing."""
+        if self._recording is not None:
+            self._leave_tape(UnsupportedError("The part was not used."))
+            self._recording.close()
+            self._recording = None
+        self._open, self._batch = None, None
+        self._begun, self._sums, self._gathered = False, {}, 0
+
+    def _rows(
+        self,
+        dataset: Dataset,
+        collate: Callable[[list[Any]], Any],
+        unit_of: Sequence[Any] | str | None,
+        max_rows: int | None,
+    ) -> _Rows:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UnsupportedError(
+                f"Expected a map-style dataset with a length, got {type(dataset).__name__}. A DataLoader or a stream "
+                "draws its own batches, which the guarantee cannot count; pass the dataset itself."
+            )
+        count = len(dataset)
+        if not count:
+            raise DataError("Expected a dataset with rows, got an empty one.")
+        owners = np.arange(count, dtype=np.int64) if unit_of is None else _numbered(dataset, unit_of, count)
+        units = Grouped.of(owners)
+        self._processes.check_equal("the dataset and its units", digest(count, owners))
+        if self.plan.population is None and len(units) != self.plan.units:
+            raise DataError(
+                f"Expected {self.plan.units:,} {self.plan.unit}s, as make_private was told, got {len(units):,} in the "
+                f"dataset. Pass {setting('units', len(units))}; the sampling rate and the noise follow from it."
+            )
+        expected = math.ceil(self.plan.sampler.expected_size(self.plan.units))  # public, unlike the number of rows
+        most = _default_rows(self._device.type, expected) if max_rows is None else whole("max_rows", max_rows)
+        return _Rows(dataset, collate, units, Shapes("cpu", 1, ((1, most),)))
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    @property
+    def _source(self) -> Rng:
+        """Where batches and noise come from; another training with the same secret draws other ones."""
+        return self._secret.fork("training", self._runs[-1][0]) if self._secret.is_secret else self._secret
+
+    def _terms(self) -> Terms:
+        """Return what the guarantee of every step rests on, as it is written into the ledger."""
+        stated: tuple[str, ...] = ASSUMPTIONS
+        if self.plan.population is not None:
+            stated = (_POPULATION.format(population=self.plan.population), *ASSUMPTIONS[1:])
+        if self._resumed:
+            stated = (*stated, _RESUMED)
+        if self._processes.size > 1:
+            stated = (*stated, _PROCESSES)
+        terms = terms_of(self._secret, stated)
+        return Terms(terms.assumptions, terms.caveats | self._caveats)
+
+    def _open_secret(self, secret: Rng | str | os.PathLike[str] | None) -> Rng:
+        if isinstance(secret, Rng):
+            if secret.is_secure:
+                remedy = "Leave it out for a fresh secret, or use Rng.secret()."
+                raise invalid("secret", secret, "a source that can repeat a step", remedy)
+            self._processes.check_equal("secret", digest(secret))
+            return secret
+        if secret is None:
+            key = self._processes.from_first(lambda: os.urandom(32).hex())
+        else:
+            self._secret_path = Path(secret)
+            key = self._processes.from_first(lambda: _key_in(Path(secret)))
+        return Rng.secret(bytes.fromhex(key))
+
+    def _open_ledger(self, ledger: Ledger | str | os.PathLike[str] | None) -> str:
+        opened = (
+            ledger if isinstance(ledger, Ledger) else self.plan.open_ledger(None if ledger is None else Path(ledger))
+        )
+        try:
+            check_ledger(self.plan, opened)
+        except BaseException:
+            if self._owns_ledger:
+                opened.close()
+            raise
+        self._ledger = opened
+        self._limit = self.plan.limit_beside(opened)
+        return opened.name
+
+    def _check_ledger_of(self, state: Mapping[str, Any]) -> None:
+        ledger = self.ledger
+        if ledger.name != state["ledger"]:
+            where = "one in memory" if ledger.path is None else repr(str(ledger.path))
+            raise LedgerError(
+                f"Expected the ledger that counted the {state['position']} steps of the checkpoint, got {where}. "
+                f"Without it nothing is guaranteed: pass its path as {setting('ledger')}, or train from the beginning."
+            )
+        runs = [(str(name), int(first)) for name, first in state["runs"]]
+        ends = [first for _, first in runs[1:]] + [int(state["position"])]
+        for (name, first), end in zip(runs, ends, strict=True):
+            for step in range(first, end):
+                event, step_name = self.plan.step_cost(step)
+                if not ledger.holds(f"{name} {step_name}"):
+                    raise LedgerError(
+                        f"Expected step {step} of the checkpoint in the ledger {str(ledger.path)!r}, which does not "
+                        "hold it. It is an older copy; restore the ledger, or train from the beginning."
+                    )
+        if self._limit is not None:
+            event, _ = self.plan.step_cost(0)
+            for spent in ledger.names:
+                if spent.partition(" ")[0] in dict(runs):
+                    self._limit.spend(event, spent)
+
+    def _identity(self) -> str:
+        plan = self.plan
+        shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
+        about = (plan.sampler, plan.steps, plan.units, plan.unit, plan.delta, str(plan.adjacency), plan.population)
+        return digest(self.protect.identity(), about, plan.budget, shapes)
+
+    def _new_name(self) -> str:
+        return self._processes.from_first(lambda: secrets.token_hex(_NAME_BYTES))
+
+    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
+        return {name: (id(buffer), buffer._version) for name, buffer in _persistent_buffers(self.model)}
+
+    def _check_buffers(self) -> None:
+        for name, state in self._buffer_versions().items():
+            if self._versions.get(name, state) != state:
+                raise UnsupportedError(
+                    f"Expected buffer {name!r} unchanged by the forward pass. It is saved with the model, and what it "
+                    "learns from private rows is not protected; switch its updates off."
+                )
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        own = {id(parameter) for parameter in self.parameters.values()}
+        found = False
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found = found or id(parameter) in own
+                if id(parameter) not in own and (parameter.requires_grad or parameter.grad is not None):
+                    raise UnsupportedError(
+                        "Expected an optimizer of the model's trainable parameters alone, got one with another "
+                        f"parameter of shape {tuple(parameter.shape)}. Its gradients are not protected; leave it out."
+                    )
+        if not found:
+            raise UnsupportedError(
+                "Expected an optimizer of the model's trainable parameters, got one with none of them. Make the "
+                "optimizer after the model has its final parameters."
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnsupportedError("Expected an open private training. It was closed; call make_private again.")
+
+
+def _check_plain(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise invalid("model", type(model).__name__, "a torch.nn.Module", "")
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise UnsupportedError(
+            f"Expected the module itself, got {type(model).__name__}. It averages gradients that are not clipped yet; "
+            "pass model.module: make_private adds up the ranks by itself."
+        )
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer
+
+
+def _numbered(dataset: Dataset, unit_of: Sequence[Any] | str, count: int) -> Any:
+    """Return the number of each row's unit, units counted in the order of their ids, not of their appearance."""
+    ids = dataset[unit_of] if isinstance(unit_of, str) else unit_of  # type: ignore[index]
+    ids = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    if len(ids) != count:
+        raise DataError(
+            f"Expected one unit for each of {count:,} rows, got {len(ids):,}. Give every row its unit's id."
+        )
+    order = sorted(set(ids), key=lambda one: (type(one).__name__, one))
+    rank = {one: number for number, one in enumerate(order)}
+    return np.array([rank[one] for one in ids], dtype=np.int64)
+
+
+def _default_rows(device: str, expected: int) -> int:
+    """Return how many rows a part holds if nothing is said.
+
+    >>> _default_rows("cpu", 8), _default_rows("cpu", 1000), _default_rows("cuda", 128)
+    (4, 16, 32)
+    """
+    return min(_ROWS.get(device, 16), max(4, math.ceil(expected / _PARTS)))
+
+
+def _key_in(path: Path) -> str:
+    """Return the key in a private file, which is made if it is not there."""
+    try:
+        if not path.exists():
+            write_atomic(path, os.urandom(32).hex(), replace=False)
+        return bytes.fromhex(path.read_text(encoding="ascii")).hex()
+    except (OSError, ValueError) as error:
+        remedy = "Give a path that can be written, or leave it out for a secret that is not kept."
+        raise invalid("secret", str(path), "a file with a key of 64 hexadecimal digits", remedy) from error
