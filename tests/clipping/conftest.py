@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discreet.clipping import Flat, Tape, clipped_sum, slow
+
 logging.getLogger("transformers").setLevel(logging.ERROR)
 SIZES = {
     "hidden_size": 32,
@@ -141,3 +143,39 @@ def case_of() -> Callable[..., Case]:
         return make_case(MODELS[name](), **settings)
 
     return build
+
+
+def assert_exact(
+    model: nn.Module, losses: Callable[[], Tensor], units: Tensor | None = None, close: float = 1e-5
+) -> None:
+    """Assert that norms, gradients and clipped sums of a model equal those of the slow loop."""
+    expected = slow.gradients(model, losses(), units)
+    norms = torch.tensor([slow.norm(g) for g in expected])
+    tape = Tape(model)
+    with tape:
+        values = losses()
+    record = tape.backward(values, units)
+    assert set(record.names) == set(expected[0])
+    assert torch.allclose(record.norms().double(), norms.double(), rtol=close)
+    largest = float(norms.max())
+    for name, gradients in record.gradients().items():
+        off = max(float((a - b[name]).abs().max()) for a, b in zip(gradients, expected, strict=True))
+        assert off <= close * largest, name
+    vectors = {name: torch.randn_like(g) for name, g in expected[0].items()}
+    inner = torch.stack([sum((g[n].double() * vectors[n].double()).sum() for n in g) for g in expected])
+    size = largest * sum(float(v.norm()) for v in vectors.values())
+    assert float((record.inner(vectors).double() - inner).abs().max()) <= close * size
+    assert abs(float(record.inner(vectors, unit=0)) - float(inner[0])) <= close * size
+    clipped = clipped_sum(record, Flat(float(norms.median())))
+    off = total = 0.0
+    for name, gradient in clipped.gradients.items():
+        sums = sum(f.double() * g[name].double() for f, g in zip(clipped.factors, expected, strict=True))
+        off += float((gradient.double() - sums).square().sum())
+        total += float(sums.square().sum())
+    assert (off / total) ** 0.5 <= close
+    assert (clipped.factors.double() * norms.double() <= float(norms.median())).all()
+
+
+@pytest.fixture(name="assert_exact")
+def _assert_exact() -> Callable[..., None]:
+    return assert_exact

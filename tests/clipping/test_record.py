@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from discreet.clipping import Tape, slow
+from discreet.clipping import Flat, Tape, clipped_sum, slow
 from discreet.clipping.slots import vector_sizes
 from discreet.core.errors import SettingError, UnsupportedError
 
@@ -89,3 +90,90 @@ def test_a_spent_record_says_so(bert_case) -> None:
     for ask in (record.norms, record.gram, lambda: record.weighted_sum(torch.ones(6))):
         with pytest.raises(UnsupportedError, match="not spent"):
             ask()
+
+
+class Largest(TorchDispatchMode):
+    """Records the size of the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // max(tensor.element_size(), 1))
+        return out
+
+
+def test_tied_embeddings_never_form_the_gradients_of_all_rows() -> None:
+    torch.manual_seed(0)
+    rows, length, vocabulary, width = 8, 6, 3000, 16
+    table, head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary, bias=False)
+    head.weight = table.weight
+    model = nn.Sequential(table, nn.Linear(width, width), nn.Tanh(), head)
+    ids = torch.randint(0, vocabulary, (rows, length))
+    tape = Tape(model)
+    with Largest() as largest:
+        with tape:
+            losses = nn.functional.cross_entropy(model(ids).mT, ids.roll(1, 1), reduction="none").sum(1)
+        clipped_sum(tape.backward(losses), Flat(0.1))
+    assert largest.numbers <= rows * length * vocabulary < rows * vocabulary * width
+
+
+@pytest.mark.parametrize("units", UNITS, ids=["rows", "units"])
+@pytest.mark.parametrize("layers", ["lookups", "linears", "transposed", "all"])
+def test_tied_weights_are_one_gradient(assert_exact, layers: str, units: Tensor | None) -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    torch.manual_seed(0)
+    vocabulary, width = 9, 5
+    first, second = nn.Embedding(vocabulary, width, padding_idx=0), nn.Embedding(vocabulary, width, padding_idx=3)
+    linear, again, turned = nn.Linear(width, vocabulary), nn.Linear(width, vocabulary), Conv1D(width, vocabulary)
+    with torch.no_grad():
+        first.weight[0] = 1.0
+    second.weight = linear.weight = again.weight = turned.weight = first.weight
+    pieces = {
+        "lookups": [first, second],
+        "linears": [first, linear, again],
+        "transposed": [first, linear, turned],
+        "all": [first, second, linear, again, turned],
+    }[layers]
+    model = nn.ModuleList(pieces)
+    ids = torch.randint(0, vocabulary, (6, 4))
+
+    def losses() -> Tensor:
+        x = first(ids) + (second(ids.flip(1)) if second in pieces else 0)
+        out = linear(x) if linear in pieces else x
+        if again in pieces:
+            out = out + again(x.tanh())
+        if turned in pieces:
+            out = out + turned(out.tanh()) @ torch.ones(width, vocabulary)
+        return out.square().sum((1, 2))
+
+    assert_exact(model, losses, units)
+
+
+def test_cancelling_uses_of_a_tied_weight_stay_within_the_bound() -> None:
+    # The two uses nearly cancel: their sum is formed in float64 to know its norm, and the clip leaves a margin.
+    torch.manual_seed(0)
+    table, head = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+    head.weight = table.weight
+    model, ids = nn.ModuleList((table, head)), torch.tensor([[4], [11]])
+    for residue in (1e-3, 1e-5, 1e-7):
+
+        def losses(residue: float = residue) -> Tensor:
+            x = table(ids)
+            fixed = x.detach()
+            linear = head(fixed).gather(2, ids[..., None]).sum((1, 2))  # its gradient is x at row id
+            return linear - (x * fixed).sum((1, 2)) * (1 + residue)
+
+        tape = Tape(model)
+        with tape:
+            values = losses()
+        record = tape.backward(values)
+        expected = torch.tensor([slow.norm(g) for g in slow.gradients(model, losses())])
+        assert torch.allclose(record.norms(), expected, rtol=1e-3)
+        total = clipped_sum(record, Flat(1e-6)).gradients["0.weight"]
+        assert all(float(total[row].norm()) <= 1e-6 for row in (4, 11))

@@ -200,14 +200,14 @@ def test_positions_are_never_taken_for_rows(rows: int) -> None:
         got = record_of(Tape(model), lambda model=model: model(ids).square().sum(1)).norms()
         assert torch.allclose(got, norms, rtol=CLOSE)
     model = Positions("flat")
-    with pytest.raises(UnsupportedError, match=r"ids of layer 'place'.*found shape \(6,\)"):
+    with pytest.raises(UnsupportedError, match=r"ids of layer 'place'.*got shape \(6,\)"):
         record_of(Tape(model), lambda: model(ids).square().sum(1))
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(6, 6), nn.LayerNorm(6), nn.RMSNorm(6)], ids=lambda m: type(m).__name__)
-def test_an_input_without_a_batch_is_refused(layer: nn.Module) -> None:
+def test_an_input_without_a_batch_is_rejected(layer: nn.Module) -> None:
     model = nn.Sequential(layer)
-    with pytest.raises(UnsupportedError, match=r"input of layer '0'.*found shape \(6,\)"):
+    with pytest.raises(UnsupportedError, match=r"input of layer '0'.*got shape \(6,\)"):
         record_of(Tape(model), lambda: model(torch.randn(6)))
 
 
@@ -285,23 +285,23 @@ def test_autocast_agrees_with_its_own_slow_loop(bert_case, units: Tensor | None)
     assert torch.allclose(record.norms(), norms, rtol=0.02)
 
 
-def test_refusals_of_losses(bert_case) -> None:
+def test_rejected_losses(bert_case) -> None:
     tape = Tape(bert_case.model)
     for spoil, message in [
-        (lambda v: v.mean(), "found a scalar"),
-        (lambda v: v[:, None].expand(-1, 2), r"one loss for each of 6 rows, found losses of shape \(6, 2\)"),
-        (lambda v: v[:4], r"one loss for each of 6 rows, found losses of shape \(4,\)"),
-        (lambda v: v.detach(), "depend on the model"),
+        (lambda v: v.mean(), "got a scalar"),
+        (lambda v: v[:, None].expand(-1, 2), r"one loss for each of 6 rows, got losses of shape \(6, 2\)"),
+        (lambda v: v[:4], r"one loss for each of 6 rows, got losses of shape \(4,\)"),
+        (lambda v: v.detach(), "losses without a graph"),
     ]:
         with tape:
             values = bert_case.losses()
         with pytest.raises(UnsupportedError, match=message):
             tape.backward(spoil(values))
-    with pytest.raises(UnsupportedError, match="before backward, found none"):
+    with pytest.raises(UnsupportedError, match="before backward, got none"):
         tape.backward(bert_case.losses())
 
 
-def test_the_scalar_loss_of_transformers_is_refused(bert_case) -> None:
+def test_the_scalar_loss_of_transformers_is_rejected(bert_case) -> None:
     tape = Tape(bert_case.model)
     with tape:
         loss = bert_case.model(
@@ -311,7 +311,7 @@ def test_the_scalar_loss_of_transformers_is_refused(bert_case) -> None:
         tape.backward(loss)
 
 
-def test_refusals_of_what_happens_in_the_forward_pass() -> None:
+def test_rejected_forward_passes() -> None:
     class Odd(nn.Module):
         def __init__(self, way: str) -> None:
             super().__init__()
@@ -330,10 +330,10 @@ def test_refusals_of_what_happens_in_the_forward_pass() -> None:
             return self.second(self.first(x).repeat(2, 1)).view(2, -1, 3).sum((0, 2))  # rows laid end to end
 
     for way, message in [
-        ("unreached", "parameter 'second.weight' to be reached"),
-        ("outside", "parameter 'first.weight' used by its own layer alone"),
-        ("in place", "input of layer 'second' unchanged"),
-        ("repeated", "layer 'second' to return 4 rows, one for each loss, found 8"),
+        ("unreached", "losses to depend on parameter 'second.weight'"),
+        ("outside", "parameter 'first.weight' to be used by its layers alone"),
+        ("in place", "input of layer 'second' to be unchanged"),
+        ("repeated", "layer 'second' to return 4 rows, one for each loss, got 8"),
     ]:
         tape = Tape(model := Odd(way))
         with tape:
@@ -351,7 +351,7 @@ def test_the_tape_is_used_in_order(bert_case) -> None:
         with pytest.raises(UnsupportedError, match="not recording"), tape:
             pass
     bert_case.model.classifier.weight.requires_grad_(False)
-    with pytest.raises(UnsupportedError, match="'classifier.weight' still trainable"), tape:
+    with pytest.raises(UnsupportedError, match="'classifier.weight' to be trainable"), tape:
         pass
 
 

@@ -168,7 +168,7 @@ def clipped_sum(record: Record, clip: Clip, *, keep: bool = False, into: dict[st
         if not capturing(norms):  # whoever replays a recorded graph reads the norms
             broken = ~torch.isfinite(norms)
             if bool(broken.any()):
-                record.blank(broken)
+                record.zero(broken)
         factors = clip.factors(record)
         gradients = record.weighted_sum(factors, keep=keep, into=into)
     return ClippedSum(gradients, norms, factors)

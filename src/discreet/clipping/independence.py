@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.clipping.record import Record
-from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError
 
@@ -144,7 +143,7 @@ def bitwise_invariant(values_of: Callable[[Tensor], Sequence[Tensor]], units: in
 
 def recorded(record: Record) -> list[Tensor]:
     """Return what decides how much each unit adds to a sum: the factors of its gradients, and its norm."""
-    values = [tensor for slot in record.slots for tensor in _tensors(slot)]
+    values = [tensor for slot in record.slots for tensor in slot.tensors()]
     return [*values, record.upper_norms(), record.norms()]
 
 
@@ -166,15 +165,6 @@ def _fingerprint(values: Tensor) -> Tensor:
         weights = torch.randint(-(2**62), 2**62, (some.shape[1],), generator=generator).to(bits.device)
         total += (some.long() * (2 * weights + 1)).sum(1)
     return total
-
-
-def _tensors(slot: Slot) -> tuple[Tensor, ...]:
-    if isinstance(slot, Pair):
-        return slot.inputs, slot.grads
-    if isinstance(slot, Lookup):
-        return slot.ids, slot.grads
-    assert isinstance(slot, Vectors)
-    return (slot.values,)
 
 
 def _alike(base: Tensor, other: Tensor, order: Tensor) -> bool:

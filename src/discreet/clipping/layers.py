@@ -1,145 +1,197 @@
-"""The layers that can be clipped, found in a model, and the refusal, by name, of what cannot.
-
-The forward of each kind of layer with its weights hidden from autograd, so that no weight gradient is computed.
-"""
+"""Find the layers of a model that can be clipped, and reject by name what cannot."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from discreet.core.errors import UnsupportedError
 
 
 class Kind(enum.Enum):
-    """How a layer uses its parameters."""
+    """Kinds of layers that can be clipped."""
 
     LINEAR = "Linear"
     CONV1D = "Conv1D"
     EMBEDDING = "Embedding"
+    SCALED_EMBEDDING = "an embedding times a constant, like GemmaTextScaledWordEmbedding"
     LAYER_NORM = "LayerNorm"
     RMS_NORM = "RMSNorm"
     SCALE_NORM = "a norm with one weight vector, like LlamaRMSNorm"
+    GROUP_NORM = "GroupNorm"
+    CONVOLUTION = "Conv1d"
+    RECURRENT = "LSTM, GRU, RNN"
+    ATTENTION = "MultiheadAttention"
+    POSITION_BIAS = "the relative position bias of T5"
+    POSITION_TABLE = "the relative position embeddings of DeBERTa-v2"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with trainable parameters: its name in the model, its kind, and the full names of those parameters."""
+    """A layer with trainable parameters: its name in the model, its kind, and the full names of those parameters.
+
+    A tied parameter has one full name, the first that `model.named_parameters()` gives it, in all of its layers.
+    `parent` is the module that holds the layer.
+    """
 
     name: str
     module: nn.Module
     kind: Kind
     parameters: dict[str, str]
+    parent: nn.Module | None = None
 
 
-_KNOWN = (
+_KINDS: tuple[tuple[type[nn.Module], Kind], ...] = (
     (nn.Linear, Kind.LINEAR),
     (nn.Embedding, Kind.EMBEDDING),
     (nn.LayerNorm, Kind.LAYER_NORM),
     (nn.RMSNorm, Kind.RMS_NORM),
+    (nn.GroupNorm, Kind.GROUP_NORM),
+    (nn.Conv1d, Kind.CONVOLUTION),
+    (nn.LSTM, Kind.RECURRENT),
+    (nn.GRU, Kind.RECURRENT),
+    (nn.RNN, Kind.RECURRENT),
+    (nn.MultiheadAttention, Kind.ATTENTION),
 )
 _SCALE_NORM_NAMES = ("RMSNorm", "T5LayerNorm")
 _REMEDY = "Freeze it with requires_grad_(False), or build it from layers that can be clipped"
 
 
 def find_layers(model: nn.Module) -> tuple[Layer, ...]:
-    """Return the trainable layers of a model, or refuse by name what cannot be clipped.
+    """Return the trainable layers of a model, or reject by name what cannot be clipped.
 
     >>> [layer.name for layer in find_layers(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))]
     ['0', '2']
     >>> find_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
     Traceback (most recent call last):
     ...
-    discreet.core.errors.UnsupportedError: Expected no batch normalisation, found '1' (BatchNorm1d). It mixes the \
+    discreet.core.errors.UnsupportedError: Expected no batch normalization, got '1' (BatchNorm1d). It mixes the \
 examples of a batch, so no example has a gradient of its own; use LayerNorm.
     """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    modules = dict(model.named_modules())
     layers: list[Layer] = []
-    owner: dict[int, str] = {}
-    for name, module in model.named_modules():
+    rejected: list[tuple[str, nn.Module]] = []
+    for name, module in modules.items():
         if isinstance(module, _BatchNorm):
-            _refuse_batch_norm(name, module)
+            _check_batch_norm(name, module)
         if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
             raise UnsupportedError(
-                f"Expected {name or 'the model'!r} not compiled. What is compiled cannot be recorded layer by layer; "
-                "give the tape the model as it was, and record the whole step as a CUDA graph if it is to run faster."
+                f"Expected {name or 'the model'!r} not to be compiled. The layers of a compiled model cannot be "
+                "recorded one by one; pass the original model, and capture the whole step as a CUDA graph for speed."
             )
-        trainable = {k: p for k, p in module.named_parameters(recurse=False) if p.requires_grad}
-        if not trainable:
+        own = {k: p for k, p in module.named_parameters(recurse=False) if p.requires_grad}
+        if not own and not (isinstance(module, nn.MultiheadAttention) and _trains(module)):
             continue
-        prefix = f"{name}." if name else ""
-        for local, parameter in trainable.items():
-            if id(parameter) in owner:
-                raise UnsupportedError(
-                    f"Expected parameter {prefix + local!r} used by one layer alone, found it tied to "
-                    f"{owner[id(parameter)]!r}. Tied weights are not clipped; untie them by a copy, or freeze them."
-                )
-            owner[id(parameter)] = prefix + local
-        kind = _kind(name, module)
-        layers.append(Layer(name, module, kind, {local: prefix + local for local in trainable}))
+        parent = modules.get(name.rpartition(".")[0]) if name else None
+        kind = _kind(name, module, parent)
+        if kind is None:
+            rejected.append((name, module))
+        else:
+            layers.append(Layer(name, module, kind, {local: names[id(p)] for local, p in own.items()}, parent))
+    _check_rejected(rejected, {name for layer in layers for name in layer.parameters.values()}, names)
     if not layers:
-        raise UnsupportedError("Expected a model with trainable parameters, found none. Set requires_grad_(True).")
+        raise UnsupportedError("Expected a model with trainable parameters, got none. Set requires_grad_(True).")
     return tuple(layers)
 
 
-def _kind(name: str, module: nn.Module) -> Kind:
+def _trains(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _kind(name: str, module: nn.Module, parent: nn.Module | None) -> Kind | None:
     cls = type(module)
     shown = f"layer {name!r} ({cls.__name__})"
     if "forward" in vars(module):
-        raise UnsupportedError(f"Expected {shown} with the forward of its class, found it replaced. Restore it first.")
-    for known, kind in _KNOWN:
-        # A subclass may do anything in a forward of its own, so only the known forward is taken for known.
+        raise UnsupportedError(f"Expected {shown} to have the forward of its class, got another. Restore it first.")
+    for known, kind in _KINDS:
+        # A subclass may do anything in a forward of its own, so only the forward of the known class is accepted.
         if isinstance(module, known) and cls.forward is known.forward:
-            _refuse_options(shown, module)
-            return kind
+            _check_options(shown, module)
+            return _kind_in(parent, name.rpartition(".")[2]) if kind is Kind.EMBEDDING else kind
+    if isinstance(module, nn.Embedding) and _is_transformers(module, "ScaledWordEmbedding"):
+        return Kind.SCALED_EMBEDDING
     if cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils":
         return Kind.CONV1D
     own = dict(module.named_parameters(recurse=False))
     if cls.__name__.endswith(_SCALE_NORM_NAMES) and list(own) == ["weight"] and own["weight"].dim() == 1:
         return Kind.SCALE_NORM
-    kinds = ", ".join(kind.value for kind in Kind)
-    more = ""
-    if isinstance(module, nn.RNNBase):
-        more = " The fused recurrent layers hide their steps; discreet.models has a BiLSTM built from Linear."
-    raise UnsupportedError(f"Expected {shown} among the layers that can be clipped: {kinds}. {_REMEDY}.{more}")
+    return None
 
 
-def _refuse_options(shown: str, module: nn.Module) -> None:
+def _kind_in(parent: nn.Module | None, attribute: str) -> Kind:
+    """Return the kind of an embedding, which two models apply once for all rows of a batch."""
+    if is_t5_attention(parent) and attribute == "relative_attention_bias":
+        return Kind.POSITION_BIAS
+    if is_deberta_encoder(parent) and attribute == "rel_embeddings":
+        return Kind.POSITION_TABLE
+    return Kind.EMBEDDING
+
+
+def is_t5_attention(module: nn.Module | None) -> bool:
+    """Return whether a module is an attention layer of T5 or of a model derived from it."""
+    return _is_transformers(module, "T5Attention") and hasattr(module, "compute_bias")
+
+
+def is_deberta_encoder(module: nn.Module | None) -> bool:
+    """Return whether a module is the encoder of DeBERTa-v2 or -v3 with relative positions."""
+    return _is_transformers(module, "DebertaV2Encoder") and bool(getattr(module, "relative_attention", False))
+
+
+def _is_transformers(module: nn.Module | None, ending: str) -> bool:
+    cls = type(module)
+    return cls.__name__.endswith(ending) and cls.__module__.startswith("transformers.models.")
+
+
+def _check_rejected(rejected: list[tuple[str, nn.Module]], recorded: set[str], names: dict[int, str]) -> None:
+    """Raise for a module of an unknown kind, unless all its parameters are tied to layers that can be clipped.
+
+    Such a module, like the head of a masked language model, may hold a parameter and leave its use to another layer.
+    Uses of its own are detected in every backward pass.
+    """
+    for name, module in rejected:
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        if any(names[id(parameter)] not in recorded for parameter in own):
+            kinds = ", ".join(kind.value for kind in Kind)
+            raise UnsupportedError(
+                f"Expected layer {name!r} ({type(module).__name__}) to be one of the layers that can be clipped: "
+                f"{kinds}. {_REMEDY}."
+            )
+
+
+def _check_options(shown: str, module: nn.Module) -> None:
     if isinstance(module, nn.Embedding):
         if module.max_norm is not None:
-            raise UnsupportedError(
-                f"Expected {shown} without max_norm. It changes the weights during the forward pass."
-            )
+            raise UnsupportedError(f"Expected {shown} to have no max_norm. It changes the weights in the forward pass.")
         if module.scale_grad_by_freq:
-            raise UnsupportedError(f"Expected {shown} without scale_grad_by_freq. It mixes the examples of a batch.")
+            raise UnsupportedError(f"Expected {shown} to have no scale_grad_by_freq. It mixes the examples of a batch.")
 
 
-def _refuse_batch_norm(name: str, module: nn.Module) -> None:
+def _check_batch_norm(name: str, module: nn.Module) -> None:
     trainable = any(p.requires_grad for p in module.parameters(recurse=False))
     if trainable or module.training:
         raise UnsupportedError(
-            f"Expected no batch normalisation, found {name!r} ({type(module).__name__}). It mixes the examples of a "
+            f"Expected no batch normalization, got {name!r} ({type(module).__name__}). It mixes the examples of a "
             "batch, so no example has a gradient of its own; use LayerNorm."
         )
 
 
-def around_tables(model: nn.Module, layers: tuple[Layer, ...]) -> list[nn.Module]:
-    """Return the model and the modules around its embeddings, whose arguments tell how many rows a batch has."""
-    named = dict(model.named_modules())
-    paths = [layer.name.split(".")[:-1] for layer in layers if layer.kind is Kind.EMBEDDING and layer.name]
+def modules_with_batch_arguments(model: nn.Module, layers: tuple[Layer, ...]) -> list[nn.Module]:
+    """Return the model and the modules that contain its embeddings. Their arguments show the batch size."""
+    modules = dict(model.named_modules())
+    tables = (Kind.EMBEDDING, Kind.SCALED_EMBEDDING, Kind.POSITION_BIAS, Kind.POSITION_TABLE)
+    paths = [layer.name.split(".")[:-1] for layer in layers if layer.kind in tables and layer.name]
+    paths += [name.split(".") for name, module in modules.items() if is_deberta_encoder(module) and name]
     outer = {".".join(path[:depth]) for path in paths for depth in range(len(path) + 1)} | {""}
-    own = {id(layer.module) for layer in layers}
-    return [named[name] for name in sorted(outer) if id(named[name]) not in own]
+    recorded = {id(layer.module) for layer in layers}
+    return [modules[name] for name in sorted(outer) if id(modules[name]) not in recorded]
 
 
-def watched(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the modules, by name, whose mode must be looked at before every forward pass."""
+def modules_with_modes(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules, by name, whose mode must be checked before every forward pass."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -147,171 +199,12 @@ def watched(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def refuse_mode(name: str, module: nn.Module) -> None:
-    """Refuse a mode in which examples mix or the forward pass runs twice."""
+def check_mode(name: str, module: nn.Module) -> None:
+    """Reject a mode in which examples mix or the forward pass runs twice."""
     if isinstance(module, _BatchNorm):
-        _refuse_batch_norm(name, module)
+        _check_batch_norm(name, module)
     if module.training and getattr(module, "gradient_checkpointing", False):
         raise UnsupportedError(
-            f"Expected {name or 'the model'!r} without gradient checkpointing. It runs the forward pass twice; call "
-            "gradient_checkpointing_disable()."
+            f"Expected {name or 'the model'!r} to run without gradient checkpointing. It runs the forward pass twice; "
+            "call gradient_checkpointing_disable()."
         )
-
-
-Forward = Callable[..., Any]
-
-
-class Recorder(Protocol):
-    """What a layer's forward needs of the tape."""
-
-    batch_size: int | None
-
-    def keep(self, layer: Layer, kept: Tensor | None, out: Tensor) -> Tensor:
-        """Keep an input and listen for the gradient of an output."""
-        ...
-
-    def cast(self, value: Tensor) -> Tensor:
-        """Return an input in the type that autocast would give it."""
-        ...
-
-    def first_time(self, layer: Layer) -> bool:
-        """Whether a layer is called for the first time since the tape was made."""
-        ...
-
-
-def forward_of(layer: Layer, tape: Recorder) -> Forward:
-    """Return the recording forward of a layer."""
-    return _FORWARDS[layer.kind](layer, tape)
-
-
-def _hidden(module: nn.Module, name: str) -> Any:
-    # Straight from the module's own table: this runs once for every layer and step.
-    parameter = module._parameters[name]
-    return None if parameter is None else parameter.detach()
-
-
-def _refuse_flat(layer: Layer, given: Tensor) -> None:
-    if given.dim() < 2:
-        raise UnsupportedError(
-            f"Expected the input of layer {layer.name!r} with the batch as the first of two or more dimensions, found "
-            f"shape {tuple(given.shape)}. Without it no row has a gradient of its own."
-        )
-
-
-def _linear(layer: Layer, tape: Recorder) -> Forward:
-    module, keeps = layer.module, "weight" in layer.parameters
-    assert isinstance(module, nn.Linear)
-
-    def forward(input: Tensor) -> Tensor:  # noqa: A002
-        _refuse_flat(layer, input)
-        given = tape.cast(input)
-        out = F.linear(given, _hidden(module, "weight"), _hidden(module, "bias"))
-        return tape.keep(layer, given if keeps else None, out)
-
-    return forward
-
-
-def _conv1d(layer: Layer, tape: Recorder) -> Forward:
-    weight, bias = layer.module.get_parameter("weight"), layer.module.get_parameter("bias")
-    keeps = "weight" in layer.parameters
-
-    def forward(x: Tensor) -> Tensor:
-        _refuse_flat(layer, x)
-        given = tape.cast(x)
-        out = torch.addmm(bias.detach(), given.reshape(-1, given.shape[-1]), weight.detach())
-        return tape.keep(layer, given if keeps else None, out.view(*x.shape[:-1], -1))
-
-    return forward
-
-
-def _embedding(layer: Layer, tape: Recorder) -> Forward:
-    module = layer.module
-    assert isinstance(module, nn.Embedding)
-
-    def forward(input: Tensor) -> Tensor:  # noqa: A002
-        ids = input
-        if ids.dim() < 2:
-            raise UnsupportedError(
-                f"Expected the ids of layer {layer.name!r} with the batch as the first of two or more dimensions, "
-                f"found shape {tuple(ids.shape)}. Positions alike for all rows take shape (1, length): ids[None]; one "
-                "id a row takes shape (rows, 1): ids[:, None]."
-            )
-        out = F.embedding(ids, module.weight.detach(), module.padding_idx)
-        rows = tape.batch_size
-        if ids.dim() > 1 and ids.shape[0] == 1 and rows is not None and rows > 1:
-            # Positions are looked up once and broadcast over the batch; each row needs a gradient of its own.
-            ids, out = ids.expand(rows, *ids.shape[1:]), out.expand(rows, *out.shape[1:])
-        return tape.keep(layer, ids, out)
-
-    return forward
-
-
-def _layer_norm(layer: Layer, tape: Recorder) -> Forward:
-    module, keeps = layer.module, "weight" in layer.parameters
-    assert isinstance(module, nn.LayerNorm)
-
-    def forward(input: Tensor) -> Tensor:  # noqa: A002
-        _refuse_flat(layer, input)
-        weight, bias = _hidden(module, "weight"), _hidden(module, "bias")
-        out = F.layer_norm(input, module.normalized_shape, weight, bias, module.eps)
-        return tape.keep(layer, input if keeps else None, out)
-
-    return forward
-
-
-def _rms_norm(layer: Layer, tape: Recorder) -> Forward:
-    module = layer.module
-    assert isinstance(module, nn.RMSNorm)
-
-    def scaled(weight: Tensor, x: Tensor) -> Tensor:
-        return (F.rms_norm(x, module.normalized_shape, None, module.eps) * weight).to(x.dtype)
-
-    return _scaling(layer, tape, scaled)
-
-
-def _scale_norm(layer: Layer, tape: Recorder) -> Forward:
-    module = layer.module
-
-    def scaled(weight: Tensor, x: Tensor) -> Tensor:
-        parameter = module._parameters["weight"]
-        module._parameters["weight"] = weight  # type: ignore[assignment]
-        try:
-            return type(module).forward(module, x)  # type: ignore[no-any-return]
-        finally:
-            module._parameters["weight"] = parameter
-
-    return _scaling(layer, tape, scaled)
-
-
-def _scaling(layer: Layer, tape: Recorder, scaled: Callable[[Tensor, Tensor], Tensor]) -> Forward:
-    """Return a forward in which every row has its own copy of the weight vector, so that autograd tells rows apart."""
-    module = layer.module
-
-    def forward(*args: Tensor, **kwargs: Tensor) -> Tensor:
-        (x,) = (*args, *kwargs.values())
-        _refuse_flat(layer, x)
-        weight = module.get_parameter("weight").detach()
-        each = weight.expand(x.shape[0], *(1 for _ in range(x.dim() - 1 - weight.dim())), *weight.shape)
-        out = scaled(tape.keep(layer, None, each), x)
-        if tape.first_time(layer):
-            with torch.no_grad():
-                plain = type(module).forward(module, x)
-            close = 1e-5 if plain.dtype in (torch.float32, torch.float64) else 2e-2
-            if plain.dtype != out.dtype or not torch.allclose(plain, out, rtol=close, atol=close):
-                raise UnsupportedError(
-                    f"Expected layer {layer.name!r} ({type(module).__name__}) to scale each row by its weight vector, "
-                    "found that it does something else. Freeze it with requires_grad_(False)."
-                )
-        return out
-
-    return forward
-
-
-_FORWARDS: dict[Kind, Callable[[Layer, Recorder], Forward]] = {
-    Kind.LINEAR: _linear,
-    Kind.CONV1D: _conv1d,
-    Kind.EMBEDDING: _embedding,
-    Kind.LAYER_NORM: _layer_norm,
-    Kind.RMS_NORM: _rms_norm,
-    Kind.SCALE_NORM: _scale_norm,
-}

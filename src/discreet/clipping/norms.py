@@ -172,6 +172,34 @@ def exact_lookup(ids: Tensor, grads: Tensor, ignored: int | None) -> tuple[Tenso
     return _formed(table, grads.square().sum(1).sqrt().sum(), ids.shape[0])
 
 
+def cross_sizes(left: Tensor, right: Tensor, ids: Tensor, grads: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
+    """Return <sum_t l_t r_t^T, sum_s e_(id_s) g_s^T> for each unit, and a bound on its error.
+
+    It is sum_ts l_t[id_s] <r_t, g_s>: the products of r and g are a matrix (time, lookups), as is what is read of l.
+    """
+    if left.shape[0] > (step := _rows_at_once(max(left.shape[1], ids.shape[1]))):
+        parts = zip(*(torch.split(t, step) for t in (left, right, ids, grads)), strict=True)
+        results = [cross_sizes(a, b, c, d, ignored) for a, b, c, d in parts]
+        return torch.cat([cross for cross, _ in results]), torch.cat([error for _, error in results])
+    picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1)).double()
+    if ignored is not None:
+        picked = picked.masked_fill((ids == ignored)[:, None, :], 0)
+    right, grads = right.double(), grads.double()
+    cross = (picked * torch.bmm(right, grads.mT)).sum(2).sum(1)
+    lengths = torch.linalg.vector_norm(right, dim=2), torch.linalg.vector_norm(grads, dim=2)
+    span = (torch.bmm(picked.abs().mT, lengths[0][:, :, None])[..., 0] * lengths[1]).sum(1)
+    return cross, span.detach() * (gamma(right.shape[2] + sum(picked.shape[1:]) + 8, FLOAT64_UNIT) * SLACK)
+
+
+def exact_tied(left: Tensor, right: Tensor, ids: Tensor, grads: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
+    """Return the same for the sum of a pair's and an embedding's gradient: sum_t l_t r_t^T + sum_s e_(id_s) g_s^T."""
+    left, right, grads = left.double(), right.double(), grads.double()
+    if ignored is not None:
+        grads = grads * (ids != ignored)[:, None]
+    span = (left.square().sum(1) * right.square().sum(1)).sqrt().sum() + grads.square().sum(1).sqrt().sum()
+    return _formed((left.mT @ right).index_add_(0, ids, grads), span, left.shape[0] + ids.shape[0])
+
+
 def _formed(gradient: Tensor, span: Tensor, terms: int) -> tuple[Tensor, Tensor]:
     square = gradient.square().sum(1).sum()
     drift = span * (gamma(terms + 4, FLOAT64_UNIT) * SLACK)

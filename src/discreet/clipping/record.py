@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional as F
 
-from discreet.clipping import kernels
-from discreet.clipping.layers import Kind, Layer
+from discreet.clipping.forwards import Use
+from discreet.clipping.layers import Layer
 from discreet.clipping.norms import accumulator, capturing, weighted_rows
 from discreet.clipping.slots import (
     Lookup,
@@ -22,6 +21,7 @@ from discreet.clipping.slots import (
     Shared,
     Sizes,
     Slot,
+    Tied,
     Units,
     Vectors,
     Weights,
@@ -182,10 +182,10 @@ class Record:
                     total[unit] += slot.inner(slot.weighted(Weights.of(alone, self.units), {}))
         return total
 
-    def blank(self, units: Tensor) -> None:
-        """Forget the gradients of the units marked True, so that they add exactly nothing, whatever they held."""
+    def zero(self, units: Tensor) -> None:
+        """Set the gradients of the units marked True to zero, also where they are not finite."""
         for slot in self._chosen(None):
-            slot.blank(units)
+            slot.zero(units)
         self._sizes, self._all = {}, None
 
     def _chosen(self, names: Sequence[str] | None) -> Sequence[Slot]:
@@ -279,155 +279,146 @@ def _quiet(like: Tensor) -> torch.autocast:
 # Arithmetic a device does in the time it moves a byte to memory; measured on an H200 in bfloat16 and on a server CPU.
 _WORK_PER_BYTE = {"cuda": 100.0, "cpu": 5.0}
 # Gradients may be kept instead of their factors if they take at most this many times the memory.
-_ROOM = 1.25
+_MEMORY_RATIO = 1.25
 
 
 class Call:
-    """One call of a layer: what it was given, and where to deliver the gradient of what it returned."""
+    """One call of a layer: its input, and the destination of its output's gradient."""
 
-    __slots__ = ("collector", "edge", "kept", "layer", "rows", "version")
+    __slots__ = ("collector", "edge", "inputs", "rows", "use", "version")
 
-    def __init__(self, layer: Layer, kept: Tensor | None, out: Tensor, differentiable: bool) -> None:
-        """Keep a layer's input and listen for its output's gradient."""
-        self.layer = layer
-        self.kept = kept if kept is None or differentiable else kept.detach()
-        self.version = 0 if kept is None else kept._version
+    def __init__(self, use: Use, inputs: Tensor | None, out: Tensor, differentiable: bool) -> None:
+        """Store a layer's input and register a hook for its output's gradient."""
+        self.use = use
+        self.inputs = inputs if inputs is None or differentiable else inputs.detach()
+        self.version = 0 if inputs is None else inputs._version
         self.rows = out.shape[0] if out.dim() else 0
         self.collector: Collector | None = None
-        # An edge holds the node that holds this call, so it is made only where it is needed and let go afterwards.
+        # An edge holds the node that holds this call, so it exists only where it is needed and is released afterwards.
         self.edge: GradientEdge | None = get_gradient_edge(out) if differentiable else None
         out.register_hook(self.receive)  # type: ignore[no-untyped-call]
 
-    def receive(self, grad: Tensor) -> None:
-        """Pass on the gradient of the output, with the input, and let both go."""
+    def receive(self, grads: Tensor) -> None:
+        """Pass the gradient of the output and the input to the collector, and release both."""
         if self.collector is None:
             return
-        if self.kept is not None and self.kept._version != self.version:
+        if self.inputs is not None and self.inputs._version != self.version:
             raise UnsupportedError(
-                f"Expected the input of layer {self.layer.name!r} unchanged, found it changed in place after the layer "
-                "read it. Use an operation that makes a new tensor."
+                f"Expected the input of layer {self.use.layer.name!r} to be unchanged, got one that was modified in "
+                "place after the layer read it. Use an operation that makes a new tensor."
             )
-        self.collector.take(self.layer, self.kept, grad)
-        self.collector = self.kept = None
+        self.use.collect(self.collector, self.inputs, grads)
+        self.collector = self.inputs = None
 
-    def let_go(self) -> None:
-        """Let go of whatever no gradient came for."""
-        self.collector = self.kept = self.edge = None
+    def release(self) -> None:
+        """Release everything, whether or not a gradient arrived."""
+        self.collector = self.inputs = self.edge = None
 
 
 class Collector:
-    """Gathers the pieces of each parameter's gradients over the calls of its layer."""
+    """Gradients of the parameters of one batch, collected over the calls of their layers."""
 
     def __init__(self, layers: Sequence[Layer], units: Units, calls: Iterable[Call], rows: int, hold: bool) -> None:
-        """Make ready for the gradients of a batch; `hold` keeps every factor as it is."""
+        """Prepare for the gradients of a batch; `hold` keeps all factors as they are."""
+        self.rows = rows
         self._layers = layers
         self._units = units
-        self._rows = rows
         self._hold = hold
-        self._pairs: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._matrices: dict[str, list[tuple[Tensor, Tensor, bool]]] = defaultdict(list)
+        self._lookups: dict[str, list[tuple[Tensor, Tensor, int | None]]] = defaultdict(list)
         self._vectors: dict[str, Tensor] = {}
-        self._times: Counter[str] = Counter()
+        self._uses: Counter[str | None] = Counter()
         for call in calls:
             if call.rows != rows:
                 raise UnsupportedError(
-                    f"Expected layer {call.layer.name!r} to return {rows} rows, one for each loss, found {call.rows}. "
-                    "Put the batch first; for positions looked up outside their model, say tape.expect(batch_size)."
+                    f"Expected layer {call.use.layer.name!r} to return {rows} rows, one for each loss, got "
+                    f"{call.rows}. Put the batch first; for positions looked up outside their model, call "
+                    "tape.expect(batch_size)."
                 )
-            self._times[call.layer.name] += 1
+            self._uses[call.use.weight] += 1
             call.collector = self
 
-    def take(self, layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
-        """Take the gradient of what a layer returned, with what it was given."""
-        kind, names = layer.kind, layer.parameters
-        if kind is Kind.LAYER_NORM:
-            self._layer_norm(layer, kept, grad)
+    def add_matrix(self, name: str, inputs: Tensor, grads: Tensor, transposed: bool = False) -> None:
+        """Add sum_t grad_t input_t^T to the gradients of a matrix; the factors are (rows, time, width)."""
+        if self._hold or self._uses[name] > 1 or not keeps_gradients(inputs, grads, self.rows / self._units.count):
+            self._matrices[name].append((inputs, grads, transposed))
             return
-        if kind is Kind.RMS_NORM or kind is Kind.SCALE_NORM:
-            self._vector(names["weight"], grad.reshape(self._rows, -1))
-            return
-        grad = self._timed(grad)
-        if kind is Kind.EMBEDDING:
-            assert kept is not None
-            self._pairs[names["weight"]].append((kept.reshape(self._rows, -1), grad))
-            return
-        if "weight" in names:
-            assert kept is not None
-            self._matrix(layer, self._timed(kept), grad)
-        if "bias" in names:
-            self._vector(names["bias"], grad.sum(1, dtype=accumulator(grad.dtype)))
+        (self._vectors[name],) = self._units.apply(
+            lambda i, g: (instantiate(i, g, transposed).flatten(1),), inputs, grads
+        )
 
-    def _timed(self, values: Tensor) -> Tensor:
-        return values if values.dim() == 3 else values.reshape(self._rows, -1, values.shape[-1])
+    def add_lookup(self, name: str, ids: Tensor, grads: Tensor, padding: int | None) -> None:
+        """Add output gradients (rows, time, width) to the rows of a table that ids (rows, time) name."""
+        self._lookups[name].append((ids, grads, padding))
 
-    def slots(self) -> list[Slot]:
-        """Return the slots of all parameters, or refuse by name a parameter that the loss does not reach."""
-        return [self._slot(layer, local, name) for layer in self._layers for local, name in layer.parameters.items()]
-
-    def _slot(self, layer: Layer, local: str, name: str) -> Slot:
-        parameter = layer.module._parameters[local]
-        assert parameter is not None
-        values = self._vectors.get(name)
-        if values is not None:
-            return Vectors(name, layer.name, parameter.shape, values)
-        pieces = self._pairs.pop(name, None)
-        if pieces is None:
-            if self._rows:
-                raise UnsupportedError(
-                    f"Expected parameter {name!r} to be reached by the losses, found no gradient for it. Freeze it "
-                    "with requires_grad_(False), or leave its layer out of the model."
-                )
-            wide = accumulator(parameter.dtype)
-            return Vectors(name, layer.name, parameter.shape, parameter.new_zeros((0, parameter.numel()), dtype=wide))
-        first, grads = pieces[0]
-        if len(pieces) > 1:  # a layer used several times: its calls are laid end to end in time
-            first = torch.cat([piece[0] for piece in pieces], 1)
-            grads = torch.cat([piece[1] for piece in pieces], 1)
-        if layer.kind is Kind.EMBEDDING:
-            padding = layer.module.padding_idx
-            assert padding is None or isinstance(padding, int)
-            return Lookup(name, layer.name, parameter.shape, first, grads, self._units, padding)
-        return Pair(name, layer.name, parameter.shape, first, grads, self._units, layer.kind is Kind.CONV1D)
-
-    def _matrix(self, layer: Layer, inputs: Tensor, grads: Tensor) -> None:
-        name = layer.parameters["weight"]
-        if (
-            self._hold
-            or self._times[layer.name] > 1
-            or not keeps_gradients(inputs, grads, self._rows / self._units.count)
-        ):
-            self._pairs[name].append((inputs, grads))
-            return
-        turned = layer.kind is Kind.CONV1D
-        (self._vectors[name],) = self._units.apply(lambda i, g: (instantiate(i, g, turned).flatten(1),), inputs, grads)
-
-    def _layer_norm(self, layer: Layer, kept: Tensor | None, grad: Tensor) -> None:
-        wide = accumulator(grad.dtype)
-        names, shape = layer.parameters, grad.shape[grad.dim() - layer.module.weight.dim() :]  # type: ignore[operator]
-        if len(names) == 2 and kept is not None and len(shape) == 1 and kernels.usable(kept, grad):
-            flat = (self._rows, -1, shape[0])
-            weight, bias = kernels.norm_sums(kept.reshape(flat), grad.reshape(flat), layer.module.eps)  # type: ignore[arg-type]
-            self._vector(names["weight"], weight)
-            self._vector(names["bias"], bias)
-            return
-        if "weight" in names:
-            assert kept is not None
-            normal = F.layer_norm(kept.to(wide), tuple(shape), None, None, layer.module.eps)  # type: ignore[arg-type]
-            self._vector(names["weight"], (normal * grad).reshape(self._rows, -1, shape.numel()).sum(1))
-        if "bias" in names:
-            self._vector(names["bias"], grad.reshape(self._rows, -1, shape.numel()).sum(1, dtype=wide))
-
-    def _vector(self, name: str, values: Tensor) -> None:
+    def add_vector(self, name: str, values: Tensor) -> None:
+        """Add the gradients themselves, (rows, numbers)."""
         if values.dtype.itemsize < 4:
             values = values.float()
         values = self._units.total(values)
         self._vectors[name] = self._vectors[name] + values if name in self._vectors else values
 
+    def slots(self) -> list[Slot]:
+        """Return the slots of all parameters, or reject by name a parameter that the losses do not reach."""
+        first = {name: (layer, local) for layer in reversed(self._layers) for local, name in layer.parameters.items()}
+        names = dict.fromkeys(name for layer in self._layers for name in layer.parameters.values())
+        return [self._slot(name, *first[name]) for name in names]
+
+    def _slot(self, name: str, layer: Layer, local: str) -> Slot:
+        parameter = layer.module._parameters[local]
+        assert parameter is not None
+        shape = parameter.shape
+        pair, lookup = self._pair(name, layer.name, shape), self._lookup(name, layer.name, shape)
+        values = self._vectors.pop(name, None)
+        if values is None and self.rows == 0:
+            values = parameter.new_zeros((0, parameter.numel()), dtype=accumulator(parameter.dtype))
+        if values is not None:
+            for slot in (pair, lookup):  # another layer with the same weight; its gradients are small enough to form
+                if slot is not None:
+                    values = values + slot.gradients().flatten(1)
+            return Vectors(name, layer.name, shape, values)
+        if pair is not None and lookup is not None:
+            return Tied(name, layer.name, shape, pair, lookup, self._units)
+        slot = pair or lookup
+        if slot is None:
+            raise UnsupportedError(
+                f"Expected the losses to depend on parameter {name!r}, got no gradient for it. Freeze it with "
+                "requires_grad_(False), or remove its layer from the model."
+            )
+        return slot
+
+    def _pair(self, name: str, layer: str, shape: torch.Size) -> Pair | None:
+        parts = self._matrices.pop(name, None)
+        if parts is None:
+            return None
+        inputs, grads, transposed = parts[0]
+        if len(parts) > 1:  # a layer used several times, or tied: its calls are concatenated in time
+            if any(part[2] != transposed for part in parts):
+                parts = [(part[1], part[0], False) if part[2] else part for part in parts]
+                transposed = False
+            inputs = torch.cat([part[0] for part in parts], 1)
+            grads = torch.cat([part[1] for part in parts], 1)
+        return Pair(name, layer, shape, inputs, grads, self._units, transposed)
+
+    def _lookup(self, name: str, layer: str, shape: torch.Size) -> Lookup | None:
+        parts = self._lookups.pop(name, None)
+        if parts is None:
+            return None
+        ids, grads, padding = parts[0]
+        if len(parts) > 1:
+            if any(part[2] != padding for part in parts):
+                parts = [(i, g if p is None else g * (i != p)[..., None], None) for i, g, p in parts]
+                padding = None
+            ids = torch.cat([part[0] for part in parts], 1)
+            grads = torch.cat([part[1] for part in parts], 1)
+        return Lookup(name, layer, shape, ids, grads, self._units, padding)
+
 
 def keeps_gradients(inputs: Tensor, grads: Tensor, rows_a_unit: float = 1.0) -> bool:
-    """Whether to keep the gradients of a matrix rather than their factors: at great length they are cheaper.
+    """Return whether to keep the gradients of a matrix instead of their factors, which is cheaper for long sequences.
 
-    The factors then cost two Gram matrices, which grow with the square of the length; the gradients cost their passage
-    through memory, once written and twice read.
+    The factors cost two Gram matrices, which grow with the square of the length. The gradients cost memory bandwidth:
+    they are written once and read twice.
 
     >>> keeps_gradients(torch.empty(16, 512, 768), torch.empty(16, 512, 768))
     True
@@ -436,7 +427,7 @@ def keeps_gradients(inputs: Tensor, grads: Tensor, rows_a_unit: float = 1.0) -> 
     """
     length = inputs.shape[1] * rows_a_unit
     into, out = inputs.shape[-1], grads.shape[-1]
-    if into * out > _ROOM * length * (into + out):
+    if into * out > _MEMORY_RATIO * length * (into + out):
         return False
     item = torch.promote_types(inputs.dtype, grads.dtype).itemsize
     return 2 * length * length * (into + out) > 3 * item * _WORK_PER_BYTE.get(inputs.device.type, 5.0) * into * out

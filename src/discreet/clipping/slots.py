@@ -43,6 +43,7 @@ Key = tuple[int, int, torch.Size, torch.dtype]
 # Below so many numbers an ordinary operation is launched sooner than it is run; in a recorded graph that is no matter.
 _LARGE, _LARGE_IN_GRAPH = 2**23, 2**18
 _ALIGNED = 8  # numbers: no kernel reads more at once
+_WIDE = 2**13  # above this width, as of a vocabulary, a library's matrix product is faster than one program per tile
 _STRETCH = 2**8  # so many squares are summed before their sum is widened
 Shared = dict[tuple[object, ...], Tensor]  # what slots with the same input share: attention's query, key and value
 
@@ -102,8 +103,12 @@ class Slot(Protocol):
         """Return the units' gradients, of shape (units, *shape)."""
         ...
 
-    def blank(self, units: Tensor) -> None:
-        """Forget the gradients of the units marked True, whatever they hold."""
+    def zero(self, units: Tensor) -> None:
+        """Set the gradients of the units marked True to zero, also where they are not finite."""
+        ...
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the stored tensors, with one entry per row or unit."""
         ...
 
 
@@ -148,16 +153,20 @@ class Vectors:
         """Return the units' gradients."""
         return self.values.to(accumulator(self.values.dtype)).view(-1, *self.shape)
 
-    def blank(self, units: Tensor) -> None:
-        """Forget the gradients of some units."""
+    def zero(self, units: Tensor) -> None:
+        """Set the gradients of some units to zero."""
         self.values = self.values.masked_fill(units[:, None], 0)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the stored tensors."""
+        return (self.values,)
 
 
 @dataclass
 class Pair:
     """A matrix whose gradient is sum_t grad_t input_t^T, kept as the two factors.
 
-    `turned` says that the matrix is stored as (inputs, outputs), as in GPT-2's Conv1D.
+    `transposed` says that the matrix is stored as (inputs, outputs), as in GPT-2's Conv1D.
     """
 
     name: str
@@ -166,7 +175,7 @@ class Pair:
     inputs: Tensor  # (rows, time, inputs)
     grads: Tensor  # (rows, time, outputs)
     units: Units
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def scales_inputs(self) -> bool:
@@ -192,12 +201,15 @@ class Pair:
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return the inner product of each unit's gradient with a vector by the ghost formula."""
-        return self.units.total(_pair_inner(self.inputs, self.grads, vector.mT if self.turned else vector))
+        return self.units.total(_pair_inner(self.inputs, self.grads, self._as_matrix(vector)))
 
     def inner_of(self, vector: Tensor, unit: int) -> Tensor:
         """Return the inner product of one unit's gradient with a vector."""
         rows = self.units.rows_of(unit)
-        return _pair_inner(self.inputs[rows], self.grads[rows], vector.mT if self.turned else vector).sum()
+        return _pair_inner(self.inputs[rows], self.grads[rows], self._as_matrix(vector)).sum()
+
+    def _as_matrix(self, vector: Tensor) -> Tensor:
+        return vector.mT if self.transposed else vector.flatten(1)  # (outputs, inputs)
 
     def weighted(self, weights: Weights, shared: Shared) -> Tensor:
         """Return the weighted sum as one matrix product, or a few for a large batch."""
@@ -211,16 +223,21 @@ class Pair:
         else:
             grads = _scaled(grads, weights, inputs.dtype)
         inputs, grads = alike(inputs.flatten(0, 1), grads.flatten(0, 1))
-        return product(inputs, grads) if self.turned else product(grads, inputs)
+        return (product(inputs, grads) if self.transposed else product(grads, inputs)).view(self.shape)
 
     def gradients(self) -> Tensor:
         """Return the units' gradients."""
-        return self.units.total(instantiate(self.inputs, self.grads, self.turned, wide=True))
+        formed = self.units.total(instantiate(self.inputs, self.grads, self.transposed, wide=True))
+        return formed.view(-1, *self.shape)
 
-    def blank(self, units: Tensor) -> None:
-        """Forget the gradients of some units."""
+    def zero(self, units: Tensor) -> None:
+        """Set the gradients of some units to zero."""
         rows = self.units.rows(units)[:, None, None]
         self.inputs, self.grads = self.inputs.masked_fill(rows, 0), self.grads.masked_fill(rows, 0)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the stored tensors."""
+        return self.inputs, self.grads
 
 
 @dataclass
@@ -278,15 +295,84 @@ class Lookup:
         table = table.index_add(0, place.flatten(), grads.reshape(rows * length, -1))
         return self.units.total(table.view(rows, *self.shape))
 
-    def blank(self, units: Tensor) -> None:
-        """Forget the gradients of some units."""
+    def zero(self, units: Tensor) -> None:
+        """Set the gradients of some units to zero."""
         self.grads = self.grads.masked_fill(self.units.rows(units)[:, None, None], 0)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the stored tensors."""
+        return self.ids, self.grads
 
-def instantiate(inputs: Tensor, grads: Tensor, turned: bool, wide: bool = False) -> Tensor:
+
+@dataclass
+class Tied:
+    """A matrix that a linear layer and an embedding share: its gradient is the sum of a pair's and a lookup's.
+
+    |P + L|^2 = |P|^2 + |L|^2 + 2 <P, L>, and <P, L> = sum_ts grad_t[id_s] <input_t, lookup_grad_s> needs the output
+    gradients at the ids alone. So nothing of shape (units, vocabulary, width) is formed.
+    """
+
+    name: str
+    layer: str
+    shape: torch.Size
+    pair: Pair
+    lookup: Lookup
+    units: Units
+
+    def sizes(self, shared: Shared) -> Sizes:
+        """Return the squared norms of the summed gradients."""
+        pair, lookup = self.pair.sizes({}), self.lookup.sizes({})
+        left, right = (
+            (self.pair.inputs, self.pair.grads) if self.pair.transposed else (self.pair.grads, self.pair.inputs)
+        )
+        cross, error = self.units.apply(
+            lambda left, right, ids, grads: norms.cross_sizes(left, right, ids, grads, self.lookup.padding),
+            *(left, right, self.lookup.ids, self.lookup.grads),
+        )
+        squares = pair.squares.double() + lookup.squares.double() + 2 * cross
+        # Both parts may move in the same direction when they are summed.
+        drift = (pair.drift.double().sqrt() + lookup.drift.double().sqrt()).square() * norms.SLACK
+        return Sizes(squares, (pair.error.double() + lookup.error.double() + 2 * error) * norms.SLACK, drift)
+
+    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
+        """Return one unit's squared norm from its gradient, formed in float64."""
+        rows = self.units.rows_of(unit)
+        left, right = self.pair.grads[rows].flatten(0, 1), self.pair.inputs[rows].flatten(0, 1)
+        if self.pair.transposed:
+            left, right = right, left
+        ids, grads = self.lookup.ids[rows].flatten(), self.lookup.grads[rows].flatten(0, 1)
+        return norms.exact_tied(left, right, ids, grads, self.lookup.padding)
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Return the inner product of each unit's gradient with a vector."""
+        return self.pair.inner(vector) + self.lookup.inner(vector)
+
+    def inner_of(self, vector: Tensor, unit: int) -> Tensor:
+        """Return the inner product of one unit's gradient with a vector."""
+        return self.pair.inner_of(vector, unit) + self.lookup.inner_of(vector, unit)
+
+    def weighted(self, weights: Weights, shared: Shared) -> Tensor:
+        """Return the weighted sum of both parts."""
+        return self.pair.weighted(weights, {}).add_(self.lookup.weighted(weights, {}))
+
+    def gradients(self) -> Tensor:
+        """Return the units' gradients."""
+        return self.pair.gradients() + self.lookup.gradients()
+
+    def zero(self, units: Tensor) -> None:
+        """Set the gradients of some units to zero."""
+        self.pair.zero(units)
+        self.lookup.zero(units)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the stored tensors."""
+        return *self.pair.tensors(), *self.lookup.tensors()
+
+
+def instantiate(inputs: Tensor, grads: Tensor, transposed: bool, wide: bool = False) -> Tensor:
     """Return each row's gradient of a matrix, in float32 or wider if asked, else in the type of the factors."""
     inputs, grads = alike(inputs, grads)
-    left, right = (inputs, grads) if turned else (grads, inputs)
+    left, right = (inputs, grads) if transposed else (grads, inputs)
     return batched(left.mT, right) if wide else torch.bmm(left.mT, right)
 
 
@@ -454,6 +540,8 @@ def takes_vectors(slot: Slot) -> bool:
 def _takes_pair(slot: Pair) -> bool:
     if slot.units.index is not None or slot.inputs.shape[1] == 1 or not kernels.usable(slot.inputs, slot.grads):
         return False
+    if max(slot.inputs.shape[-1], slot.grads.shape[-1]) > _WIDE:
+        return False
     half = slot.inputs.element_size() == 2 and slot.grads.element_size() == 2
     return half or product_precision(slot.inputs.device) == "tf32"
 
@@ -464,7 +552,7 @@ def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> dict[str,
         inputs, grads = alike(pair.inputs, pair.grads)
         factors.append((inputs, grads) if pair.scales_inputs else (grads, inputs))
     order, squares, first, second, widest, span = kernels.pair_figures(factors)
-    width = max(max(pair.shape) for pair in pairs)
+    width = max(max(pair.inputs.shape[-1], pair.grads.shape[-1]) for pair in pairs)
     figures = bounded(squares, (first, second), widest, span, (width, width, max(length, kernels.TILE)), wide=False)
     # TF32 cuts the factors before it multiplies them: the squares are those of factors each off by a relative cut.
     moved = figures.span * (2 * operand_cut(dtype, span.device))

@@ -1,4 +1,4 @@
-"""Records what each layer was given and the gradient of what it returned, in one forward and one backward pass."""
+"""Record the input of each layer and the gradient of its output, in one forward and one backward pass."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from discreet.clipping.layers import Forward, Layer, around_tables, find_layers, forward_of, refuse_mode, watched
+from discreet.clipping.forwards import Forward, Use, forward_of
+from discreet.clipping.layers import Layer, check_mode, find_layers, modules_with_batch_arguments, modules_with_modes
+from discreet.clipping.positions import Replacement, replacements
 from discreet.clipping.record import Call, Collector, Record
 from discreet.clipping.slots import Units
 from discreet.core.errors import UnsupportedError
 
 
 class Tape:
-    """A recorder for one model: it finds the trainable layers, or refuses by name what cannot be clipped.
+    """Recorder of per-example gradients for one model.
 
-    Inside `with tape:` the forward of each trainable layer is replaced by one that keeps its input and hides its
-    weights from autograd, so that the backward pass computes no weight gradient. Outside, the model is untouched.
+    It finds the trainable layers, and rejects by name what cannot be clipped. Inside `with tape:` the forward of each
+    trainable layer is replaced by one that records its input and detaches its weights, so that the backward pass
+    computes no weight gradients. Outside, the model is unchanged.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     >>> tape = Tape(model)
@@ -31,11 +34,11 @@ class Tape:
 
     With `create_graph`, norms and inner products can be differentiated with respect to the model's inputs.
 
-    Guarantee: none, for it keeps the raw gradients of a batch.
+    Guarantee: none. It holds the raw gradients of a batch.
     """
 
     def __init__(self, model: nn.Module, *, create_graph: bool = False) -> None:
-        """Find the layers of a model, or refuse it."""
+        """Find the layers of a model, or reject it."""
         self.model = model
         self.layers = find_layers(model)
         self.batch_size: int | None = None
@@ -43,69 +46,71 @@ class Tape:
         self._parameters = {
             name: layer.module.get_parameter(local) for layer in self.layers for local, name in layer.parameters.items()
         }
-        self._watched = watched(model)
-        self._forwards: list[tuple[nn.Module, Forward]] = [(la.module, forward_of(la, self)) for la in self.layers]
-        self._forwards += [(module, _sized(module, self)) for module in around_tables(model, self.layers)]
+        self._modes = modules_with_modes(model)
+        self._replacements: list[Replacement] = [(la.module, "forward", forward_of(la, self)) for la in self.layers]
+        self._replacements += replacements(model, self.layers, self)
+        sized = modules_with_batch_arguments(model, self.layers)
+        self._replacements += [(module, "forward", _sized(module, self)) for module in sized]
         self._expected: int | None = None
-        self._before: list[Forward | None] = []
+        self._replaced: list[Any] | None = None
         self._calls: list[Call] = []
         self._anchor: Tensor | None = None
         self._last_cast: tuple[Tensor, int, Tensor] | None = None
-        self._seen: set[str] = set()
+        self._called: set[str] = set()
 
     def expect(self, batch_size: int) -> Self:
-        """Say how many rows the next batch has; needed only if a table of positions is called outside its model."""
+        """Set the number of rows of the next batch; needed only if an embedding is called outside its model."""
         self._expected = batch_size
         return self
 
     def __enter__(self) -> Self:
-        """Begin to record."""
-        if self._before:
+        """Start recording."""
+        if self._replaced is not None:
             raise UnsupportedError("Expected a tape that is not recording. Leave the first `with tape:` block first.")
-        for name, module in self._watched:
-            refuse_mode(name, module)
+        for name, module in self._modes:
+            check_mode(name, module)
         for name, parameter in self._parameters.items():
             if not parameter.requires_grad:
-                raise UnsupportedError(f"Expected parameter {name!r} still trainable. Make a new tape after freezing.")
+                raise UnsupportedError(f"Expected parameter {name!r} to be trainable. Make a new tape after freezing.")
         self._calls = []
         self.batch_size, self._expected = self._expected, None
         device = next(iter(self._parameters.values())).device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        self._before = [module.__dict__.get("forward") for module, _ in self._forwards]
-        for module, forward in self._forwards:
-            module.__dict__["forward"] = forward
+        self._replaced = [module.__dict__.get(attribute) for module, attribute, _ in self._replacements]
+        for module, attribute, function in self._replacements:
+            module.__dict__[attribute] = function
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the layers their own forwards back; after an error, forget what was recorded."""
-        for (module, _), before in zip(self._forwards, self._before, strict=True):
+        """Restore the forwards of the layers; after an error, discard what was recorded."""
+        for (module, attribute, _), before in zip(self._replacements, self._replaced or (), strict=True):
             if before is None:
-                module.__dict__.pop("forward", None)
+                module.__dict__.pop(attribute, None)
             else:
-                module.__dict__["forward"] = before
-        self._before, self._last_cast = [], None
+                module.__dict__[attribute] = before
+        self._replaced, self._last_cast = None, None
         if error is not None:
             self._calls, self.batch_size = [], None
 
     def backward(self, losses: Tensor, units: Tensor | None = None, *, seeds: Tensor | None = None) -> Record:
         """Run the backward pass and return the record of every unit's gradient.
 
-        `losses` holds one loss for each row; a scalar is refused, for it has already mixed the rows. `units` names each
-        row's unit of privacy, numbered from 0: a unit's rows are summed before anything is measured. `seeds` are the
-        weights of the losses in the backward pass, all one unless given.
+        `losses` holds one loss per row. A scalar is rejected, because it has already mixed the rows. `units` holds the
+        index of each row's privacy unit, from 0: the gradients of a unit's rows are summed before they are measured.
+        `seeds` are the weights of the losses in the backward pass, by default all one.
         """
-        if self._before:
+        if self._replaced is not None:
             raise UnsupportedError("Expected backward after the `with tape:` block. Leave the block first.")
         calls, self._calls = self._calls, []
         size, self.batch_size = self.batch_size, None
-        _refuse_losses(losses, size)
+        _check_losses(losses, size)
         rows = losses.shape[0]
         if rows == 0:
             return self.empty()
         if not calls:
-            raise UnsupportedError("Expected a forward pass inside `with tape:` before backward, found none.")
+            raise UnsupportedError("Expected a forward pass inside `with tape:` before backward, got none.")
         grouped = Units.of(units, rows)
         collector = Collector(self.layers, grouped, calls, rows, hold=self._create_graph)
         seeds = torch.ones_like(losses) if seeds is None else seeds
@@ -113,25 +118,30 @@ class Tape:
             (self._differentiable if self._create_graph else self._once)(losses, seeds, calls)
             slots = collector.slots()
         for call in calls:
-            call.let_go()
+            call.release()
         return Record(slots, grouped, _wide(losses))
 
     def empty(self) -> Record:
-        """Return the record of a batch without rows, as Poisson sampling sometimes draws it: all sums are zero."""
+        """Return the record of a batch without rows, which Poisson sampling may draw: all sums are zero."""
         like = _wide(next(iter(self._parameters.values())))
         return Record(Collector(self.layers, Units(0), [], 0, hold=False).slots(), Units(0), like)
 
-    def keep(self, layer: Layer, kept: Tensor | None, out: Tensor) -> Tensor:
-        """Keep what a layer was given, and listen for the gradient of what it returned."""
+    def record(self, use: Use, inputs: Tensor | None, out: Tensor) -> Tensor:
+        """Record a layer's input, and its output's gradient when the backward pass computes it."""
         if not torch.is_grad_enabled():
             return out
-        if not out.requires_grad:
-            out = _Anchored.apply(out, self._anchor)  # type: ignore[no-untyped-call]
-        self._calls.append(Call(layer, kept, out, self._create_graph))
+        out = self.requiring_grad(out)
+        self._calls.append(Call(use, inputs, out, self._create_graph))
         return out
 
+    def requiring_grad(self, value: Tensor) -> Tensor:
+        """Return a tensor that requires a gradient, even if nothing before it does."""
+        if value.requires_grad or not torch.is_grad_enabled():
+            return value
+        return _Anchored.apply(value, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
+
     def cast(self, value: Tensor) -> Tensor:
-        """Return an input in autocast's type, cast once for all the neighbours that are given the same input."""
+        """Return an input in autocast's type, cast once for consecutive layers with the same input."""
         if value.dtype != torch.float32 or not torch.is_autocast_enabled(value.device.type):
             return value
         last = self._last_cast
@@ -141,15 +151,15 @@ class Tape:
         self._last_cast = (value, value._version, narrow)
         return narrow
 
-    def first_time(self, layer: Layer) -> bool:
-        """Whether a layer is called for the first time since the tape was made."""
-        if layer.name in self._seen:
+    def is_first_call(self, layer: Layer) -> bool:
+        """Return whether a layer is called for the first time since the tape was made."""
+        if layer.name in self._called:
             return False
-        self._seen.add(layer.name)
+        self._called.add(layer.name)
         return True
 
     def _once(self, losses: Tensor, seeds: Tensor, calls: list[Call]) -> None:
-        # The layers hid their weights, so a weight that autograd still reaches is used outside its layer.
+        # The layers detach their weights, so a weight that autograd still reaches is used outside its layer.
         before = [p.grad for p in self._parameters.values()]
         for p in self._parameters.values():
             p.grad = None
@@ -159,21 +169,21 @@ class Tape:
         finally:
             for p, grad in zip(self._parameters.values(), before, strict=True):
                 p.grad = grad
-        _refuse_outside(outside)
+        _check_outside(outside)
 
     def _differentiable(self, losses: Tensor, seeds: Tensor, calls: list[Call]) -> None:
         edges = [call.edge for call in calls if call.edge is not None]
-        wanted: Any = [*edges, *self._parameters.values()]
-        found = torch.autograd.grad([losses], wanted, [seeds], create_graph=True, allow_unused=True)
-        _refuse_outside([n for n, g in zip(self._parameters, found[len(edges) :], strict=True) if g is not None])
+        targets: Any = [*edges, *self._parameters.values()]
+        grads = torch.autograd.grad([losses], targets, [seeds], create_graph=True, allow_unused=True)
+        _check_outside([n for n, g in zip(self._parameters, grads[len(edges) :], strict=True) if g is not None])
 
 
 class _Anchored(torch.autograd.Function):
-    """The identity, with a gradient asked for even where nothing before it needs one."""
+    """Identity whose result requires a gradient, even if nothing before it does."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, anchor: Tensor) -> Tensor:
-        return value.detach()  # not a view, so that the model may still change it in place
+        return value.detach()  # not a view, so that the model may still modify it in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
@@ -181,7 +191,7 @@ class _Anchored(torch.autograd.Function):
 
 
 def _sized(module: nn.Module, tape: Tape) -> Forward:
-    """Return a module's forward that first tells the tape how many rows the batch has."""
+    """Return a module's forward that first sets the tape's batch size."""
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -206,29 +216,30 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(getattr(value, field.name))
 
 
-def _refuse_losses(losses: Tensor, size: int | None) -> None:
+def _check_losses(losses: Tensor, size: int | None) -> None:
     shape = tuple(losses.shape)
     if losses.dim() == 0:
         raise UnsupportedError(
-            "Expected a vector of losses, one for each row, found a scalar. A mean or a sum has mixed the rows "
-            "already; compute the loss with reduction='none'."
+            "Expected a vector of losses, one per row, got a scalar. A mean or a sum has already mixed the rows; "
+            "compute the loss with reduction='none'."
         )
     if losses.dim() > 1 or (size is not None and shape != (size,)):
         rows = "each row" if size is None else f"each of {size} rows"
         raise UnsupportedError(
-            f"Expected one loss for {rows}, found losses of shape {shape}. Sum or average the losses within a row."
+            f"Expected one loss for {rows}, got losses of shape {shape}. Sum or average the losses within a row."
         )
     if losses.shape[0] and not losses.requires_grad:
         raise UnsupportedError(
-            "Expected losses that depend on the model, found none. Compute them inside `with tape:`."
+            "Expected losses that depend on the trainable parameters, got losses without a graph. Compute them inside "
+            "`with tape:`."
         )
 
 
-def _refuse_outside(names: list[str]) -> None:
+def _check_outside(names: list[str]) -> None:
     if names:
         raise UnsupportedError(
-            f"Expected parameter {names[0]!r} used by its own layer alone, found it used elsewhere in the model. What "
-            "it does there is not clipped; use a copy, or freeze it."
+            f"Expected parameter {names[0]!r} to be used by its layers alone, got a use elsewhere in the model, whose "
+            "gradient would not be clipped. Use a copy of it there, call its layer, or freeze it."
         )
 
 

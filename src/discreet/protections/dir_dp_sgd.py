@@ -248,7 +248,7 @@ class DirDPSGD(GradientProtection):
             weights |= dict.fromkeys(block.names, weight.float())
         broken = ~torch.isfinite(record.norms())
         if bool(broken.any()):
-            record.blank(broken)
+            record.zero(broken)
         found = _weighted(record, weights)
         _add(sums, {name: release(found[name], total, deviation) for name, (total, deviation) in noisy.items()})
 
