@@ -81,6 +81,16 @@ def test_protected_stopped_and_resumed_it_ends_like_an_undisturbed_run(
     assert run.settings.task == "lm" and run.model.task == "lm"
 
 
+def test_adapters_are_trained_privately_and_read_back(command: list[object], tmp_path: Path, call: Call) -> None:
+    out = tmp_path / "lora"
+    lora = ["--train", "lora", "--rank", 4, "--protect", "dp-sgd", "--epsilon", 8]
+    found = json.loads(call(*command, *lora, "--out", out, "--json"))
+    assert found["guarantee"]["certified"] and found["trained"] == "lora-4"
+    again = json.loads(call("evaluate", out, "--json"))
+    assert again["utility"]["perplexity"] == pytest.approx(found["utility"]["perplexity"], rel=1e-5)
+    assert "rank" in call(*command, "--rank", 4, "--out", tmp_path / "other", status=2)
+
+
 def test_what_a_language_model_cannot_do_is_rejected(command: list[object], tmp_path: Path, call: Call) -> None:
     out = tmp_path / "run"
     assert "no sentence vectors" in call(*command, "--protect", "texthide", "--out", out, status=2)

@@ -28,10 +28,10 @@ from discreet.cli.output import (
     training_bar,
     working,
 )
-from discreet.core.errors import invalid, one_of, positive
+from discreet.core.errors import invalid, one_of, positive, whole
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
-from discreet.models.model_settings import ModelSettings
+from discreet.models.model_settings import RANK, ModelSettings
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class TrainOptions:
     )
     budget: float | None = field(
         default=None, metadata=option("Largest epsilon of these people over all their trainings.", "Privacy")
+    )
+    rank: int | None = field(
+        default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", str(RANK))
     )
     checkpoint_seconds: float = field(default=30.0, metadata=option("Save progress every so many seconds.", "Training"))
     resume: bool = field(default=False, metadata=option("Resume a run that was stopped.", "Options"))
@@ -210,6 +213,11 @@ def train(
         )
     if source.rows is not None and source.rows > _MOST_ROWS:
         raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
+    if options.rank is not None:
+        whole("rank", options.rank, 1, "It is the rank of the adapters.")
+        if model.get("train") != "lora":
+            raise invalid("rank", options.rank, "used with --train lora", "Add it, or leave this out.")
+        model = {**model, "train": f"lora-{options.rank}"}
     model_settings(model, protection, 1, options.task)  # what is outside its range is said before the text is read
     settings = TrainSettings(**training)
     chosen_text = TextSource(

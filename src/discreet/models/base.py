@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.models.encoder import Encoder, layers_of
+from discreet.models.lora import add_lora
 from discreet.models.model_settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ def choose_trainable(encoder: nn.Module, settings: ModelSettings, rng: Rng) -> N
     """Mark the weights of an encoder that are trained: none, the last N blocks, all, or adapters that are added."""
     choice = settings.train
     encoder.requires_grad_(choice == "all")
+    if settings.rank is not None:
+        add_lora(encoder, settings.rank, rng)
     if choice.startswith("top-"):
         blocks = layers_of(encoder)
         count = int(choice.removeprefix("top-"))

@@ -9,7 +9,8 @@ from discreet.core.errors import invalid, one_of, probability, setting, whole
 from discreet.core.settings import option
 
 POOLINGS = ("cls", "mean", "last")
-TRAINABLE = ("head", "pooler+head", "all")
+TRAINABLE = ("head", "pooler+head", "lora", "all")
+RANK = 8  # of adapters where none is asked for
 TEXTHIDE_HIDDEN = (768, 768, 768)
 
 
@@ -29,7 +30,7 @@ class ModelSettings:
     train: str = field(
         default="all",
         metadata=option(
-            "What is trained: head, pooler+head, top-N (the last N blocks) or all.",
+            "What is trained: head, pooler+head, top-N (the last N blocks), lora (adapters), or all.",
             "Model",
             "all; with a protection, mostly head",
         ),
@@ -46,8 +47,9 @@ class ModelSettings:
     def __post_init__(self) -> None:
         """Refuse settings outside their rules."""
         one_of("pooling", self.pooling, POOLINGS)
-        if self.train not in TRAINABLE and not re.fullmatch(r"top-[1-9]\d*", self.train):
-            raise invalid("train", self.train, "one of head, pooler+head, top-N, all", "N counts the last blocks.")
+        if self.train not in TRAINABLE and not re.fullmatch(r"(top|lora)-[1-9]\d*", self.train):
+            remedy = "N counts the last blocks, or is the rank of the adapters."
+            raise invalid("train", self.train, "one of head, pooler+head, top-N, lora, lora-N, all", remedy)
         if self.train == "pooler+head" and self.pooler is False:
             rule = f"left out or true with {setting('train', 'pooler+head')}"
             raise invalid("pooler", False, rule, "It is what is trained.")
@@ -60,6 +62,17 @@ class ModelSettings:
     def has_pooler(self) -> bool:
         """Whether a dense layer with tanh stands before the head; by default only where it is trained."""
         return self.train == "pooler+head" if self.pooler is None else self.pooler
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of the adapters that are trained, or None where there are none.
+
+        >>> ModelSettings(train="lora").rank, ModelSettings(train="lora-4").rank, ModelSettings(train="all").rank
+        (8, 4, None)
+        """
+        if not self.train.startswith("lora"):
+            return None
+        return int(self.train.removeprefix("lora").removeprefix("-") or RANK)
 
     @property
     def frozen(self) -> bool:

@@ -99,10 +99,8 @@ def plain_defaults(part: str, units: int, width: int) -> TrainDefaults:
     >>> plain_defaults("all", 2000, 384).batch_size
     32
     """
-    frozen = part in FROZEN
-    return TrainDefaults(
-        20.0 if frozen else 3.0, 32, 2e-3 if frozen else 5e-5 if width <= 512 else 3e-5, 0.01, None, True
-    )
+    rate = 2e-3 if part in FROZEN else 5e-4 if part.startswith("lora") else 5e-5 if width <= 512 else 3e-5
+    return TrainDefaults(20.0 if part in FROZEN else 3.0, 32, rate, 0.01, None, True)
 
 
 class Protection(ABC):
