@@ -18,6 +18,7 @@ from discreet.cli.data import cache, data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.generate import generate
 from discreet.cli.ledger import ledger
+from discreet.cli.models import models
 from discreet.cli.output import RUNNING, line, note, options_of
 from discreet.cli.predict import predict
 from discreet.cli.query import query
@@ -68,6 +69,7 @@ app.command("query")(query)
 app.command("cost")(cost)
 app.command("ledger")(ledger)
 app.command("cache")(cache)
+app.command("models")(models)
 app.command("spend", hidden=True)(spend)  # old names of cost
 app.command("solve", hidden=True)(solve)
 

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def cache_folder() -> Path:
+    """Return where encoded text and installed models are kept: $DISCREET_CACHE, or the user's cache folder."""
+    if "DISCREET_CACHE" in os.environ:
+        return Path(os.environ["DISCREET_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "discreet"
+
+
 _OWNER_ONLY, _ANYONE = 0o600, 0o666  # the second is reduced by the umask, as for any new file
 
 

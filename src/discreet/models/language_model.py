@@ -17,8 +17,8 @@ from discreet.core.randomness import Rng
 from discreet.models.base import LM, TextModel, choose_trainable, set_dropout
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import Encoder, assemble, load_encoder, quiet, safetensors_of
+from discreet.models.smollm2 import SMOLLM2, smollm2_folder
 
-SMOLLM2 = "smollm2"
 OBJECTIVES = ("masked", "next")
 LONGEST = 512  # tokens of a text where nothing is asked for: causal models take thousands, and memory grows with them
 _PROBE = 4  # tokens with which a causal model is tried
@@ -92,7 +92,7 @@ class LanguageModel(Classifier):
 
     @classmethod
     def load(cls, settings: ModelSettings, *, rng: Rng, download: bool = False) -> LanguageModel:
-        """Return a causal language model: a folder that transformers can open, or a hub name.
+        """Return a causal language model: `smollm2`, a folder that transformers can open, or a hub name.
 
         Nothing is fetched unless `download` is true. Weights are read from safetensors only.
         """
@@ -226,7 +226,7 @@ def load_causal(name: str, *, download: bool = False) -> tuple[Any, Any, str]:
     """Return a causal language model of transformers by name or folder, its tokenizer, and a fingerprint."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where, fingerprint = safetensors_of(name)
+    where, fingerprint = safetensors_of(str(smollm2_folder()) if name == SMOLLM2 else name)
     local = not download or isinstance(where, Path)
     try:
         with quiet():

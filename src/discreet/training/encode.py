@@ -15,6 +15,7 @@ from torch import Tensor
 
 from discreet.clipping.independence import bitwise_invariant
 from discreet.core.errors import ModelError, OutputError
+from discreet.core.files import cache_folder as cache_folder
 from discreet.core.files import load_tensors, save_tensors
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
@@ -25,13 +26,6 @@ from discreet.training.steps import Report, encoding_watch
 
 # A corpus is encoded in the shapes that batches of so many rows have, however many rows it has itself.
 _ROWS_IN_MIND = 256
-
-
-def cache_folder() -> Path:
-    """Return where outputs of frozen encoders are kept: $DISCREET_CACHE, or the user's cache folder."""
-    if "DISCREET_CACHE" in os.environ:
-        return Path(os.environ["DISCREET_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "discreet"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from discreet.data.sources import Columns, load
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM
-from discreet.models.language_model import SMOLLM2
+from discreet.models.smollm2 import SMOLLM2
 from discreet.protections.base import (
     FEW_UNITS,
     Conditions,
