@@ -71,8 +71,8 @@ FAULTS = (
     ),
     Fault(
         "noise rounded to float32 before it is added",
-        "found = on_grid(values.double() + noise, std).to(values.dtype)",
-        "found = values + noise.to(values.dtype)",
+        "released = on_grid(values.double() + noise, std).to(values.dtype)",
+        "released = values + noise.to(values.dtype)",
         (
             "test_what_is_left_of_a_release_lies_on_no_circles",
             "test_the_low_bits_of_a_release_do_not_tell_the_private_value",
@@ -154,8 +154,8 @@ FAULTS = (
     ),
     Fault(
         "caveats in the ledger are not stated",
-        "return replace(found, assumptions=tuple(said)).with_caveats(self.terms.caveats)",
-        "return replace(found, assumptions=tuple(said))",
+        "return replace(cost, assumptions=tuple(distinct)).with_caveats(self.terms.caveats)",
+        "return replace(cost, assumptions=tuple(distinct))",
         ("test_a_fixed_seed_taints_every_later_statement_of_a_shared_ledger",),
     ),
     Fault(
@@ -244,8 +244,8 @@ FAULTS = (
     ),
     Fault(
         "santext draws words with the wrong probability",
-        "draw_by_cost(distances.mul_(price / 2), which[mine] - start, rng)",
-        "draw_by_cost(distances.mul_(price), which[mine] - start, rng)",
+        "draw_by_cost(distances.mul_(epsilon / 2), which[entries] - start, rng)",
+        "draw_by_cost(distances.mul_(epsilon), which[entries] - start, rng)",
         ("test_choices_have_the_stated_probabilities",),
     ),
     Fault(
@@ -256,8 +256,8 @@ FAULTS = (
     ),
     Fault(
         "the chance level is that of the true pairs",
-        "place = dict(zip(order, order[1:] + order[:1], strict=True))",
-        "place = dict(zip(order, order, strict=True))",
+        "successor = dict(zip(order, order[1:] + order[:1], strict=True))",
+        "successor = dict(zip(order, order, strict=True))",
         ("test_a_leakage_carries_its_interval_size_and_chance_level",),
     ),
     Fault(
@@ -298,7 +298,7 @@ FAULTS = (
     ),
     Fault(
         "a file is not synced before it gets its name",
-        "        _sync(temporary)\n",
+        "        sync_path(temporary)\n",
         "",
         ("test_file_and_folder_are_synced_in_order",),
     ),

@@ -57,7 +57,7 @@ def test_what_is_seen_record_by_record_is_refused_wherever_it_stands(
     event: DpEvent, adjacency: Adjacency, accountant: str
 ) -> None:
     for asked in (event, SelfComposedDpEvent(event, 100), ComposedDpEvent([GaussianDpEvent(5.0), event])):
-        with pytest.raises(UnsupportedError, match=f"covers under {adjacency.value}, found "):
+        with pytest.raises(UnsupportedError, match=f"covers under {adjacency.value}, got "):
             epsilon(asked, 1e-5, adjacency, accountant)
 
 
@@ -98,7 +98,7 @@ def test_the_worthless_is_not_refused_but_infinite() -> None:
 def test_a_local_mechanism_says_so_itself() -> None:
     event = PrivUnit(2.0, 16).event
     assert epsilon(event, 0.0, REPLACE) == epsilon(event, 0.0, ZERO) == 2.0
-    with pytest.raises(UnsupportedError, match="found Local"):
+    with pytest.raises(UnsupportedError, match="got Local"):
         epsilon(event, 0.0, ADD)
 
 

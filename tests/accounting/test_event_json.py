@@ -116,7 +116,7 @@ def test_an_unknown_class_is_refused_by_name_even_inside(event: object) -> None:
 
 
 def test_not_a_number_is_refused() -> None:
-    with pytest.raises(DataError, match="nan"):
+    with pytest.raises(DataError, match="NaN"):
         event_to_json(library.GaussianDpEvent(math.nan))
 
 

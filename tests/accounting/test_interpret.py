@@ -101,7 +101,7 @@ def test_pure_events_have_their_epsilon_at_delta_zero() -> None:
         math.log1p(0.5 * (math.e - 1))
     )
     assert epsilon(MetricDpEvent(2.0, "euclidean", diameter=1.5), 0.0, REPLACE) == pytest.approx(3.0)
-    with pytest.raises(SettingError, match="no largest loss"):
+    with pytest.raises(SettingError, match="The loss is unbounded"):
         epsilon(GaussianDpEvent(1.0), 0.0)
 
 

@@ -32,7 +32,7 @@ from discreet.accounting.interpret import guarantee, pure_epsilon
 from discreet.accounting.ledger import Budget, Ledger, Receipt
 from discreet.accounting.ledger_file import most
 from discreet.accounting.losses import use_curve
-from discreet.accounting.parts import take_apart
+from discreet.accounting.parts import decompose
 from discreet.accounting.powers import Losses, Powers
 from discreet.core.errors import BudgetError, LedgerError, OutputError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -240,7 +240,7 @@ def test_units_adjacencies_and_budgets_are_not_mixed(tmp_path: Path, setting: st
     settings = {"budget": Budget(3.0, 1e-5)}
     open_ledger(path, **settings).close()
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match=f"Expected {setting}=.*open it with {setting}="):
+    with pytest.raises(LedgerError, match=f"Expected {setting} to be .*Open it with {setting}="):
         open_ledger(path, **{**settings, setting: other})
     assert path.read_bytes() == before
     open_ledger(path, **settings).close()  # the refusal let go of the lock
@@ -287,14 +287,14 @@ def test_a_thousand_steps_cost_what_is_published() -> None:
 def test_without_a_budget_a_delta_is_asked_for() -> None:
     with open_ledger(None) as ledger:
         for ask in (ledger.guarantee, ledger.epsilon, lambda: ledger.remaining(STEP)):
-            with pytest.raises(SettingError, match="given"):
+            with pytest.raises(SettingError, match="Give a delta"):
                 ask()
 
 
 def count_prices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     calls: list[object] = []
-    priced = ledger_module.priced
-    monkeypatch.setattr(ledger_module, "priced", lambda event, *rest: calls.append(event) or priced(event, *rest))
+    cost_of = ledger_module.cost_of
+    monkeypatch.setattr(ledger_module, "cost_of", lambda event, *rest: calls.append(event) or cost_of(event, *rest))
     return calls
 
 
@@ -308,7 +308,7 @@ def test_a_budget_stops_the_step_that_would_exceed_it(tmp_path: Path, monkeypatc
         assert ledger.remaining(STEP) == 0
         assert len(calls) < 20  # and not one for each of a few hundred steps
         before = path.read_bytes()
-        with pytest.raises(BudgetError, match=r"Expected epsilon=1\.\d+ after 'one more' <= 1, the budget") as error:
+        with pytest.raises(BudgetError, match=r"after 'one more' to be within the budget of 1 .* got 1\.\d+") as error:
             ledger.spend(STEP, "one more")
         told = str(error.value).partition("with epsilon ")[2].partition(" ")[0]
         assert ledger.guarantee().epsilon <= float(told) <= 1.0
@@ -401,18 +401,18 @@ def test_the_quick_answer_promises_no_spend_that_is_then_refused(each: float, co
 def test_costs_that_simply_add_up_are_found_in_three_calls() -> None:
     for limit in (0.5, 7.9, 8.0, 8000.0, 1e9):
         calls: list[int] = []
-        found = most(lambda n, c=calls: c.append(n) or 8.0 * n, limit, 100_000, each=8.0)  # type: ignore[misc]
+        found = most(lambda n, c=calls: c.append(n) or 8.0 * n, limit, 100_000, single=8.0)  # type: ignore[misc]
         assert found == min(int(limit / 8), 100_000)
         assert len(calls) <= 3
     for power in (0.5, 0.8):
-        assert most(lambda n, p=power: 2.0 + n**p, 102.0, 100_000, each=1.0) == int(100 ** (1 / power) + 1e-9)
-    assert most(lambda n: 9.0 + n, 8.0, 100, each=1.0) == 0
+        assert most(lambda n, p=power: 2.0 + n**p, 102.0, 100_000, single=1.0) == int(100 ** (1 / power) + 1e-9)
+    assert most(lambda n: 9.0 + n, 8.0, 100, single=1.0) == 0
 
 
 def test_what_grows_ever_more_slowly_is_found_in_few_calls() -> None:
     for power in (0.5, 0.8, 0.95):
         calls: list[int] = []
-        found = most(lambda n, p=power, c=calls: c.append(n) or n**p, 1000.0, 10_000_000, each=1.0)  # type: ignore[misc]
+        found = most(lambda n, p=power, c=calls: c.append(n) or n**p, 1000.0, 10_000_000, single=1.0)  # type: ignore[misc]
         assert found == int(1000 ** (1 / power) + 1e-6)
         assert len(calls) <= 13
 
@@ -435,7 +435,7 @@ def test_what_remains_beside_drawn_queries_is_what_one_fine_grid_says(budget: fl
 
 
 def slow_epsilon(event: DpEvent, delta: float) -> float:
-    parts = take_apart(event, Adjacency.REPLACE_ONE)
+    parts = decompose(event, Adjacency.REPLACE_ONE)
     found = [(use_curve(use, Adjacency.REPLACE_ONE), count) for use, count in parts.uses]
     step = min(interval_for(one) for one, _ in found) / 2
     each = [Powers.of(one.losses(step)).power(count) for one, count in found]

@@ -59,10 +59,10 @@ def test_a_second_open_in_one_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     with open_ledger(path) as ledger:
         for other in (path, tmp_path / "." / "ledger"):
-            with pytest.raises(LedgerError, match="to be free.*Ledger.read"):
+            with pytest.raises(LedgerError, match="to be unlocked.*Ledger.read"):
                 open_ledger(other)
         assert Ledger.read(path).spends == 0  # reading needs no lock and does not release it
-        with pytest.raises(LedgerError, match="to be free"):
+        with pytest.raises(LedgerError, match="to be unlocked"):
             open_ledger(path)
         ledger.spend(EVENT, "step 1")
     open_ledger(path).close()
@@ -74,7 +74,7 @@ def test_links_lead_to_the_same_lock(tmp_path: Path) -> None:
         (tmp_path / "soft").symlink_to(path)
         (tmp_path / "hard").hardlink_to(path)
         for other in ("soft", "hard"):
-            with pytest.raises(LedgerError, match="to be free"):
+            with pytest.raises(LedgerError, match="to be unlocked"):
                 open_ledger(tmp_path / other)
 
 
@@ -83,7 +83,7 @@ def test_a_second_process_is_refused_and_a_kill_releases_the_lock(tmp_path: Path
     process = start("ledger.spend(event, 'a'); print('held', flush=True); sys.stdin.read()", path)
     try:
         assert say(process) == "held"
-        with pytest.raises(LedgerError, match="to be free"):
+        with pytest.raises(LedgerError, match="to be unlocked"):
             open_ledger(path)
         assert Ledger.read(path).spends == 1
         process.send_signal(signal.SIGKILL)
@@ -101,12 +101,12 @@ if child == 0:
     try:
         ledger.spend(event, 'child')
     except LedgerError as error:
-        print('child refused', 'forked' in str(error), flush=True)
+        print('child refused', 'its fork' in str(error), flush=True)
     ledger.close()
     try:
         Ledger.open(path, unit='note', adjacency='add/remove')
     except LedgerError as error:
-        print('child locked out', 'to be free' in str(error), flush=True)
+        print('child locked out', 'to be unlocked' in str(error), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 child = os.fork()
@@ -129,7 +129,7 @@ def test_a_forked_child_neither_spends_nor_keeps_the_lock(tmp_path: Path) -> Non
         *words, number = say(process).split()
         child = int(number)
         assert words == ["parent", "spent", "1"]
-        with pytest.raises(LedgerError, match="to be free"):
+        with pytest.raises(LedgerError, match="to be unlocked"):
             open_ledger(path)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -253,7 +253,7 @@ def test_an_interrupt_in_the_middle_of_a_spend_is_not_forgotten(
             patch.setattr(ledger_file, "_sync", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ledger.spend(EVENT, "step 2")
-        with pytest.raises(LedgerError, match="open the ledger again"):
+        with pytest.raises(LedgerError, match="Open the ledger again"):
             ledger.spend(EVENT, "step 3")
     with open_ledger(path) as ledger:
         assert ledger.statement.spends == 2
@@ -288,7 +288,7 @@ def test_a_file_changed_while_open_is_noticed(tmp_path: Path, how: str) -> None:
                 path.write_bytes(data + b"\n")
             case "cut":
                 path.write_bytes(data[:-5])
-        with pytest.raises(LedgerError, match="moved, deleted or written to"):
+        with pytest.raises(LedgerError, match="moved, deleted or modified"):
             ledger.spend(EVENT, "step 2")
 
 

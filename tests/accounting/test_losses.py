@@ -24,7 +24,7 @@ from discreet.accounting.events import (
 from discreet.accounting.gdp import gaussian_deltas
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.losses import curve_of, powers_of, use_curve
-from discreet.accounting.parts import take_apart
+from discreet.accounting.parts import decompose
 from discreet.accounting.powers import Powers
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency
@@ -88,7 +88,7 @@ def test_two_distributions_without_a_common_outcome_have_an_infinite_loss() -> N
 
 def slow_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     """Return epsilon with every use on the finest of their grids, in the precision that no delta feels."""
-    parts = take_apart(event, adjacency)
+    parts = decompose(event, adjacency)
     found = [(use_curve(use, adjacency), count) for use, count in parts.uses]
     if parts.mu_squared:
         found.append((curves.gaussian(parts.mu), 1))
@@ -121,7 +121,7 @@ def test_uses_on_grids_of_their_own_cost_what_they_cost_on_the_finest(
     uses: list[tuple[DpEvent, int]], adjacency: Adjacency, delta: float
 ) -> None:
     event = ComposedDpEvent([SelfComposedDpEvent(use, count) for use, count in uses])
-    step, count = powers_of(take_apart(event, adjacency), adjacency, delta)
+    step, count = powers_of(decompose(event, adjacency), adjacency, delta)
     slow, quick = slow_epsilon(event, delta, adjacency), step.epsilon(count, delta)
     # a grid of its own may be the better one: a loss of exactly 1 lies on dots 1e-3 apart, and margins are smaller
     assert slow * (1 - 1e-4) <= quick <= slow * (1 + 1e-3)
@@ -139,7 +139,7 @@ def test_uses_on_grids_of_their_own_never_cost_less_than_every_outcome_added_up(
     losses = np.add.outer(each[0] * (2 * ups[0] - counts[0]), each[1] * (2 * ups[1] - counts[1]))
     masses = np.multiply.outer(*chances)
     for delta in (1e-2, 1e-4, 1e-6):
-        step, count = powers_of(take_apart(event, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE, delta)
+        step, count = powers_of(decompose(event, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE, delta)
         found = step.epsilon(count, delta)
         exact = float((masses * np.maximum(-np.expm1(found - losses), 0.0)).sum())
         assert exact <= delta, "what is named must hold"
@@ -161,7 +161,7 @@ def test_both_orders_of_a_lopsided_pair_are_bounds_on_grids_of_their_own(
         here.append(binom.logpmf(true, n, 1 - p + p / k))
         there.append(binom.logpmf(true, n, 1 / k))
     present, absent = np.exp(np.add.outer(*here)), np.exp(np.add.outer(*there))
-    step, count = powers_of(take_apart(event, Adjacency.ZERO_OUT), Adjacency.ZERO_OUT)
+    step, count = powers_of(decompose(event, Adjacency.ZERO_OUT), Adjacency.ZERO_OUT)
     found = step.power(count)
     assert found.absent is not None
     for eps in np.linspace(-6.0, 6.0, 49).tolist():

@@ -11,7 +11,7 @@ from discreet.accounting.events import (
     VisibleVectorsDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import describe, take_apart
+from discreet.accounting.parts import decompose, describe
 from discreet.core.guarantee import Adjacency
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
@@ -21,9 +21,9 @@ def test_equal_uses_are_counted_and_gaussian_noise_is_one() -> None:
     whole = SelfComposedDpEvent(
         ComposedDpEvent([LaplaceDpEvent(2.0), GaussianDpEvent(2.0), ClippedSumDpEvent(2.0), LaplaceDpEvent(2.0)]), 3
     )
-    assert take_apart(whole, ADD).uses == ((LaplaceDpEvent(2.0), 6),)
-    assert take_apart(whole, ADD).mu_squared == pytest.approx(6 / 4)
-    assert take_apart(whole, REPLACE).mu_squared == pytest.approx(3 / 4 + 3)
+    assert decompose(whole, ADD).uses == ((LaplaceDpEvent(2.0), 6),)
+    assert decompose(whole, ADD).mu_squared == pytest.approx(6 / 4)
+    assert decompose(whole, REPLACE).mu_squared == pytest.approx(3 / 4 + 3)
 
 
 def test_a_draw_of_everything_is_no_draw() -> None:
@@ -32,17 +32,17 @@ def test_a_draw_of_everything_is_no_draw() -> None:
         VisibleVectorsDpEvent(LaplaceDpEvent(1.0), 7, 7),
         PoissonSampledDpEvent(1.0, VisibleVectorsDpEvent(LaplaceDpEvent(1.0), 7, 7)),
     ):
-        assert take_apart(event, REPLACE).uses == ((LaplaceDpEvent(1.0), 1),)
-    assert take_apart(PoissonSampledDpEvent(0.0, LaplaceDpEvent(1.0)), ADD).uses == ()
-    assert take_apart(NoOpDpEvent(), ADD).uses == ()
+        assert decompose(event, REPLACE).uses == ((LaplaceDpEvent(1.0), 1),)
+    assert decompose(PoissonSampledDpEvent(0.0, LaplaceDpEvent(1.0)), ADD).uses == ()
+    assert decompose(NoOpDpEvent(), ADD).uses == ()
 
 
 def test_concentrated_costs_add_up_before_they_are_converted() -> None:
-    uses = take_apart(SelfComposedDpEvent(ZCDpEvent(0.1, 0.01), 5), ADD).uses
+    uses = decompose(SelfComposedDpEvent(ZCDpEvent(0.1, 0.01), 5), ADD).uses
     assert uses == ((ZCDpEvent(0.5, 0.05), 1),)
 
 
 def test_an_event_with_a_list_inside_is_counted_too() -> None:
     inner = PoissonSampledDpEvent(0.5, ComposedDpEvent([LaplaceDpEvent(1.0), GaussianDpEvent(1.0)]))
-    assert take_apart(SelfComposedDpEvent(inner, 4), ADD).uses == ((inner, 4),)
+    assert decompose(SelfComposedDpEvent(inner, 4), ADD).uses == ((inner, 4),)
     assert describe(inner) == "PoissonSampled of Composed"

@@ -13,7 +13,7 @@ from discreet.accounting.events import (
     RandomizedResponseDpEvent,
     VonMisesFisherDpEvent,
 )
-from discreet.accounting.parts import take_apart
+from discreet.accounting.parts import decompose
 from discreet.accounting.renyi import ORDERS, renyi_divergences, sampled_gaussian
 from discreet.core.guarantee import Adjacency
 
@@ -39,12 +39,12 @@ def test_sampled_noise_is_exact_and_never_above_the_library(rate: float, noise: 
 
 
 def test_pure_events_are_randomized_response() -> None:
-    pure = renyi_divergences(take_apart(EpsilonDeltaDpEvent(np.log(3)), Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE)
+    pure = renyi_divergences(decompose(EpsilonDeltaDpEvent(np.log(3)), Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE)
     told = RandomizedResponseDpEvent(0.5, 2)
     np.testing.assert_allclose(
-        pure, renyi_divergences(take_apart(told, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE), rtol=1e-9
+        pure, renyi_divergences(decompose(told, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE), rtol=1e-9
     )
-    large = renyi_divergences(take_apart(EpsilonDeltaDpEvent(900.0), Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE)
+    large = renyi_divergences(decompose(EpsilonDeltaDpEvent(900.0), Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE)
     assert np.all(np.isfinite(large)) and np.all(large <= 900)
 
 
@@ -53,8 +53,8 @@ def test_directions_have_the_divergences_of_their_density() -> None:
     t = np.linspace(-1, 1, 400_001)
     f = kappa * np.exp(kappa * t) / (2 * np.sinh(kappa))
     event = VonMisesFisherDpEvent(kappa, d)
-    replaced = renyi_divergences(take_apart(event, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE)
-    zeroed = renyi_divergences(take_apart(event, Adjacency.ZERO_OUT), Adjacency.ZERO_OUT)
+    replaced = renyi_divergences(decompose(event, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE)
+    zeroed = renyi_divergences(decompose(event, Adjacency.ZERO_OUT), Adjacency.ZERO_OUT)
     for i in (4, 10, 40):
         a = float(ORDERS[i])
         assert replaced[i] == pytest.approx(np.log(np.trapezoid(f**a * f[::-1] ** (1 - a), t)) / (a - 1), rel=1e-6)

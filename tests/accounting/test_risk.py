@@ -99,7 +99,7 @@ def test_noise_for_a_risk_keeps_it() -> None:
 
     noise = least_noise_for_risk(training, true_positive_rate=0.05, false_positive_rate=0.01)
     assert most_true_positives(training(noise), 0.01) <= 0.05 < most_true_positives(training(noise * 0.99), 0.01)
-    with pytest.raises(SettingError, match="blindly"):
+    with pytest.raises(SettingError, match="Random guessing"):
         least_noise_for_risk(training, true_positive_rate=0.01, false_positive_rate=0.05)
 
 

@@ -11,7 +11,7 @@ from discreet.accounting.events import (
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
 )
-from discreet.accounting.parts import leaves, simplest
+from discreet.accounting.parts import leaves, simplify
 from discreet.core.errors import SettingError, UnsupportedError
 
 A, B = GaussianDpEvent(1.0), LaplaceDpEvent(2.0)
@@ -38,7 +38,7 @@ A, B = GaussianDpEvent(1.0), LaplaceDpEvent(2.0)
     ],
 )
 def test_wrappings_that_say_nothing_are_taken_off(event: DpEvent, same: DpEvent) -> None:
-    assert simplest(event) == same
+    assert simplify(event) == same
 
 
 def test_what_was_done_is_counted() -> None:
@@ -58,6 +58,6 @@ def test_what_was_done_is_counted() -> None:
 )
 def test_every_parameter_is_checked_however_deep(event: DpEvent) -> None:
     with pytest.raises(SettingError):
-        simplest(event)
-    with pytest.raises(UnsupportedError, match="found int"):
-        simplest(PoissonSampledDpEvent(0.5, 3))
+        simplify(event)
+    with pytest.raises(UnsupportedError, match="got int"):
+        simplify(PoissonSampledDpEvent(0.5, 3))

@@ -104,7 +104,7 @@ def test_adjacency_and_visibility_change_the_answer(capsys: pytest.CaptureFixtur
         (["--mechanism", "privunit", "--local-epsilon", "1", "--adjacency", "add/remove"], "VisibleVectors of Local"),
         (
             ["--mechanism", "privunit", "--local-epsilon", "1", "--adjacency", "add/remove", "--visible", "sum"],
-            "found Local. The release of a record that is absent would be missed",
+            "got Local. The release of an absent record is visibly missing",
         ),
         (
             [
@@ -259,7 +259,7 @@ def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
         (["--epsilon", "3", "--for", "money"], "Expected --for to be one of noise, steps, rate, got 'money'"),
         (["--epsilon", "3", "--for", "steps"], "Add --noise-multiplier"),
         (["--true-positive-rate", "0.05", "--for", "steps"], "Use --epsilon"),
-        (["--true-positive-rate", "0.005"], "Guessing blindly"),
+        (["--true-positive-rate", "0.005"], "Random guessing"),
         (["--epsilon", "3", "--noise-multiplier", "1"], "left out when the noise is what is sought"),
     ],
 )

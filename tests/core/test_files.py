@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from discreet.core import files
-from discreet.core.files import atomic_path, sync_folder, sync_tree, write_atomic
+from discreet.core.files import atomic_path, sync_path, sync_tree, write_atomic
 
 SOURCE = Path(files.__file__).parents[1]
 
@@ -174,7 +174,7 @@ def test_a_whole_tree_is_synced(tmp_path: Path, calls: list[str]) -> None:
     sync_tree(tmp_path / "a")
     assert sorted(calls) == ["sync file", "sync folder", "sync folder"]
     calls.clear()
-    sync_folder(tmp_path)
+    sync_path(tmp_path)
     assert calls == ["sync folder"]
 
 

@@ -42,7 +42,7 @@ def test_a_secure_source_never_repeats_and_refuses_generators_by_name() -> None:
     assert rng.is_secure and rng.fork("x").is_secure
     assert not np.array_equal(rng.fork("x").words(4), rng.fork("x").words(4))
     for ask in (rng.numpy, rng.torch, rng.seed):
-        with pytest.raises(SettingError, match="Laplace with a seeded source"):
+        with pytest.raises(SettingError, match="Expected a seeded source for Laplace"):
             ask(user="Laplace")
 
 

@@ -32,7 +32,7 @@ def test_a_round_trip_through_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "x", "inner": {"raet": 1}}, "settings.inner, found 'raet'. Did you mean 'rate'"),
+        ({"name": "x", "inner": {"raet": 1}}, "settings.inner, got 'raet'. Did you mean 'rate'"),
         ({"inner": {}}, "Expected key 'name'"),
         ({"name": 3}, "Expected settings.name to be of type str.*, got 3"),
         ({"name": "x", "limit": "many"}, "Expected settings.limit to be of type int.*, got 'many'"),

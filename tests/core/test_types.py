@@ -8,7 +8,7 @@ from discreet.core.types import GradientRelease, Leakage
 
 
 def test_a_leakage_holds_its_value_in_its_interval() -> None:
-    with pytest.raises(SettingError, match="The interval must hold the value"):
+    with pytest.raises(SettingError, match="The interval must contain the value"):
         Leakage("rouge_l", 0.9, 0.1, 0.5, n=10)
     assert math.isnan(Leakage("rouge_l", math.nan, 0, 1, n=0).value)
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from discreet.core.errors import DataError
-from discreet.mechanisms.arrays import floats_of, in_kind, noise_dtype, tensor_of, vectors_of
+from discreet.mechanisms.arrays import floats_of, in_kind, tensor_of, vectors_of
 
 
 def test_read_only_and_strided_arrays_are_copied_not_refused() -> None:
@@ -39,8 +39,3 @@ def test_complex_numbers_are_refused() -> None:
 def test_vectors_of_another_dimension_or_type_are_refused(bad: np.ndarray) -> None:
     with pytest.raises(DataError, match="Expected"):
         vectors_of(bad, 3)
-
-
-def test_noise_is_never_drawn_in_half_precision() -> None:
-    assert noise_dtype(torch.ones(1, dtype=torch.float16)) == torch.float32
-    assert noise_dtype(torch.ones(1, dtype=torch.float64)) == torch.float64

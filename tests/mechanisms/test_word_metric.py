@@ -21,7 +21,7 @@ def test_little_noise_keeps_the_words() -> None:
 
 def test_word_noise_takes_the_nearest_of_the_noisy_place(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = torch.from_numpy(np.random.default_rng(5).normal(size=(60, 5)))
-    monkeypatch.setattr(word_metric, "noisy_places", lambda places, price, rng: places + noise)
+    monkeypatch.setattr(word_metric, "noisy_points", lambda places, price, rng: places + noise)
     released = WordNoise(2.0, TABLE)(np.arange(60), Rng(5))
     expected = np.linalg.norm((TABLE + noise.numpy())[:, None] - TABLE[None], axis=-1).argmin(1)
     np.testing.assert_array_equal(released, expected)

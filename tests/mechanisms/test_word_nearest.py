@@ -43,7 +43,7 @@ def test_words_that_differ_by_less_than_coarse_numbers_show_are_told_apart(kind:
 
 
 def test_many_possible_words_are_measured_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_nearest, "_WHOLE", 7)
+    monkeypatch.setattr(word_nearest, "_EXACT_BLOCK", 7)
     table = table_of(400, 16)
     table[0] *= 1000  # one long word, and what coarse numbers say of the others is worth little
     places = places_of(table[1:], 60, 0.5)

@@ -47,7 +47,7 @@ def test_meaning_is_compared_by_vectors() -> None:
     assert METRICS["semantic_cosine"].leakage(Sample(TRUTHS, TRUTHS, embed=embed), Rng(0)).value == pytest.approx(1)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="embed"):
         METRICS["semantic_cosine"].leakage(SAMPLE, Rng(0))
-    with pytest.raises(SettingError, match="sample as a whole"):
+    with pytest.raises(SettingError, match="a whole sample"):
         METRICS["semantic_cosine"].score("a", "b")
 
 

@@ -33,5 +33,5 @@ def test_a_tie_is_not_counted_as_found() -> None:
 
 
 def test_nobody_has_no_rate() -> None:
-    with pytest.raises(SettingError, match="no rate of none"):
+    with pytest.raises(SettingError, match="at least 1"):
         true_positive_rates([], [1.0], [0.1])

@@ -66,20 +66,20 @@ def test_choices_have_the_stated_probabilities(monkeypatch: pytest.MonkeyPatch) 
 def test_noise_takes_the_nearest_word(monkeypatch: pytest.MonkeyPatch) -> None:
     words = torch.from_numpy(np.random.default_rng(1).normal(size=(40, 6)))
     seen: list[torch.Tensor] = []
-    plain = word_neighbours.noisy_places
+    plain = word_neighbours.noisy_points
 
     def remember(places: torch.Tensor, price: float, rng: Rng) -> torch.Tensor:
         seen.append(plain(places, price, rng))
         return seen[-1]
 
-    monkeypatch.setattr(word_neighbours, "noisy_places", remember)
+    monkeypatch.setattr(word_neighbours, "noisy_points", remember)
     drawn = nearest_to_noisy(words, words, 3.0, np.arange(40), Rng(2), lambda done: None)
     np.testing.assert_array_equal(drawn, torch.cdist(torch.cat(seen), words).argmin(1).numpy())
     assert (drawn != np.arange(40)).any()
 
 
 def test_noise_has_the_length_that_its_price_says() -> None:
-    noise = word_neighbours.noisy_places(torch.zeros(4000, 12, dtype=torch.float64), 2.0, Rng(3))
+    noise = word_neighbours.noisy_points(torch.zeros(4000, 12, dtype=torch.float64), 2.0, Rng(3))
     assert float(noise.norm(dim=1).mean()) == pytest.approx(6.0, rel=0.03)
     assert float(noise.mean(0).abs().max()) < 0.15
 

@@ -127,7 +127,7 @@ def test_a_refused_run_leaves_alone_the_folder_of_a_run_that_has_not_spent_yet(t
     with prepared(workspace), Ledger.open(workspace / LEDGER, unit="note", adjacency="add/remove") as running:
         (workspace / "secret").write_text("00", encoding="ascii")
         second = workspace_of(tmp_path / "a", resume=True)
-        with pytest.raises(LedgerError, match="to be free"), prepared(second):
+        with pytest.raises(LedgerError, match="to be unlocked"), prepared(second):
             Ledger.open(second / LEDGER, unit="note", adjacency="add/remove")
         running.spend(GaussianDpEvent(2.0), id="step 1")
         assert (workspace / "secret").exists()
@@ -169,7 +169,7 @@ def test_no_space_leaves_no_run_behind(
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(OutputError, match="Check the path and your rights"):
+    with pytest.raises(OutputError, match="Check the path and its permissions"):
         begin(workspace_of(tmp_path / "file" / "a", resume=False))
 
 
@@ -182,7 +182,7 @@ def test_cut_off_weights_are_refused(toy_csv: Path, tiny_encoder: Callable[[str]
     run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     weights = tmp_path / "a" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ModelError, match="Expected whole tensors"):
+    with pytest.raises(ModelError, match="Expected a complete safetensors file"):
         load_run(tmp_path / "a")
 
 

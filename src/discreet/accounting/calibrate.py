@@ -1,7 +1,7 @@
-"""How much noise, how many steps, or how large a draw a budget buys: root finding over parameter → event.
+"""Find the noise, the number of steps or the sampling rate for a privacy budget, by root finding over events.
 
-`least` and `most` know nothing of privacy: they find where a cost that only falls, or only rises, meets a target, and
-return the side on which the target is kept. The named questions below them put an event's epsilon in as the cost.
+`least` and `most` are generic: they find where a monotone cost meets a target and return the side on which the target
+is met. The other functions use the epsilon of an event as the cost.
 
 >>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 >>> def training(noise):
@@ -12,6 +12,7 @@ return the side on which the target is kept. The named questions below them put 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -26,50 +27,50 @@ Make = Callable[[float], DpEvent]
 
 
 def least(cost: Cost, target: float, *, low: float, high: float, guess: float, tolerance: float = 1e-4) -> float:
-    """Return the least x in [low, high] whose cost is within the target, for a cost that falls as x grows; rounded up.
+    """Return the least x in [low, high] whose cost is at most the target, for a decreasing cost; rounded up.
 
-    Secant steps in logarithms, kept inside a shrinking bracket.
+    Uses secant steps in logarithms inside a shrinking bracket.
 
     >>> round(least(lambda x: 1 / x, 0.25, low=0.01, high=100.0, guess=1.0), 3)
     4.0
     """
-    bad: tuple[float, float] | None = None  # x and its cost on either side
-    good: tuple[float, float] | None = None
+    above: tuple[float, float] | None = None  # x and its cost on either side of the target
+    below: tuple[float, float] | None = None
     x, slope = min(max(guess, low), high), -1.0
     for _ in range(200):
-        found = cost(x)
-        if math.isnan(found):
-            raise invalid("cost", found, "a number", f"The event at {x:g} has no cost.")
-        last = bad if bad is not None and (good is None or found <= target) else good
-        if found <= target:
-            good = (x, found)
+        value = cost(x)
+        if math.isnan(value):
+            raise invalid("cost", value, "a number", f"The cost of the event at {x:g} is NaN.")
+        last = above if above is not None and (below is None or value <= target) else below
+        if value <= target:
+            below = (x, value)
             if x <= low:
                 return low
         else:
-            bad = (x, found)
+            above = (x, value)
             if x >= high:
                 raise invalid(
-                    "target", target, f">= {found:.6g}", f"Not even {high:g} reaches it; allow a larger cost."
+                    "target", target, f">= {value:.6g}", f"Not even {high:g} reaches it. Allow a larger cost."
                 )
-        if bad and good and good[0] <= bad[0] * (1 + tolerance):
+        if above and below and below[0] <= above[0] * (1 + tolerance):
             break
-        if last is not None and last[0] != x and 0 < found < math.inf and 0 < last[1] < math.inf and found != last[1]:
-            slope = min(math.log(found / last[1]) / math.log(x / last[0]), -0.05)
-        if 0 < found < math.inf and target > 0:
-            ahead = math.exp(max(-3.0, min(3.0, math.log(target / found) / slope)))
+        if last is not None and last[0] != x and 0 < value < math.inf and 0 < last[1] < math.inf and value != last[1]:
+            slope = min(math.log(value / last[1]) / math.log(x / last[0]), -0.05)
+        if 0 < value < math.inf and target > 0:
+            factor = math.exp(max(-3.0, min(3.0, math.log(target / value) / slope)))
         else:
-            ahead = 4.0 if found > target else 0.25
-        # a nudge beyond the root, so that the bracket closes from both sides
+            factor = 4.0 if value > target else 0.25
+        # slightly beyond the root, so that the bracket closes from both sides
         nudge = 1 + 0.4 * tolerance
-        x = min(max(x * ahead * (nudge if found > target else 1 / nudge), low), high)
-        if bad and good and not bad[0] < x < good[0]:
-            x = math.sqrt(bad[0] * good[0])
-    assert good is not None
-    return good[0]
+        x = min(max(x * factor * (nudge if value > target else 1 / nudge), low), high)
+        if above and below and not above[0] < x < below[0]:
+            x = math.sqrt(above[0] * below[0])
+    assert below is not None
+    return below[0]
 
 
 def most(cost: Cost, target: float, *, low: float, high: float, guess: float, tolerance: float = 1e-4) -> float:
-    """Return the largest x in [low, high] whose cost is within the target, for a cost that rises with x; rounded down.
+    """Return the largest x in [low, high] whose cost is at most the target, for an increasing cost; rounded down.
 
     >>> round(most(lambda x: x * x, 9.0, low=0.01, high=100.0, guess=1.0), 3)
     3.0
@@ -99,22 +100,13 @@ def least_noise(
     """Return the least noise whose event costs at most epsilon at delta."""
     epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
 
-    def cost(noise: float) -> float:
+    def cost(noise: float, accountant: str = accountant) -> float:
         return epsilon_of(make(noise), delta, adjacency, accountant)
 
     guess = 1.0
     if accountant != "gdp":
-        try:  # the central-limit estimate costs nothing to solve and is close
-            guess = least(
-                lambda noise: epsilon_of(make(noise), delta, adjacency, "gdp"),
-                epsilon,
-                low=low,
-                high=high,
-                guess=1.0,
-                tolerance=1e-2,
-            )
-        except UnsupportedError:
-            guess = 1.0
+        with contextlib.suppress(UnsupportedError):  # the central-limit estimate is cheap and close
+            guess = least(lambda noise: cost(noise, "gdp"), epsilon, low=low, high=high, guess=1.0, tolerance=1e-2)
     return least(cost, epsilon, low=low, high=high, guess=guess, tolerance=tolerance)
 
 
@@ -127,7 +119,7 @@ def most_steps(
     accountant: str = "pld",
     limit: int = 100_000_000,
 ) -> int:
-    """Return how many equal steps cost at most epsilon at delta; 0 if not even one does.
+    """Return the largest number of equal steps that cost at most epsilon at delta; 0 if one step costs more.
 
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> most_steps(GaussianDpEvent(10.0), epsilon=1.0, delta=1e-5)
@@ -160,7 +152,7 @@ def largest_rate(
     guess: float = 0.01,
     tolerance: float = 1e-4,
 ) -> float:
-    """Return the largest sampling rate, or any parameter that only adds to the cost, within epsilon at delta."""
+    """Return the largest sampling rate, or other parameter that increases the cost, within epsilon at delta."""
     epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
     return most(
         lambda rate: epsilon_of(make(rate), delta, adjacency, accountant),

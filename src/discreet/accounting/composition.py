@@ -1,7 +1,7 @@
-"""The textbook rules: basic and advanced composition, groups, parallel parts, and metric privacy over a distance.
+"""Classical composition rules: basic, advanced and parallel composition, group privacy, and metric privacy.
 
-They need only epsilon and delta, so they hold for any mechanism; where the event is known,
-`discreet.accounting.interpret` gives smaller figures.
+They need only epsilon and delta, so they hold for any mechanism. If the event is known, `discreet.accounting.interpret`
+gives smaller figures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from discreet.core.guarantee import Guarantee
 
 
 def basic_composition(costs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the (epsilon, delta) of releases on the same data: everything adds up.
+    """Return the (epsilon, delta) of several releases of the same data: both add up.
 
     >>> basic_composition([(1.0, 0.0), (0.5, 1e-6)])
     (1.5, 1e-06)
@@ -40,12 +40,12 @@ def advanced_composition(epsilon: float, delta: float, count: int, slack: float)
     spread = count * epsilon * math.tanh(epsilon / 2) + epsilon * math.sqrt(2 * count * math.log(1 / slack))
     if spread >= count * epsilon:
         return count * epsilon, min(1.0, count * delta)
-    kept = count * math.log1p(-delta) + math.log1p(-slack) if delta < 1 else -math.inf
-    return spread, -math.expm1(kept)
+    log_success = count * math.log1p(-delta) + math.log1p(-slack) if delta < 1 else -math.inf
+    return spread, -math.expm1(log_success)
 
 
 def group_privacy(guarantee: Guarantee, size: int, unit: str | None = None) -> Guarantee:
-    """Return what a guarantee for one unit says about `size` of them together.
+    """Return the guarantee for a group of `size` units from the guarantee for one unit.
 
     epsilon grows to size·epsilon and delta to delta·(e^(size·epsilon) - 1)/(e^epsilon - 1).
     """
@@ -70,15 +70,17 @@ def group_privacy(guarantee: Guarantee, size: int, unit: str | None = None) -> G
 
 
 def parallel_composition(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return the guarantee of releases each made from its own part of the data: the worst part's.
+    """Return the guarantee of releases that each use a disjoint part of the data: that of the worst part.
 
-    It holds when which part a record belongs to does not depend on its content, so that a changed record stays where it
-    is; parts formed by content pay twice under replace-one, once in each part, and are not covered here.
+    It holds if the part of a record does not depend on its content, so that a changed record stays in its part. Parts
+    that are formed by content pay twice under replace-one, once in each part, and are not covered.
     """
     if not guarantees:
-        raise invalid("guarantees", guarantees, "not empty", "Give one guarantee for each part.")
+        raise invalid("guarantees", guarantees, "not empty", "Give one guarantee per part.")
     if len({(g.unit, g.adjacency) for g in guarantees}) > 1:
-        raise invalid("guarantees", [g.adjacency.value for g in guarantees], "of one unit and adjacency", "Do not mix.")
+        raise invalid(
+            "guarantees", [g.adjacency.value for g in guarantees], "of one unit and adjacency", "Do not mix them."
+        )
     worst = max(guarantees, key=lambda g: (g.epsilon, g.delta))
     reasons = "; ".join(dict.fromkeys(g.reason for g in guarantees if g.reason))
     stated = dict.fromkeys(a for g in guarantees for a in g.assumptions)
@@ -93,7 +95,7 @@ def parallel_composition(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def metric_epsilon(event: DpEvent, distance: float) -> float:
-    """Return the epsilon between two records at a distance, for metric events on one metric, added up.
+    """Return the total epsilon between two records at a distance, for metric events with one metric.
 
     >>> metric_epsilon(SelfComposedDpEvent(MetricDpEvent(2.0, "euclidean"), 3), 0.5)
     3.0
@@ -101,7 +103,7 @@ def metric_epsilon(event: DpEvent, distance: float) -> float:
     distance = non_negative("distance", distance)
     prices, metrics = _prices(event)
     if len(metrics) > 1:
-        raise UnsupportedError(f"Expected one metric, found {', '.join(sorted(metrics))}. Distances do not convert.")
+        raise UnsupportedError(f"Expected one metric, got {', '.join(sorted(metrics))}. Distances cannot be converted.")
     return prices * distance
 
 
@@ -117,5 +119,5 @@ def _prices(event: DpEvent) -> tuple[float, set[str]]:
         parts = [_prices(part) for part in event.events]
         return math.fsum(p for p, _ in parts), set().union(*(m for _, m in parts))
     raise UnsupportedError(
-        f"Expected metric events, found {type(event).__name__}. Give it a diameter and account for it."
+        f"Expected metric events, got {type(event).__name__}. Set a diameter and use `epsilon` instead."
     )

@@ -1,10 +1,10 @@
-"""The privacy curve of a release: the least delta at every epsilon, in both directions, and what sampling does to it.
+"""Privacy curves: delta as a function of epsilon in both directions, and their amplification by sampling.
 
 A `Curve` holds two hockey-stick divergences: `present` (the record against its absence, or against another record)
-and `absent` (the same pair the other way round). Each takes any epsilon, negative ones too, because composition needs
-the whole line. A curve is an upper bound of the true one everywhere, so what is composed from it is one too.
+and `absent` (the same pair in reverse order). Both are defined for every epsilon, including negative ones, because
+composition needs them. A curve is an upper bound of the true curve everywhere, and so is every composition of curves.
 
-Every amplification here is exact or a proven bound for the sampling that it names; docs/accounting.md has the proofs.
+Every amplification is exact or a proven bound for the sampling it names; docs/accounting.md has the proofs.
 
 Paper: Balle, Barthe and Gaboardi 2018, Privacy Amplification by Subsampling; Zhu, Dong and Wang 2022, Optimal
 Accounting of Differential Privacy via Characteristic Function; Doroshenko et al. 2022, Connect the Dots.
@@ -32,17 +32,17 @@ INTERVAL = 1e-3
 _TAIL = 10.4  # a normal variable exceeds it with probability 1.3e-25
 _ENOUGH_POINTS = 500
 _MOST_POINTS = 400_000
-_PER_DEVIATION = 16  # dots in one standard deviation of the loss: connecting them adds 1/(6 · 16²) to its variance
+_PER_DEVIATION = 16  # grid points per standard deviation of the loss: connect-the-dots adds 1/(6 · 16²) to its variance
 _ROUNDOFF = 2.0**-53
-_ESTIMATED = 30.0  # losses up to which the standard deviation is estimated; beyond, the grid is 1e-3 or coarser
+_ESTIMATED = 30.0  # largest loss used to estimate the standard deviation; beyond it the grid is 1e-3 or coarser
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The delta at every epsilon in both directions; beyond `high` and `high_absent` no delta is worth naming.
+    """Delta as a function of epsilon in both directions; above `high` and `high_absent` delta is negligible.
 
-    `rounding` is how far a value may lie from what its formula says: what is sampled at rate q is computed as q times
-    something, and is wrong by q times as much.
+    `rounding` bounds the floating-point error of a value. With sampling at rate q a value is q times another one, and
+    so is its error.
     """
 
     present: Deltas
@@ -53,7 +53,7 @@ class Curve:
 
     @property
     def symmetric(self) -> bool:
-        """Whether both directions are the same."""
+        """Whether both directions are equal."""
         return self.absent is None
 
     def delta(self, epsilon: float) -> float:
@@ -75,13 +75,13 @@ class Curve:
 
     @property
     def reach(self) -> float:
-        """How far the losses spread."""
+        """The width of the range of losses."""
         return self.high + (self.high if self.high_absent is None else self.high_absent)
 
     def within(self, negligible: float) -> Curve:
-        """Return the curve with its ends moved in to where delta is no larger than this.
+        """Return the curve with `high` lowered to where delta is at most `negligible`.
 
-        What lies beyond counts as an infinite loss, so any ends are pessimistic.
+        Losses above it count as infinite, so any choice is pessimistic.
         """
         absent, high_absent = self.absent, self.high_absent
         high = _end(self.present, self.high, negligible)
@@ -90,32 +90,30 @@ class Curve:
         return replace(self, high=high, high_absent=_end(absent, high_absent, negligible))
 
     def deviation(self) -> float:
-        """Return about how large the standard deviation of the loss is, in the direction in which it is smaller.
+        """Return the approximate standard deviation of the loss, the smaller of the two directions.
 
-        It is that of the loss on dots whose distance from 0 grows by a tenth from each to the next.
+        It is computed on grid points whose distance from 0 grows by a tenth from one to the next.
         """
         low = self.high if self.high_absent is None else self.high_absent
         absent = self.absent or self.present
-        found = [_deviation(self.present, absent, low, self.high)]
-        if self.absent is not None:
-            found.append(_deviation(absent, self.present, self.high, low))
-        return min(found)
+        deviation = _deviation(self.present, absent, low, self.high)
+        return deviation if self.absent is None else min(deviation, _deviation(absent, self.present, self.high, low))
 
 
-def interval_for(made: Curve, spread: float = math.inf) -> float:
-    """Return the grid for a curve: 1e-3, finer where losses are small, coarser where they are very large.
+def interval_for(curve: Curve, spread: float = math.inf) -> float:
+    """Return the grid interval for a curve: 1e-3, finer for small losses, coarser for very large ones.
 
-    A sampled release has many small losses and few that are thousands of times as large: the grid follows the standard
-    deviation, not only the reach. With `spread` it is fine enough, too, for losses beside it that spread no further.
+    A sampled release has many small losses and a few that are thousands of times larger, so the grid follows the
+    standard deviation, not only the reach. With `spread` it is also fine enough for other losses of that reach.
     """
-    fine = max(min(made.reach, spread) / _ENOUGH_POINTS, 1e-9)
-    if spread == math.inf and 0 < made.reach <= _MOST_POINTS * INTERVAL:
-        fine = min(fine, max(made.deviation() / _PER_DEVIATION, 1e-12))
-    return max(min(INTERVAL, fine), made.reach / _MOST_POINTS)
+    fine = max(min(curve.reach, spread) / _ENOUGH_POINTS, 1e-9)
+    if spread == math.inf and 0 < curve.reach <= _MOST_POINTS * INTERVAL:
+        fine = min(fine, max(curve.deviation() / _PER_DEVIATION, 1e-12))
+    return max(min(INTERVAL, fine), curve.reach / _MOST_POINTS)
 
 
 def _end(deltas: Deltas, high: float, negligible: float) -> float:
-    """Return a loss at which delta is at most negligible, by bisection, or the end there is."""
+    """Return a loss at which delta is at most negligible, by bisection, or `high` if there is none."""
     low, end = 0.0, high
     if not 0 < high < math.inf or float(deltas(np.array([high]))[0]) > negligible:
         return high
@@ -131,11 +129,11 @@ def _end(deltas: Deltas, high: float, negligible: float) -> float:
 
 
 def _deviation(deltas: Deltas, absent: Deltas, low: float, high: float) -> float:
-    away = np.concatenate((np.geomspace(1e-9, 1.0, 220), [1.1]))  # a mass may stand at the very end
+    away = np.concatenate((np.geomspace(1e-9, 1.0, 220), [1.1]))  # a mass may lie exactly at the end
     up = np.concatenate(([0.0], away * min(high, _ESTIMATED))) if high > 0 else np.zeros(1)
     down = np.concatenate((-away[::-1] * min(low, _ESTIMATED), [0.0])) if low > 0 else np.zeros(1)
     above = np.minimum.accumulate(np.clip(deltas(up), 0.0, 1.0))
-    # below 0 the curve is 1 - e^eps and this, which has the same bends
+    # below 0 the curve is this plus 1 - e^eps, which is linear and adds no bend
     below = np.exp(down) * np.clip(absent(-down), 0.0, 1.0)
     slopes = np.concatenate((np.diff(below) / np.diff(np.expm1(down)) - 1, np.diff(above) / np.diff(np.expm1(up))))
     losses = np.concatenate((down, up[1:]))
@@ -147,17 +145,17 @@ def _deviation(deltas: Deltas, absent: Deltas, low: float, high: float) -> float
 
 
 def _dots(deltas: Deltas, absent: Deltas, low: float, high: float, interval: float) -> pld_pmf.PLDPmf:
-    """Return the losses whose hockey stick meets the curve at every dot and is linear in e^epsilon between them.
+    """Return the losses whose hockey stick equals the curve at every grid point and is linear in e^epsilon in between.
 
-    The mass at a dot is the bend of the curve there. Below 0 the curve is 1 - e^eps + e^eps absent(-eps), and its first
-    part, which is linear, has no bend: without it, no large numbers are subtracted from each other.
+    The mass at a grid point is the bend of the curve there. Below 0 the curve is 1 - e^eps + e^eps absent(-eps). Its
+    first part is linear and has no bend; leaving it out avoids cancellation of large numbers.
     """
     last, first = math.ceil(high / interval) + 1, math.ceil(low / interval) + 1
     grown = math.expm1(interval)
     up = np.minimum.accumulate(np.clip(deltas(np.arange(last + 1, dtype=np.float64) * interval), 0.0, 1.0))
     down = np.arange(first, -1, -1, dtype=np.float64) * -interval
     rest = np.minimum.accumulate(np.clip(absent(-down[::-1]), 0.0, 1.0))[::-1]
-    up[0] = rest[-1] = max(up[0], rest[-1])  # both say what delta is at 0
+    up[0] = rest[-1] = max(up[0], rest[-1])  # both are delta at 0
     below = np.exp(down) * rest
     rises, falls = np.diff(below), np.diff(up)
     masses = np.empty(first + last + 1)
@@ -170,12 +168,12 @@ def _dots(deltas: Deltas, absent: Deltas, low: float, high: float, interval: flo
 
 
 def mirrored(half: Deltas) -> Deltas:
-    """Return a symmetric pair's deltas on the whole line from those at epsilon >= 0."""
+    """Return the deltas of a symmetric pair for every epsilon from those at epsilon >= 0."""
     return dual(half, half)
 
 
 def dual(forward: Deltas, backward: Deltas) -> Deltas:
-    """Return deltas on the whole line: forward at epsilon >= 0; below, 1 - e^epsilon + e^epsilon backward(-epsilon)."""
+    """Return deltas for every epsilon: forward at epsilon >= 0, else 1 - e^epsilon + e^epsilon backward(-epsilon)."""
 
     def deltas(eps: Array) -> Array:
         up = forward(np.maximum(eps, 0.0))
@@ -202,7 +200,7 @@ def laplace(epsilon: float) -> Curve:
 
 
 def pure(epsilon: float, delta: float = 0.0) -> Curve:
-    """Return the worst curve of anything that is (epsilon, delta)-private."""
+    """Return the largest curve of any (epsilon, delta)-private mechanism."""
 
     def deltas(eps: Array) -> Array:
         # (e^E - e^x) / (1 + e^E), without overflow
@@ -241,20 +239,20 @@ def _finite(p: Array, q: Array) -> Deltas:
 
 
 def _largest_loss(p: Array, q: Array) -> float:
-    both = (p > 0) & (q > 0)  # where nothing is shared every loss is infinite, and the curve is 1 everywhere
+    both = (p > 0) & (q > 0)  # with disjoint supports every loss is infinite and the curve is 1 everywhere
     return float(np.max(np.log(p[both]) - np.log(q[both]), initial=0.0))
 
 
 def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
-    """Return a curve for anything whose Renyi divergence of order a is at most xi + rho a, in both directions.
+    """Return a curve for any mechanism whose Renyi divergence of order a is at most xi + rho a, in both directions.
 
-    The least bound over many orders is not convex, the true curve is: the convex hull lies between them.
+    The minimum over many orders is not convex, but the true curve is: the convex hull lies between them.
     """
 
     def half(eps: Array) -> Array:
         best = np.ones_like(eps)
         middle = np.maximum((eps - xi - rho) / (2 * rho), 1e-3) if rho else np.full_like(eps, 1e6)
-        # any order gives a bound; the best one is near the middle
+        # every order gives a bound; the best one is near the middle
         for factor in np.concatenate((np.geomspace(0.05, 0.5, 8), np.geomspace(0.55, 2, 80), np.geomspace(2.1, 20, 8))):
             a = 1 + factor * middle
             power = (a - 1) * (xi + rho * a - eps) - np.log(a - 1) + a * np.log1p(-1 / a)
@@ -266,15 +264,15 @@ def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
 
 
 def convex(deltas: Deltas, high: float) -> Deltas:
-    """Return a curve below this one that is nearly convex in e^epsilon; the true one is convex, so this stays above it.
+    """Return a smaller curve that is nearly convex in e^epsilon; the true curve is convex, so this stays above it.
 
-    It is the lesser of the curve and of its convex hull on some thousand points between -high and high.
+    It is the minimum of the curve and its convex hull on 8,001 points between -high and high.
     """
 
     @lru_cache(maxsize=1)
     def hull() -> tuple[Array, Array]:
         spread = math.asinh(min(high, 700.0) * 1e4)
-        points = np.sinh(np.linspace(-spread, spread, 8001)) / 1e4  # dense around 0, where the curve bends
+        points = np.sinh(np.linspace(-spread, spread, 8001)) / 1e4  # dense around 0, where the curve bends most
         grown, raw = np.exp(points), deltas(points)
         a, d = grown.tolist(), raw.tolist()
         keep: list[int] = []
@@ -296,9 +294,9 @@ def convex(deltas: Deltas, high: float) -> Deltas:
 
 
 def poisson(curve: Curve, rate: float) -> Curve:
-    """Return the curve after each record is drawn independently at this rate, where absence is the record not drawn.
+    """Return the curve under Poisson sampling at this rate, where an absent record equals one that is not sampled.
 
-    Exact for the pair: the present side is a mixture of drawn and not drawn, the absent side is not drawn at all.
+    Exact for the pair: the present side is a mixture of sampled and not sampled, the absent side is not sampled.
     """
     if rate == 1:
         return curve
@@ -309,8 +307,8 @@ def poisson(curve: Curve, rate: float) -> Curve:
         inner = np.maximum(np.expm1(np.minimum(eps, 30.0)), -rate * (1 - 1e-15)) / rate
         small = np.log1p(np.maximum(inner, -1 + 1e-15))
         large = eps - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(eps, 1.0)))
-        drawn = rate * base(np.where(eps > 1, large, small))
-        return np.where(np.expm1(np.minimum(eps, 30.0)) <= -rate, -np.expm1(np.minimum(eps, 0.0)), drawn)
+        sampled = rate * base(np.where(eps > 1, large, small))
+        return np.where(np.expm1(np.minimum(eps, 30.0)) <= -rate, -np.expm1(np.minimum(eps, 0.0)), sampled)
 
     def absent(eps: Array) -> Array:
         grown = np.exp(np.minimum(eps, 30.0))
@@ -333,28 +331,27 @@ def _inner(eps: Array, rate: float) -> Array:
 
 
 def fixed_size(replaced: Curve, rate: float) -> Curve:
-    """Return the curve after a fixed share of the records is drawn without replacement, under replace-one.
+    """Return the curve when a fixed fraction of the records is sampled without replacement, under replace-one.
 
-    Whatever the release is, a sum or every vector, delta(eps) <= rate delta0(ln(1 + (e^eps - 1)/rate)) at eps >= 0.
+    For any release, a sum or every vector, delta(eps) <= rate delta0(ln(1 + (e^eps - 1)/rate)) at eps >= 0.
     """
     if rate == 1:
         return replaced
-    if not replaced.symmetric:
-        worst = replaced
-        both = worst.absent or worst.present
-        base: Deltas = lambda eps: np.maximum(worst.present(eps), both(eps))  # noqa: E731
-        top = max(worst.high, worst.high_absent or 0.0)
-    else:
-        base, top = replaced.present, replaced.high
-    half: Deltas = lambda eps: rate * base(_inner(eps, rate))  # noqa: E731
-    return Curve(mirrored(half), _sampled_high(top, rate), rounding=4 * rate * replaced.rounding)
+    present, absent = replaced.present, replaced.absent
+
+    def half(eps: Array) -> Array:
+        inner = _inner(eps, rate)
+        return rate * (present(inner) if absent is None else np.maximum(present(inner), absent(inner)))
+
+    high = max(replaced.high, replaced.high_absent or 0.0)
+    return Curve(mirrored(half), _sampled_high(high, rate), rounding=4 * rate * replaced.rounding)
 
 
 def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
-    """Return the curve after a fixed share is drawn without replacement, when a record is exchanged for a null one.
+    """Return the curve when a fixed fraction is sampled without replacement and a record is replaced by a null record.
 
-    The draws that miss the record put another real one in its place, so the present side pays replace-one for them; or
-    each draw is compared with itself, which hides nothing but the record's absence from the draw. The lesser holds.
+    Samples without the record contain another real record instead, so the present side pays replace-one for them; or
+    each sample is compared with itself, which hides only whether the record was sampled. The smaller bound holds.
     """
     if rate == 1:
         return zeroed
@@ -376,10 +373,10 @@ def fixed_size_zeroed(zeroed: Curve, replaced: Curve, rate: float) -> Curve:
 
 
 def bernoulli_visible(replaced: Curve, rate: float, population: int) -> Curve:
-    """Return the curve when each of `population` vectors is sent with probability `rate` and all are seen, shuffled.
+    """Return the curve when each of `population` vectors is sent with probability `rate` and all are visible, shuffled.
 
-    How many were sent is seen too and tells nothing about anyone; given the number it is a draw of fixed size. Numbers
-    are rounded up into at most 400 groups, which can only add to the cost.
+    The number of vectors sent is visible and independent of the data; given that number, it is a fixed-size sample.
+    Numbers are rounded up into at most 400 groups, which can only increase the cost.
     """
     from scipy.stats import binom
 
@@ -400,9 +397,9 @@ def bernoulli_visible(replaced: Curve, rate: float, population: int) -> Curve:
 
 
 def poisson_replaced(mu: float, rate: float) -> Curve:
-    """Return the exact worst curve of a Poisson-sampled sum under replace-one; mu is a record's norm over the noise.
+    """Return the exact worst-case curve of a Poisson-sampled sum under replace-one; mu is clip norm over noise.
 
-    The pair is (1-q) N(0) + q N(mu) against (1-q) N(0) + q N(-mu): opposite records of full norm are worst.
+    The pair is (1-q) N(0) + q N(mu) against (1-q) N(0) + q N(-mu): opposite records of full norm are the worst case.
     """
     if rate == 1:
         return gaussian(2 * mu)
@@ -413,7 +410,7 @@ def poisson_replaced(mu: float, rate: float) -> Curve:
             log_sinh = np.where(eps > 0, eps / 2 + np.log(-np.expm1(-eps)) - math.log(2), -np.inf)
         log_r = log_odds + log_sinh
         bent = np.logaddexp(log_r, 0.5 * np.logaddexp(2 * log_r, 0.0))
-        x = (eps / 2 + bent) / mu  # the ratio of the two densities crosses e^eps here
+        x = (eps / 2 + bent) / mu  # where the ratio of the densities crosses e^eps
         none, one = ndtr(-x), ndtr(mu - x)
         other = np.exp(eps + log_ndtr(-mu - x))
         shared = np.exp(np.minimum(eps + log_ndtr(-x), 700.0))

@@ -1,9 +1,9 @@
 """Gaussian differential privacy: the exact curve of Gaussian noise, and the central-limit estimate for sampled noise.
 
-A mechanism is mu-GDP when telling two neighbours apart is no easier than telling N(0, 1) from N(mu, 1). Gaussian noise
-of standard deviation sigma on a value of L2 sensitivity s is exactly mu-GDP with mu = s / sigma, and k uses compose to
-sqrt(k) mu, exactly. The central-limit theorem for *sampled* noise is an approximation that lies below the truth, and is
-only ever printed as an estimate.
+A mechanism is mu-GDP if distinguishing two neighbours is no easier than distinguishing N(0, 1) from N(mu, 1). Gaussian
+noise of standard deviation sigma on a value of L2 sensitivity s is exactly mu-GDP with mu = s / sigma, and k uses
+compose to exactly sqrt(k) mu. The central-limit theorem for *sampled* noise is an approximation below the true cost and
+is always labelled an estimate.
 
 Paper: Dong, Roth and Su 2022, Gaussian Differential Privacy; Balle and Wang 2018, Improving the Gaussian Mechanism;
 Bu, Dong, Long and Su 2020, Deep Learning with Gaussian Differential Privacy.
@@ -21,9 +21,9 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from discreet.core.errors import invalid, non_negative, open_probability, positive, probability, whole
 
-# Noise so much larger has an epsilon that is never above the one it was solved for: both are rounded up, by 1e-12.
+# Relative increase of the noise after which its epsilon never exceeds the target: both are rounded up, by 1e-12.
 ROUNDING = 1e-11
-_NO_DELTA = "Gaussian noise needs a delta above 0: its loss has no largest value."
+_NO_DELTA = "Gaussian noise needs a delta above 0, because its loss is unbounded."
 
 
 def gaussian_deltas(mu: float, epsilons: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -57,7 +57,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     delta = open_probability("delta", delta, _NO_DELTA)
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    # P[loss > eps] <= delta already suffices, and it is a normal tail.
+    # P[loss > eps] <= delta is sufficient, and it is a normal tail.
     return bisect_up(lambda e: gaussian_delta(mu, e) <= delta, 0.0, mu * mu / 2 + mu * float(-ndtri(delta)))
 
 
@@ -72,10 +72,10 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) <= delta:
         high *= 2
-    most = 1.0
-    while gaussian_delta(1 / most, epsilon) > delta:
-        most *= 2
-    return 1 / bisect_up(lambda s: gaussian_delta(1 / s, epsilon) <= delta, 1 / high, most)
+    noise = 1.0
+    while gaussian_delta(1 / noise, epsilon) > delta:
+        noise *= 2
+    return 1 / bisect_up(lambda s: gaussian_delta(1 / s, epsilon) <= delta, 1 / high, noise)
 
 
 def gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -88,13 +88,13 @@ def gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
 
 
 def classical_gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Return the textbook standard deviation sqrt(2 ln(1.25/delta)) sensitivity / epsilon, where it is proven.
+    """Return the classical standard deviation sqrt(2 ln(1.25/delta)) sensitivity / epsilon, for epsilon < 1.
 
     Paper: Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy, theorem A.1.
     """
     epsilon = positive("epsilon", epsilon)
     if epsilon >= 1:
-        raise invalid("epsilon", epsilon, "< 1", "The classical formula is proven only there; use gaussian_noise.")
+        raise invalid("epsilon", epsilon, "< 1", "The classical formula is proven only there. Use gaussian_noise.")
     delta = open_probability("delta", delta, _NO_DELTA)
     return math.sqrt(2 * math.log(1.25 / delta)) * positive("sensitivity", sensitivity) / epsilon
 
@@ -110,7 +110,7 @@ def gaussian_trade_off(mu: float, false_positive_rate: float) -> float:
 
 
 def central_limit_mu(mu: float, rate: float, steps: int) -> float:
-    """Return the central-limit estimate rate sqrt(T(e^mu² - 1)) of mu after T sums over independently drawn records.
+    """Return the central-limit estimate rate sqrt(T(e^mu² - 1)) of mu after T sums over Poisson-sampled records.
 
     Guarantee: none, it approximates the true curve from below.
     """
@@ -128,7 +128,7 @@ def central_limit_step(mu_total: float, rate: float, steps: int) -> float:
 
 
 def central_limit_mu_fixed(mu: float, rate: float, steps: int) -> float:
-    """Return the central-limit estimate of mu for a fixed number drawn without replacement, under replace-one.
+    """Return the central-limit estimate of mu for fixed-size sampling without replacement, under replace-one.
 
     Guarantee: none, it approximates the true curve from below.
     """
@@ -140,7 +140,7 @@ def central_limit_mu_fixed(mu: float, rate: float, steps: int) -> float:
 
 
 def bisect_up(holds: Callable[[float], Any], low: float, high: float, relative: float = 1e-12) -> float:
-    """Return the least number in [low, high] for which a rule holds that never fails again, rounded up."""
+    """Return the least number in [low, high] from which on a condition holds, by bisection, rounded up."""
     if holds(low):
         return low
     while high - low > relative * max(abs(low), abs(high)):

@@ -1,14 +1,14 @@
-"""What DP instance encoding costs: noisy mixtures of clipped representations, each seen by the server.
+"""Privacy cost of DP instance encoding: noisy mixtures of clipped representations, each visible to the server.
 
-Sound: every output has fresh noise, and the weights are drawn without looking at the data, so one conditions on them.
-Exchanging record i moves output j by at most 2 C lambda_ij, hence all outputs of all epochs together by at most
-2 C sqrt(sum_j lambda_ij²) in L2 and 2 C sum_j lambda_ij in weighted norm. Encoding once and training on the stored
+The sound calibration: every output has fresh noise, and the weights are independent of the data, so the cost is
+computed conditionally on them. Replacing record i moves output j by at most 2 C lambda_ij, hence all outputs of all
+epochs together by at most 2 C sqrt(sum_j lambda_ij²) in L2 and 2 C sum_j lambda_ij in weighted norm. Training on stored
 encodings is post-processing and costs nothing more.
 
 Paper: Xie and Hong 2022, Differentially Private Instance Encoding against Privacy Attacks, theorems 3 and 4.
-Differs: the paper's figures are kept as calibration="paper" and are not bounds: it takes 2C for the L1 distance of two
-vectors of L2 norm C (it is 2C sqrt(d)), C for the L2 distance (it is 2C), one noise vector for all outputs (their
-differences are then free of noise), and counts no composition over the outputs that a record enters.
+Differs: the paper's figures are available as calibration="paper" and are not bounds: it uses 2C for the L1 distance of
+two vectors of L2 norm C (it is 2C sqrt(d)), C for the L2 distance (it is 2C), one noise vector for all outputs (their
+differences are then free of noise), and no composition over the outputs that a record enters.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REASON = (
 
 @dataclass(frozen=True)
 class Load:
-    """How much of one record is released at most: the sum of its squared weights, and of its weights, over all outputs.
+    """The largest sum of squared weights and of weights of one record over all outputs.
 
     >>> Load.of([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
     Load(squares=0.5625, total=0.75)
@@ -57,7 +57,7 @@ class Load:
     total: float
 
     def __post_init__(self) -> None:
-        """Refuse a record that is nowhere."""
+        """Check that both sums are positive."""
         positive("squares", self.squares)
         positive("total", self.total)
 
@@ -69,7 +69,7 @@ class Load:
 
     @classmethod
     def worst(cls, outputs: int) -> Load:
-        """Return the load of a record that may enter this many outputs with any weight up to 1."""
+        """Return the load of a record that enters this many outputs with any weight up to 1."""
         return cls(float(whole("outputs", outputs)), float(outputs))
 
 
@@ -92,31 +92,31 @@ class InstanceEncodingCost:
     calibration: str = "sound"
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and empty shapes."""
+        """Check the fields."""
         positive("clip_norm", self.clip_norm)
         whole("dimension", self.dimension)
         one_of("noise", self.noise, NOISES)
         one_of("calibration", self.calibration, CALIBRATIONS)
         if self.calibration != "sound" and self.noise == "l2-laplace":
-            raise invalid("noise", self.noise, "gaussian or laplace", "The paper has no other.")
+            raise invalid("noise", self.noise, "gaussian or laplace", "The paper defines no other noise.")
 
     @property
     def sensitivity(self) -> float:
-        """How far one exchanged record moves all outputs together, in the norm of the noise."""
+        """The largest change of all outputs together when one record is replaced, in the norm of the noise."""
         if self.noise == "gaussian":
             return 2 * self.clip_norm * math.sqrt(self.load.squares)
         spread = math.sqrt(self.dimension) if self.noise == "laplace" else 1.0
         return 2 * self.clip_norm * spread * self.load.total
 
     def event(self, scale: float) -> DpEvent:
-        """Return what really happens at this scale of noise, under replace-one, whatever the calibration claims."""
+        """Return the event at this noise scale under replace-one, regardless of the calibration."""
         share = positive("scale", scale) / self.sensitivity
         if self.noise == "gaussian":
             return GaussianDpEvent(share)
         return LaplaceDpEvent(share) if self.noise == "laplace" else EpsilonDeltaDpEvent(1 / share)
 
     def scale(self, epsilon: float, delta: float = 0.0) -> float:
-        """Return the scale of noise that the calibration asks for."""
+        """Return the noise scale by the calibration."""
         epsilon = positive("epsilon", epsilon)
         if self.calibration == "sound":
             if self.noise == "gaussian":
@@ -125,9 +125,9 @@ class InstanceEncodingCost:
         if self.noise == "laplace":
             return 2 * self.clip_norm / epsilon
         delta = open_probability("delta", delta, "Gaussian noise needs a delta above 0.")
-        width = (1 + math.sqrt(2 * math.log(1 / delta))) * self.clip_norm
-        # the printed formula gives the variance over epsilon where every related result has epsilon squared
-        return width / (epsilon if self.calibration == "paper" else math.sqrt(epsilon))
+        numerator = (1 + math.sqrt(2 * math.log(1 / delta))) * self.clip_norm
+        # the printed formula divides the variance by epsilon; every related result divides it by epsilon squared
+        return numerator / (epsilon if self.calibration == "paper" else math.sqrt(epsilon))
 
     def guarantee(
         self,
@@ -138,10 +138,10 @@ class InstanceEncodingCost:
         labels: DpEvent | None = None,
         accountant: str = "pld",
     ) -> Guarantee:
-        """Return the guarantee at this scale: proven, or as the paper claims it and not certified.
+        """Return the guarantee at this scale: proven, or the uncertified claim of the paper.
 
         `labels` is the event of the noise on the labels; without it they are declared unprotected. The accountant "rdp"
-        adds up Renyi divergences, as the paper's conclusion asks; the exact curve of "pld" lies below it.
+        adds Renyi divergences, as the paper's conclusion suggests; the exact curve of "pld" lies below it.
         """
         stated = _ASSUMED if labels is not None else (*_ASSUMED, _UNPROTECTED)
         if self.calibration == "sound":

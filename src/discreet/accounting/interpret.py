@@ -1,9 +1,11 @@
-"""What an event costs: epsilon, delta, and the guarantee in words.
+"""Epsilon, delta and the guarantee of an event, and `Meter`, which computes epsilon after any number of equal steps.
 
-Three accountants. `pld` (the default) composes loss distributions and is a proven upper bound; all Gaussian noise that
-is not sampled, and a single von Mises–Fisher direction, are answered by their exact curves instead. `rdp` is a proven
-bound that is mostly looser: where it is smaller, the default reports it, and the guarantee names it. `gdp` is exact for
-Gaussian noise that is not sampled and otherwise a central-limit estimate below the truth, which is never certified.
+There are three accountants. `pld` (the default) composes privacy loss distributions and is a proven upper bound. It
+uses the exact curves for unsampled Gaussian noise and for a single von Mises–Fisher direction. `rdp` is a proven bound
+that is mostly looser. Where it is smaller, the default reports it, and the guarantee names it. `gdp` is exact for
+unsampled Gaussian noise and otherwise a central-limit estimate below the true value, which is never certified.
+
+`pure_epsilon` is the cost at delta 0: the sum of the largest losses, or infinity if a loss is unbounded.
 
 >>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 >>> steps = SelfComposedDpEvent(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), 1000)
@@ -11,14 +13,11 @@ Gaussian noise that is not sampled and otherwise a central-limit estimate below 
 1.829
 >>> round(epsilon(steps, 1e-5, accountant="gdp"), 3)
 1.618
-
-The cost with delta 0: the largest loss of every use, added up; infinite where a loss has no largest value.
-
-The cost so far, step by step: one step is taken apart once, then any number of steps is asked for cheaply.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ from discreet.accounting.gdp import (
     gaussian_epsilon,
 )
 from discreet.accounting.losses import powers_of, use_curve
-from discreet.accounting.parts import Parts, refuse_pair, take_apart
+from discreet.accounting.parts import Parts, decompose, unsupported
 from discreet.accounting.powers import Powers
 from discreet.accounting.renyi import ORDERS, renyi_delta, renyi_divergences, renyi_epsilon
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, open_probability, probability, whole
@@ -63,27 +62,25 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 def epsilon(
     event: DpEvent, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
 ) -> float:
-    """Return epsilon at delta: an upper bound by pld and rdp, perhaps an estimate by gdp; infinite if nothing holds."""
-    return _named_epsilon(event, delta, _known(adjacency, accountant), accountant)[0]
+    """Return epsilon at delta: an upper bound for pld and rdp, possibly an estimate for gdp; infinity if unbounded."""
+    return _named_epsilon(event, delta, _checked(adjacency, accountant), accountant)[0]
 
 
 def _named_epsilon(event: DpEvent, delta: float, adjacency: Adjacency, accountant: str) -> tuple[float, str]:
-    """Return epsilon, and the accountant that proved it."""
+    """Return epsilon and the name of the accountant that gives it."""
     delta = probability("delta", delta)
-    parts = take_apart(event, adjacency)
+    parts = decompose(event, adjacency)
     if parts.reasons:
         return math.inf, accountant
     if delta == 1 or (not parts.uses and not parts.mu_squared):
         return 0.0, accountant
-    best = pure_epsilon(parts, adjacency)
+    pure = pure_epsilon(parts, adjacency)
     if delta == 0:
-        if math.isinf(best):
-            raise invalid(
-                "delta", delta, "in (0, 1)", "Gaussian and such noise has no largest loss; 1e-5 or below 1/n is usual."
-            )
-        return best, accountant
-    found, name = _epsilon(parts, delta, adjacency, accountant)
-    return (best, accountant) if best <= found else (found, name)
+        if math.isinf(pure):
+            raise invalid("delta", delta, "in (0, 1)", "The loss is unbounded. Use a delta below 1/n, such as 1e-5.")
+        return pure, accountant
+    composed, name = _epsilon(parts, delta, adjacency, accountant)
+    return (pure, accountant) if pure <= composed else (composed, name)
 
 
 def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) -> tuple[float, str]:
@@ -93,44 +90,36 @@ def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) 
         return gaussian_epsilon(limit_mu(parts, adjacency), delta), accountant
     if not parts.uses:
         return gaussian_epsilon(parts.mu, delta), accountant
-    direction = _one_direction(parts)
-    if direction is not None and adjacency is Adjacency.REPLACE_ONE:
-        return vmf.replaced_epsilon(direction.kappa, direction.dimension, delta), accountant
-    if direction is not None and adjacency is Adjacency.ZERO_OUT:
-        return vmf.zeroed_epsilon(direction.kappa, direction.dimension, delta), accountant
+    single = parts.single
+    if isinstance(single, VonMisesFisherDpEvent):  # covered under replace-one and zero-out only
+        exact = vmf.replaced_epsilon if adjacency is Adjacency.REPLACE_ONE else vmf.zeroed_epsilon
+        return exact(single.kappa, single.dimension, delta), accountant
     try:
         step, count = powers_of(parts, adjacency, delta)
-        found = step.epsilon(count, delta)
+        by_pld = step.epsilon(count, delta)
     except OverflowError:
-        found = math.inf
-    other = renyi_if_covered(parts, delta, adjacency)
-    return (found, accountant) if found <= other else (other, "rdp")
-
-
-def renyi_if_covered(parts: Parts, delta: float, adjacency: Adjacency) -> float:
-    """Return epsilon by the rdp accountant, infinite where it does not cover the event."""
+        by_pld = math.inf
     try:
-        return renyi_epsilon(parts, delta, adjacency)
+        by_rdp = renyi_epsilon(parts, delta, adjacency)
     except UnsupportedError:
-        return math.inf
+        by_rdp = math.inf
+    return (by_pld, accountant) if by_pld <= by_rdp else (by_rdp, "rdp")
 
 
 def delta(
     event: DpEvent, epsilon: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE, accountant: str = "pld"
 ) -> float:
-    """Return delta at epsilon: an upper bound by pld and rdp, possibly an estimate by gdp; 1 if nothing holds.
+    """Return delta at epsilon: an upper bound for pld and rdp, possibly an estimate for gdp; 1 without a guarantee.
 
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> round(delta(GaussianDpEvent(1.0), 1.0), 6)
     0.126937
     """
-    adjacency, epsilon = _known(adjacency, accountant), non_negative("epsilon", epsilon)
-    parts = take_apart(event, adjacency)
+    adjacency, epsilon = _checked(adjacency, accountant), non_negative("epsilon", epsilon)
+    parts = decompose(event, adjacency)
     if parts.reasons:
         return 1.0
-    if not parts.uses and not parts.mu_squared:
-        return 0.0
-    if pure_epsilon(parts, adjacency) <= epsilon:
+    if (not parts.uses and not parts.mu_squared) or pure_epsilon(parts, adjacency) <= epsilon:
         return 0.0
     if accountant == "rdp":
         return min(1.0, renyi_delta(parts, epsilon, adjacency))
@@ -138,17 +127,17 @@ def delta(
         return gaussian_delta(limit_mu(parts, adjacency), epsilon)
     if not parts.uses:
         return gaussian_delta(parts.mu, epsilon)
-    if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
-        return use_curve(parts.uses[0][0], adjacency).delta(epsilon)
+    if parts.single is not None:
+        return use_curve(parts.single, adjacency).delta(epsilon)
     try:
-        other = renyi_delta(parts, epsilon, adjacency)
+        by_rdp = renyi_delta(parts, epsilon, adjacency)
     except UnsupportedError:
-        other = 1.0
+        by_rdp = 1.0
     try:
         step, count = powers_of(parts, adjacency)
     except OverflowError:
-        return min(1.0, other)
-    return min(step.delta(count, epsilon), other)
+        return min(1.0, by_rdp)
+    return min(step.delta(count, epsilon), by_rdp)
 
 
 def guarantee(
@@ -160,7 +149,7 @@ def guarantee(
     unit: str = "record",
     assumptions: Sequence[str] = (),
 ) -> Guarantee:
-    """Return what an event guarantees, with everything it rests on.
+    """Return the guarantee of an event, with its assumptions and caveats.
 
     >>> from discreet.accounting.events import GaussianDpEvent, NoGuaranteeDpEvent
     >>> print(guarantee(GaussianDpEvent(1.0), delta=1e-5, unit="note"))  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
@@ -168,27 +157,26 @@ def guarantee(
     >>> print(guarantee(NoGuaranteeDpEvent("the masks are secret, not random"), delta=1e-5))
     No guarantee for any record: the masks are secret, not random.
     """
-    adjacency = _known(adjacency, accountant)
-    parts = take_apart(event, adjacency)
-    found, accountant = _named_epsilon(event, delta, adjacency, accountant)
-    if parts.reasons:
-        reason: str | None = "; ".join(parts.reasons)
-    elif math.isinf(found):
+    adjacency = _checked(adjacency, accountant)
+    parts = decompose(event, adjacency)
+    bound, accountant = _named_epsilon(event, delta, adjacency, accountant)
+    reason = "; ".join(parts.reasons) or None
+    if reason is None and math.isinf(bound):
         reason = f"the {accountant} accountant finds no epsilon at so small a delta"
-    else:
-        reason = None
     caveats = {Caveat.CENTRAL_LIMIT} if reason is None and accountant == "gdp" and parts.uses else set()
-    stated = tuple(dict.fromkeys((*assumptions, *_assumed(parts, adjacency))))
-    return Guarantee(found, delta, unit, adjacency, accountant, reason is None, stated, reason, frozenset(caveats))
+    stated = tuple(dict.fromkeys((*assumptions, *_assumptions(parts, adjacency))))
+    return Guarantee(bound, delta, unit, adjacency, accountant, reason is None, stated, reason, frozenset(caveats))
 
 
 def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
-    """Return mu by Gaussian differential privacy: exact without sampling, the central-limit estimate with it."""
+    """Return the mu of Gaussian differential privacy: exact without sampling, a central-limit estimate with it."""
     total = parts.mu_squared
     for use, count in parts.uses:
-        inside = take_apart(use.event, adjacency) if hasattr(use, "event") else None
+        inside = decompose(use.event, adjacency) if hasattr(use, "event") else None
         if inside is None or inside.uses or not inside.mu_squared:
-            raise refuse_pair(use, adjacency, "gdp", "Its central limit is known for sampled Gaussian noise only.")
+            raise unsupported(
+                use, adjacency, "gdp", "Its central limit is implemented for sampled Gaussian noise only."
+            )
         if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:
             total += central_limit_mu(inside.mu, use.sampling_probability, count) ** 2
         elif isinstance(use, VisibleVectorsDpEvent) and adjacency is Adjacency.REPLACE_ONE:
@@ -196,35 +184,29 @@ def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
         elif isinstance(use, SampledWithoutReplacementDpEvent) and adjacency is Adjacency.REPLACE_ONE:
             total += central_limit_mu_fixed(inside.mu, use.sample_size / use.source_dataset_size, count) ** 2
         else:
-            raise refuse_pair(use, adjacency, "gdp", "Use the pld accountant.")
+            raise unsupported(use, adjacency, "gdp", "Use the pld accountant.")
     return math.sqrt(total)
 
 
-def _one_direction(parts: Parts) -> VonMisesFisherDpEvent | None:
-    if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
-        only = parts.uses[0][0]
-        if isinstance(only, VonMisesFisherDpEvent):
-            return only
-    return None
-
-
-def _assumed(parts: Parts, adjacency: Adjacency) -> list[str]:
-    found = []
+def _assumptions(parts: Parts, adjacency: Adjacency) -> list[str]:
+    assumptions = []
     for use, _ in parts.uses:
         if isinstance(use, PoissonSampledDpEvent):
-            found.append("records are drawn independently at the stated rate and nobody learns which were drawn")
+            assumptions.append("records are drawn independently at the stated rate and nobody learns which were drawn")
             if adjacency is Adjacency.ADD_REMOVE:
-                found.append("rate, divisor, steps and delta were chosen without looking at the number of records")
+                assumptions.append(
+                    "rate, divisor, steps and delta were chosen without looking at the number of records"
+                )
             if isinstance(use.event, ClippedSumDpEvent):
-                found.append("only the noisy sum is visible")
+                assumptions.append("only the noisy sum is visible")
         elif isinstance(use, SampledWithoutReplacementDpEvent | VisibleVectorsDpEvent):
-            found.append("a fixed number of records is drawn at random and nobody learns which or in what order")
+            assumptions.append("a fixed number of records is drawn at random and nobody learns which or in what order")
         elif isinstance(use, RandomizedResponseDpEvent) and adjacency is Adjacency.ZERO_OUT:
-            found.append("an empty record answers uniformly at random")
-    return found
+            assumptions.append("an empty record answers uniformly at random")
+    return assumptions
 
 
-def _known(adjacency: Adjacency | str, accountant: str) -> Adjacency:
+def _checked(adjacency: Adjacency | str, accountant: str) -> Adjacency:
     one_of("accountant", accountant, ACCOUNTANTS)
     return Adjacency(one_of("adjacency", str(adjacency), [a.value for a in Adjacency]))
 
@@ -234,7 +216,7 @@ def pure_epsilon(parts: Parts, adjacency: Adjacency) -> float:
 
     >>> from discreet.accounting.events import RandomizedResponseDpEvent, SelfComposedDpEvent
     >>> twice = SelfComposedDpEvent(RandomizedResponseDpEvent(0.5, 2), 2)
-    >>> round(pure_epsilon(take_apart(twice, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE) / math.log(3), 6)
+    >>> round(pure_epsilon(decompose(twice, Adjacency.REPLACE_ONE), Adjacency.REPLACE_ONE) / math.log(3), 6)
     2.0
     """
     if parts.reasons or parts.mu_squared:
@@ -255,10 +237,10 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
         k, p = use.num_buckets, use.noise_parameter
         if k == 1:
             return 0.0
-        told, other = 1 - p + p / k, p / k
+        truthful, other = 1 - p + p / k, p / k
         if adjacency is Adjacency.ZERO_OUT:
-            return max(math.log(told * k), -math.log(other * k))
-        return math.log(told / other)
+            return max(math.log(truthful * k), -math.log(other * k))
+        return math.log(truthful / other)
     if isinstance(use, VonMisesFisherDpEvent):
         if adjacency is Adjacency.ZERO_OUT:
             return vmf.largest_zeroed_loss(use.kappa, use.dimension)
@@ -276,8 +258,8 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
 
 def _sampled_loss(event: DpEvent, rate: float, adjacency: Adjacency) -> float:
     if isinstance(event, VisibleVectorsDpEvent):
-        rate, event = 1.0, event.event  # how many are seen varies, and all of them may be
-    inner = pure_epsilon(take_apart(event, adjacency), adjacency)
+        rate, event = 1.0, event.event  # the number of visible vectors varies; all of them may be sent
+    inner = pure_epsilon(decompose(event, adjacency), adjacency)
     if not math.isfinite(inner):
         return math.inf
     if inner < 30:
@@ -285,12 +267,14 @@ def _sampled_loss(event: DpEvent, rate: float, adjacency: Adjacency) -> float:
     return inner + math.log(rate + (1 - rate) * math.exp(-inner))
 
 
-_MANY = 1_000_000  # steps for which the grid is made to reach far enough
+_MANY = 1_000_000  # the grid is wide enough for this many steps
 
 
 @dataclass(frozen=True)
 class Meter:
-    """Epsilon after any number of equal steps, for a progress line or a solver.
+    """Compute epsilon after any number of equal steps, for a progress bar or a solver.
+
+    One step is decomposed once; after that each number of steps is cheap.
 
     >>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent
     >>> meter = Meter(PoissonSampledDpEvent(0.01, ClippedSumDpEvent(1.0)), delta=1e-5)
@@ -304,36 +288,31 @@ class Meter:
     accountant: str = "pld"
 
     def __post_init__(self) -> None:
-        """Refuse a delta of 0 or 1."""
+        """Check delta and the adjacency."""
         open_probability("delta", self.delta)
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
 
     def epsilon(self, steps: int) -> float:
-        """Return epsilon after this many steps, an upper bound wherever `discreet.accounting.interpret.epsilon` is."""
+        """Return epsilon after this many steps; it is an upper bound wherever the function `epsilon` is one."""
         if whole("steps", steps, 0) == 0:
             return 0.0
         if steps == 1 or not self._parts.uses or self._parts.reasons or self.accountant == "gdp":
             return epsilon(SelfComposedDpEvent(self.step, steps), self.delta, self.adjacency, self.accountant)
-        most = steps * self._pure
-        if self.accountant == "rdp":
-            return min(most, float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0]))
-        other = self._renyi(steps)
+        bounds = [steps * self._pure]
         try:
-            one, count = self._powers
-        except OverflowError:
-            return min(most, other)
-        return min(most, other, one.epsilon(count * steps, self.delta))
-
-    def _renyi(self, steps: int) -> float:
-        """Return epsilon by Renyi divergences, infinite where they do not cover the step."""
-        try:
-            return float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0])
+            bounds.append(float(compute_epsilon(ORDERS, steps * self._divergences, self.delta)[0]))
         except UnsupportedError:
-            return math.inf
+            if self.accountant == "rdp":
+                raise
+        if self.accountant != "rdp":
+            with contextlib.suppress(OverflowError):
+                one, count = self._powers
+                bounds.append(one.epsilon(count * steps, self.delta))
+        return min(bounds)
 
     @cached_property
     def _parts(self) -> Parts:
-        return take_apart(self.step, self.adjacency)
+        return decompose(self.step, self.adjacency)
 
     @cached_property
     def _pure(self) -> float:

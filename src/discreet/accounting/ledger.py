@@ -1,6 +1,6 @@
-"""The ledger: what was spent, on disk before it is used, so that no crash can make it less.
+"""The privacy ledger: every spend is on disk before its noise is used, so that a crash cannot lose one.
 
-What a ledger's counts cost, remembered, and how far a budget still reaches, found in few looks.
+`Ledger` is the open file. `Allowance` caches the cost of spends and computes how many more the budget allows.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from discreet.accounting.ledger_file import (
     Tally,
     Terms,
     composed,
+    cost_of,
     most,
-    priced,
 )
-from discreet.accounting.parts import Parts, take_apart
+from discreet.accounting.parts import Parts, decompose
 from discreet.core.errors import BudgetError, LedgerError, OutputError, invalid, non_negative, one_of
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 
@@ -43,10 +43,10 @@ LONGEST_ID = 200
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof that a spend is counted; only with it may the noise be used.
+    """Proof that a spend is counted. Use the noise only after receiving it.
 
-    `repeated`: this id was spent before, with seeded randomness, and is counted once. `spent_again`: this id was spent
-    before and is counted a second time, because secure randomness never repeats. `durable`: it is on disk.
+    `repeated`: the id was spent before with seeded randomness and is counted once. `spent_again`: the id was spent
+    before and is counted a second time, because secure randomness never repeats. `durable`: the spend is on disk.
     """
 
     id: str
@@ -58,22 +58,22 @@ class Receipt:
 
 
 class Spends(Protocol):
-    """Anything that counts spends: a ledger, or the record of all trainings on the same people."""
+    """An object that counts spends: a ledger, or the record of all trainings on the same people."""
 
     def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> object:  # noqa: A002
         """Count one use of a mechanism; raise if it is not allowed."""
         ...
 
     def state(self, terms: Terms) -> None:
-        """Record terms that what was counted turned out to rest on."""
+        """Record terms that apply to spends that were already counted."""
         ...
 
 
 class Ledger:
-    """An append-only account of privacy spent, for one unit under one adjacency; one process at a time may write it.
+    """An append-only record of privacy spent, for one unit under one adjacency. One process at a time can write it.
 
-    An id names one draw of randomness: run, seed and step. The same id again means the same noise on the same data, as
-    when a seeded step is redone after a crash; whatever would draw other noise needs another id, or `secure=True`.
+    An id identifies one sample of randomness: run, seed and step. Repeating an id means the same noise on the same
+    data, as when a seeded step is repeated after a crash. Different noise needs a different id, or `secure=True`.
 
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> with Ledger.open(None, unit="note", adjacency="add/remove") as ledger:
@@ -86,7 +86,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path | None, store: Store, tally: ledger_file.Tally) -> None:
-        """Hold an open store; `Ledger.open` makes one."""
+        """Wrap an open store; use `Ledger.open`."""
         self.path = path
         self._store = store
         self._tally = tally
@@ -95,22 +95,22 @@ class Ledger:
         self._open = True
         self._settled = True
         self._allowance = Allowance(tally)
-        self.also: Spends | None = None  # whoever else counts each spend, before this ledger does
-        # Names of spends may be made with it, so that they tell nothing of what they are made of; never written.
+        self.also: Spends | None = None  # another object that counts each spend, before this ledger does
+        # A key for ids, so that they reveal nothing about the data they are derived from. It is never written.
         self.key = secrets.token_bytes(32)
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str] | None, *, unit: str, adjacency: str, budget: Budget | None = None
     ) -> Ledger:
-        """Open or make a ledger for a unit of privacy under an adjacency; with no path it is kept in memory only.
+        """Open or create a ledger for a privacy unit under an adjacency; without a path it is in memory only.
 
-        An existing ledger is refused when it was made for another unit, adjacency or budget, when it is open elsewhere,
-        and when it is damaged. A torn last line is counted as spent and marked so.
+        Raises LedgerError if an existing ledger has another unit, adjacency or budget, is open elsewhere, or is
+        damaged. A torn last line is counted as spent and marked in the file.
         """
         if not isinstance(unit, str) or not unit.strip():
-            raise invalid("unit", unit, "a word", "Say what is protected: 'note', 'author', 'client'.")
-        relation = Adjacency(one_of("adjacency", adjacency, [each.value for each in Adjacency]))
+            raise invalid("unit", unit, "a non-empty word", "Name what is protected: 'note', 'author', 'client'.")
+        relation = Adjacency(one_of("adjacency", adjacency, [member.value for member in Adjacency]))
         first = ledger_file.header(unit, relation, budget)
         if path is None:
             return cls(None, Memory(), ledger_file.read(first, "memory"))
@@ -118,9 +118,9 @@ class Ledger:
         file = LedgerFile.open(resolved, first)
         try:
             tally = ledger_file.read(file.read(), str(resolved))
-            _same(resolved, "unit", tally.unit, unit)
-            _same(resolved, "adjacency", tally.adjacency.value, relation.value)
-            _same(resolved, "budget", tally.budget, budget)
+            _check_same(resolved, "unit", tally.unit, unit)
+            _check_same(resolved, "adjacency", tally.adjacency.value, relation.value)
+            _check_same(resolved, "budget", tally.budget, budget)
             if tally.unfinished:
                 file.append(tally.unfinished)
                 tally.unfinished = b""
@@ -131,7 +131,7 @@ class Ledger:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Statement:
-        """Return what a ledger holds now, without the lock: a training may be writing to it."""
+        """Return the contents of a ledger without taking the lock, for example while a training writes to it."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -146,19 +146,19 @@ class Ledger:
         secure: bool = False,
         terms: Terms | None = None,
     ) -> Receipt:
-        """Count one use of a mechanism and return its receipt; call it before the noise is used.
+        """Count one use of a mechanism and return its receipt. Call it before using the noise.
 
-        `terms` are what its guarantee rests on. They are written into the ledger, and `guarantee` states them: with a
-        caveat, such as a fixed seed, the figure of the whole ledger is an estimate from then on.
+        `terms` are the assumptions and caveats of its guarantee. They are written into the ledger, and `guarantee`
+        includes them: after a caveat, such as a fixed seed, the figure of the whole ledger is an estimate.
 
-        When it returns, the spend is on disk. When it raises, do not use the noise: nothing was counted, or, where the
-        disk failed half-way, too much. BudgetError is raised before anything is written.
+        When it returns, the spend is on disk. If it raises, do not use the noise: nothing was counted or, after a
+        partial disk failure, too much. BudgetError is raised before anything is written.
 
-        Guarantee: none of its own; the sum of all spends has one, from `guarantee`.
+        Guarantee: none on its own; `guarantee` returns that of all spends together.
         """
         self._check_usable()
         if not isinstance(id, str) or not 0 < len(id) <= LONGEST_ID:
-            raise invalid("id", id, f"a text of 1 to {LONGEST_ID} characters", "Name the run, the seed and the step.")
+            raise invalid("id", id, f"a string of 1 to {LONGEST_ID} characters", "Name the run, the seed and the step.")
         text = event_to_json(event)
         with self._thread:
             self._check_usable()
@@ -166,8 +166,8 @@ class Ledger:
             number, earlier = tally.texts.get(text), tally.ids.get(id)
             if earlier is not None and earlier != number:
                 raise LedgerError(
-                    f"Expected id={id!r} with the event it was spent with, {tally.events[earlier]}; found {event}. An "
-                    "id names one draw of randomness: give this one another."
+                    f"Expected id={id!r} with the event it was spent with, {tally.events[earlier]}, got {event}. An "
+                    "id identifies one sample of randomness. Use another id."
                 )
             if earlier is not None and not secure and id not in tally.secure:
                 if terms is not None:
@@ -175,7 +175,7 @@ class Ledger:
                 return self._receipt(id, earlier, repeated=True)
             self._allowance.check(text, id)
             if number is None:
-                event_from_json(text)  # what could not be read back must not be written
+                event_from_json(text)  # an event that cannot be read back must not be written
             if self.also is not None:
                 self.also.spend(event, id, secure=secure, terms=terms)
             if terms != tally.terms:
@@ -186,9 +186,9 @@ class Ledger:
             return self._receipt(id, tally.texts[text], spent_again=earlier is not None)
 
     def state(self, terms: Terms) -> None:
-        """Record terms that earlier spends turned out to rest on, as when a step is redone in another way.
+        """Record terms that apply to earlier spends, as when a step is repeated with other randomness.
 
-        A caveat that is new is on disk when this returns, here and wherever else each spend is counted.
+        A new caveat is on disk when this returns, here and in `also`.
         """
         self._check_usable()
         with self._thread:
@@ -196,10 +196,10 @@ class Ledger:
             self._state(terms)
 
     def holds(self, id: str) -> bool:  # noqa: A002
-        """Return whether an id was spent; one look into a table, so a resumed run can ask for each of its steps.
+        """Return whether an id was spent. It is a fast lookup, so a resumed run can check each of its steps.
 
-        True only for what is counted and, in a ledger with a path, on disk. A torn line whose id could not be read is
-        counted, but it holds no id.
+        True only if the spend is counted and, in a ledger with a path, on disk. A torn line whose id could not be read
+        is counted, but without an id.
 
         >>> from discreet.accounting.events import GaussianDpEvent
         >>> with Ledger.open(None, unit="note", adjacency="add/remove") as ledger:
@@ -210,80 +210,78 @@ class Ledger:
         return id in self._tally.ids
 
     def remaining(self, event: Any) -> int:
-        """Return how many more spends of an event the budget allows, looking no further than ten million.
+        """Return how many more spends of an event the budget allows, at most ten million.
 
-        Exactly as many as `spend` will allow: the number that is returned was priced, with all that was spent before,
-        by the same accountant. That is an upper bound of epsilon, so what is truly left may be a few more and is never
-        less.
+        It is exactly the number that `spend` will allow, computed by the same accountant together with all earlier
+        spends. The accountant gives an upper bound of epsilon, so the true remainder is never smaller.
         """
         budget = self._tally.budget
         if budget is None:
-            return self.statement.remaining(event)  # refuses
+            return self.statement.remaining(event)  # raises
         with self._thread:
             return self._allowance.remaining(event_to_json(event), budget)
 
     def at_least(self, event: Any) -> int:
-        """Return a number of further spends of an event that the budget allows, by costs simply added up.
+        """Return a lower bound on `remaining`, by basic composition.
 
-        It is at most `remaining`, and takes milliseconds where that takes a second or two: what was sampled and what
-        was not, thousands of each, are long to price together.
+        It takes milliseconds where `remaining` takes a second or two: composing thousands of sampled and unsampled
+        events is slow.
         """
         budget = self._tally.budget
         if budget is None:
-            return self.statement.remaining(event)  # refuses
+            return self.statement.remaining(event)  # raises
         with self._thread:
             return self._allowance.at_least(event_to_json(event), budget)
 
     @property
     def name(self) -> str:
-        """The random name that this ledger was given when it was made; it ties its lines to one file."""
+        """The random name given at creation, which ties the lines of the ledger to one file."""
         return self._tally.name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The ids that were spent, in the order of their first use."""
+        """The ids that were spent, in order of first use."""
         return tuple(self._tally.ids)
 
     @property
     def statement(self) -> Statement:
-        """What was spent so far, as a value."""
+        """The contents of the ledger so far."""
         return self._tally.statement()
 
     @property
     def budget(self) -> Budget | None:
-        """The most that may be spent, if there is a limit."""
+        """The budget, or None without a limit."""
         return self._tally.budget
 
     @property
     def event(self) -> Any:
-        """All that was spent, as one event."""
+        """All spends, composed into one event."""
         return self.statement.event
 
     def guarantee(
         self, delta: float | None = None, accountant: str = "pld", assumptions: Sequence[str] = ()
     ) -> Guarantee:
-        """Return what all spends together guarantee at delta; without delta, at the budget's.
+        """Return the guarantee of all spends together at delta, by default that of the budget.
 
-        It states the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
+        It includes the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
 
-        Guarantee: for the unit and adjacency the ledger was opened for, over every spend it holds.
+        Guarantee: for the unit and adjacency of the ledger, over every spend in it.
         """
         statement = self.statement
-        found = self._allowance.price(self._allowance.counts(), statement.delta(delta), accountant)
-        return statement.stated(found, assumptions)
+        cost = self._allowance.cost(self._allowance.counts(), statement.delta(delta), accountant)
+        return statement.stated(cost, assumptions)
 
     def epsilon(self, delta: float | None = None, *, rounding: float = 0.05) -> float:
-        """Return a bound on epsilon so far, cheap enough for every step of a progress bar.
+        """Return an upper bound on epsilon so far, cheap enough for every step of a progress bar.
 
-        Counts are rounded up to the next of a geometric row of numbers, `rounding` apart, so that the accountant runs
-        for few of them; what is returned is the epsilon of that many spends, never below the one so far. With rounding
-        0 it is that of `guarantee`.
+        Counts are rounded up to a geometric sequence with ratio 1 + `rounding`, so that the accountant runs for few of
+        them. The result is the epsilon of the rounded counts, never below the epsilon so far. With rounding 0 it is
+        that of `guarantee`.
         """
-        at = self.statement.delta(delta)
-        return self._allowance.bound(at, non_negative("rounding", rounding))
+        return self._allowance.bound(self.statement.delta(delta), non_negative("rounding", rounding))
 
     def close(self) -> None:
-        """Close the file and let go of its lock; what was spent stays spent."""
+        """Close the file and release its lock."""
         self._open = False
         self._store.close()
 
@@ -298,12 +296,12 @@ class Ledger:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or sent to another process: two copies would each forget what the other spends."""
-        raise LedgerError("Expected one Ledger object for one ledger; it cannot be copied. Spend where it was opened.")
+        """Reject copying and pickling: two copies would each miss what the other spends."""
+        raise LedgerError("Expected one Ledger object per ledger; it cannot be copied. Spend where it was opened.")
 
     def __repr__(self) -> str:
-        """Return where it is kept and how much is in it."""
-        where = "in memory, forgotten when the process ends" if self.path is None else repr(str(self.path))
+        """Return the path, unit, adjacency and number of spends."""
+        where = "in memory only" if self.path is None else repr(str(self.path))
         tally = self._tally
         return f"Ledger({where}, unit={tally.unit!r}, adjacency={tally.adjacency.value!r}, {sum(tally.counts)} spends)"
 
@@ -320,19 +318,19 @@ class Ledger:
     def _check_usable(self) -> None:
         if os.getpid() != self._process:
             raise LedgerError(
-                f"Expected to spend in process {self._process}, which opened the ledger; this is {os.getpid()}, forked "
-                "from it. Spend there."
+                f"Expected to spend in process {self._process}, which opened the ledger, got its fork {os.getpid()}. "
+                "Spend in the process that opened it."
             )
         if not self._open:
-            raise LedgerError("Expected an open ledger. It was closed; open it again.")
+            raise LedgerError("Expected an open ledger, got a closed one. Open it again.")
         if not self._settled:
             raise LedgerError(
-                "Expected the last spend to have ended. It was interrupted, so whether it is on disk is not known; "
-                "open the ledger again to read it."
+                "Expected the last spend to be complete. It was interrupted and may or may not be on disk. Open the "
+                "ledger again to read it."
             )
 
     def _write(self, line: bytes) -> None:
-        # Unsettled until file and tally agree again: an interrupt in between must not leave them apart unnoticed.
+        # Unsettled until file and tally agree again, so that an interrupt in between is detected.
         self._settled = False
         try:
             self._store.append(line)
@@ -343,124 +341,120 @@ class Ledger:
         self._settled = True
 
 
-def _same(path: Path, name: str, held: object, asked: object) -> None:
-    if held != asked:
+def _check_same(path: Path, name: str, stored: object, value: object) -> None:
+    if stored != value:
         raise LedgerError(
-            f"Expected {name}={asked!r} to be that of the ledger {str(path)!r}, {held!r}. One ledger holds one unit, "
-            f"one adjacency and one budget: open it with {name}={held!r}, or start another file."
+            f"Expected {name} to be {stored!r}, as in the ledger {str(path)!r}, got {value!r}. A ledger has one unit, "
+            f"one adjacency and one budget. Open it with {name}={stored!r}, or create another file."
         )
 
 
-_REMEMBERED = 1024
-_MARGIN = 1e-4
+_CACHE_SIZE = 1024
+_MARGIN = 1e-4  # the accountant rounds up: its epsilon may exceed a sum of costs by this fraction
 
-Counts = Counter[str]  # events as JSON, and how often each is spent
+Counts = Counter[str]  # the number of spends per event, as JSON
 
 
 class Allowance:
-    """The price of counts of events, and a set of counts known to be within the budget.
+    """The cost of counts of events, and a set of counts that is known to be within the budget.
 
-    Spending more never costs less, so whatever is event by event at most the known counts is within the budget too, and
-    the accountant need not be asked. It is asked when a step leaves them: they are then extended by as much again as
-    was spent since the ledger was opened, or, where that is too much, as far as the budget reaches. So a run of
-    thousands of equal steps asks a dozen times, and a single spend prices a single spend: what the whole budget could
-    hold of a costly event takes a hundred times as long to price.
+    Cost is monotone, so any counts that are at most the known ones, event by event, are within the budget, and the
+    accountant need not run. It runs when a spend exceeds them. They are then extended by as much as was spent since the
+    ledger was opened or, if that exceeds the budget, as far as the budget allows. A run of thousands of equal steps
+    thus needs a dozen runs of the accountant, and a single spend computes the cost of a single spend. Computing at once
+    how often the budget allows a costly event would take a hundred times as long.
     """
 
     def __init__(self, tally: Tally) -> None:
-        """Follow a tally; nothing is known to be within the budget yet."""
+        """Start without counts known to be within the budget."""
         self._tally = tally
-        self._prices: dict[tuple[object, ...], Guarantee] = {}
+        self._costs: dict[tuple[object, ...], Guarantee] = {}
         self._opened = self.counts()
         self._known = Counts()
-        self._then = Counts()  # the counts when that was found
-        self._along = Counts()  # the step of which as many as fit were added to those
+        self._base = Counts()  # the counts when `_known` was computed
+        self._step = Counts()  # the step that was added to `_base` as often as the budget allows
 
     def counts(self) -> Counts:
-        """Return how often each event was spent so far."""
+        """Return the number of spends per event so far."""
         return Counts(dict(zip(self._tally.texts, self._tally.counts, strict=True)))
 
-    def price(self, counts: Counts, delta: float, accountant: str = "pld") -> Guarantee:
-        """Return what counts of events guarantee; asked again, from memory."""
-        spent = [(text, count) for text, count in counts.items() if count]
-        key = (tuple(spent), delta, accountant)
-        if key not in self._prices:
-            if len(self._prices) >= _REMEMBERED:
-                self._prices.clear()
-            event = composed([(event_from_json(text), count) for text, count in spent])
-            self._prices[key] = priced(event, delta, self._tally.statement(), accountant)
-        return self._prices[key]
+    def cost(self, counts: Counts, delta: float, accountant: str = "pld") -> Guarantee:
+        """Return the guarantee of counts of events, cached."""
+        key = (tuple((text, count) for text, count in counts.items() if count), delta, accountant)
+        if key not in self._costs:
+            if len(self._costs) >= _CACHE_SIZE:
+                self._costs.clear()
+            self._costs[key] = cost_of(_composed(counts), delta, self._tally.statement(), accountant)
+        return self._costs[key]
 
     def bound(self, delta: float, rounding: float) -> float:
-        """Return an epsilon not below the one so far: that of counts rounded up, so that few are ever priced."""
+        """Return an upper bound on epsilon so far: that of counts rounded up, so that the cache has few entries."""
         counts, budget = self.counts(), self._tally.budget
         rounded = Counts({text: _round_up(count, rounding) for text, count in counts.items()})
-        bound = self.price(rounded, delta).epsilon
+        bound = self.cost(rounded, delta).epsilon
         if budget is not None and delta == budget.delta and counts <= self._known:
             return min(bound, budget.epsilon)
         return bound
 
     def remaining(self, text: str, budget: Budget) -> int:
-        """Return how many more spends of an event the budget allows."""
+        """Return the number of further spends of an event that the budget allows."""
         now, step = self.counts(), Counts({text: 1})
-        left = self._known - now
-        if self._along == step and now <= self._known:
-            return left[text]  # found before, and only this event was spent since
+        if self._step == step and now <= self._known:
+            return (self._known - now)[text]  # only this event was spent since it was computed
         return self._extend(step, budget)
 
     def at_least(self, text: str, budget: Budget) -> int:
-        """Return a number of further spends of an event that the budget allows, by simple addition: a quick bound.
+        """Return a lower bound on `remaining` by basic composition, which is fast.
 
-        Costs (e1, d1) and (e2, d2) are together at most (e1 + e2, d1 + d2). So either each costs its largest loss and
-        no delta, or what was spent has half of the budget's delta and n more share the other half.
+        Costs (e1, d1) and (e2, d2) are together at most (e1 + e2, d1 + d2). So either each spend costs its largest loss
+        and no delta, or the earlier spends use half of the budget's delta and n more share the other half.
         """
         now, step = self.counts(), Counts({text: 1})
-        each, before = self._largest_loss(step), self._largest_loss(now)
-        if not self._parts(now + step).uses or (now <= self._known and self._along == step):
-            return self.remaining(text, budget)  # in closed form, or from memory
-        found = _quotient(budget.epsilon - before, each)
-        while found and self._largest_loss(now + Counts({text: found})) > budget.epsilon:
-            found -= 1  # three of 0.1 are a hair more than 0.3
-        room = budget.epsilon * (1 - _MARGIN)  # the accountant rounds up: what it will say may be a little more
-        found = max(found, _quotient(room - self.price(now, budget.delta).epsilon, each))
-        if budget.delta and each > self.price(step, budget.delta).epsilon:
+        largest, before = self._largest_loss(step), self._largest_loss(now)
+        if not self._parts(now + step).uses or (now <= self._known and self._step == step):
+            return self.remaining(text, budget)  # in closed form, or cached
+        count = _quotient(budget.epsilon - before, largest)
+        while count and self._largest_loss(now + Counts({text: count})) > budget.epsilon:
+            count -= 1  # rounding: 0.1 + 0.1 + 0.1 > 0.3
+        limit = budget.epsilon * (1 - _MARGIN)
+        count = max(count, _quotient(limit - self.cost(now, budget.delta).epsilon, largest))
+        if budget.delta and largest > self.cost(step, budget.delta).epsilon:
             half, closed = budget.delta / 2, not self._parts(step).uses
-            spent = self.price(now, half).epsilon
+            spent = self.cost(now, half).epsilon
 
-            def cost(n: int) -> float:
+            def total(n: int) -> float:
                 if closed:
-                    return spent + self.price(Counts({text: n}), half).epsilon
-                return spent + n * self.price(step, half / n).epsilon
+                    return spent + self.cost(Counts({text: n}), half).epsilon
+                return spent + n * self.cost(step, half / n).epsilon
 
-            found = max(found, most(cost, room, MOST_STEPS))
-        return found
+            count = max(count, most(total, limit, MOST_STEPS))
+        return count
 
     def check(self, text: str, name: str) -> None:
-        """Refuse one more spend of an event if the budget does not allow it."""
+        """Raise BudgetError if the budget does not allow one more spend of an event."""
         budget = self._tally.budget
         if budget is None:
             return
         now, step = self.counts(), Counts({text: 1})
         if now + step <= self._known:
             return
-        again = now + (now - self._opened) + step
-        if self.price(again, budget.delta).epsilon <= budget.epsilon:
-            self._known, self._then, self._along = again, now, Counts()
+        doubled = now + (now - self._opened) + step
+        if self.cost(doubled, budget.delta).epsilon <= budget.epsilon:
+            self._known, self._base, self._step = doubled, now, Counts()
             return
-        # First in the proportions seen since the last look: steps of several kinds taken in turn then need few looks.
-        mixed = now - self._then + step
+        # First in the proportions spent since the last extension: alternating kinds of steps then need few extensions.
+        mixed = now - self._base + step
         if (mixed != step and self._extend(mixed, budget)) or self._extend(step, budget):
             return
-        would, spent = self.price(now + step, budget.delta).epsilon, self.price(now, budget.delta).epsilon
+        after, spent = self.cost(now + step, budget.delta).epsilon, self.cost(now, budget.delta).epsilon
         raise BudgetError(
-            f"Expected epsilon={in_digits(would, 6)} after {name!r} <= {in_digits(budget.epsilon, 6)}, the budget, at "
-            f"delta={in_digits(budget.delta)}. Nothing was written: stop here, with epsilon {in_digits(spent, 6)} "
-            "spent, or give a larger budget, or spend less each time, with more noise."
+            f"Expected epsilon after {name!r} to be within the budget of {in_digits(budget.epsilon, 6)} at "
+            f"delta={in_digits(budget.delta)}, got {in_digits(after, 6)}. Nothing was written. Stop here, with epsilon "
+            f"{in_digits(spent, 6)} spent, increase the budget, or use more noise."
         )
 
     def _parts(self, counts: Counts) -> Parts:
-        event = composed([(event_from_json(text), count) for text, count in counts.items() if count])
-        return take_apart(event, self._tally.adjacency)
+        return decompose(_composed(counts), self._tally.adjacency)
 
     def _largest_loss(self, counts: Counts) -> float:
         return pure_epsilon(self._parts(counts), self._tally.adjacency)
@@ -472,20 +466,24 @@ class Allowance:
             return now + Counts({text: times * count for text, count in step.items()})
 
         times = most(
-            lambda n: self.price(after(n), budget.delta).epsilon,
+            lambda n: self.cost(after(n), budget.delta).epsilon,
             budget.epsilon,
             MOST_STEPS,
-            self.price(step, budget.delta).epsilon,
+            self.cost(step, budget.delta).epsilon,
         )
         if times:
-            self._known, self._then, self._along = after(times), now, step
+            self._known, self._base, self._step = after(times), now, step
         return times
 
 
-def _quotient(room: float, each: float) -> int:
-    if not room > 0 or not math.isfinite(each):
+def _composed(counts: Counts) -> Any:
+    return composed([(event_from_json(text), count) for text, count in counts.items() if count])
+
+
+def _quotient(total: float, cost: float) -> int:
+    if not total > 0 or not math.isfinite(cost):
         return 0
-    return min(math.floor(room / each * (1 + 1e-12)), MOST_STEPS) if each > 0 else MOST_STEPS
+    return min(math.floor(total / cost * (1 + 1e-12)), MOST_STEPS) if cost > 0 else MOST_STEPS
 
 
 def _round_up(count: int, rounding: float) -> int:

@@ -1,11 +1,12 @@
-r"""The file under a ledger: made whole, locked for one writer, and on disk before anything is used.
+r"""The file format of a ledger: the locked file, its lines, and its contents as a `Statement`.
 
-The lines of a ledger: how they are written, how they are read back, and why a crash never hides a spend.
+`LedgerFile` appends lines durably under an exclusive lock, `Tally` reads and writes the lines, and `Statement` is the
+result: how often each event was spent, what that guarantees, and what remains of the budget.
 
-A ledger is text, one JSON value a line. The first line says what it is for. An object puts an event in force, the
-first time with the event itself, or says what the guarantee of the spends after it rests on: assumptions and caveats.
-An array is one spend of the event in force under the terms in force, with its id and whether the randomness was secure.
-Each line ends in a check: a hash of the check before it and of the line.
+A ledger is text with one JSON value per line. The first line holds the unit, the adjacency and the budget. An object
+sets the current event, the first time with the event itself, or the current terms: the assumptions and caveats of the
+spends after it. An array is one spend of the current event under the current terms, with its id and whether the
+randomness was secure. Each line ends with a check: a hash of the previous check and the line.
 
     {"discreet-ledger":1,"name":"…","unit":"note","adjacency":"add/remove","budget":null,"check":"…"}
     {"terms":{"assumptions":["…"],"caveats":["fixed-seed"]},"check":"…"}
@@ -13,24 +14,22 @@ Each line ends in a check: a hash of the check before it and of the line.
     ["step 1",0,"…"]
     ["step 2",0,"…"]
 
-**A torn last line is spent.** Write `used` for the spends that returned. Two rules hold: (1) a line is written only
-when all lines before it are on disk; (2) a spend returns only when its line is on disk. Let the file be cut off, or its
-last write be garbled, at any byte; let L be the whole lines and t the torn rest.
+**A torn last line counts as spent.** Write `used` for the spends that returned. Two rules hold: (1) a line is written
+only when all lines before it are on disk; (2) a spend returns only when its line is on disk. Suppose the file is cut
+off, or its last write is corrupted, at any byte; let L be the complete lines and t the torn rest.
 
 - t is empty: every line of which a byte survives is in L. Nothing in `used` is missing, by (2).
-- t is not empty: it is the remains of one line, by (1). If that line is a spend, it is a spend of the event in force
-  after L, because the line that put it in force comes earlier and is whole, by (1). So counting one spend of that event
-  counts t exactly, whatever is left of it. If the line puts an event in force, no spend of that event is on disk after
-  it, by (1), and counting nothing, or one spend of the event that was in force, is never too little. The same holds of
-  a line that puts terms in force: no spend under them is on disk, and whoever spends next writes them again.
+- t is not empty: it is a part of one line, by (1). If that line is a spend, it is a spend of the current event after L,
+  because the line that set the event comes earlier and is complete, by (1). So counting one spend of that event counts
+  t exactly, whatever is left of it. If the line sets an event, no spend of that event is on disk after it, by (1), and
+  counting nothing, or one spend of the previous event, is never too little. The same holds for a line that sets terms:
+  no spend under them is on disk, and the next spend writes them again.
 
-So: a torn line counts as one spend of the event in force, unless it agrees with `{"event":` or `{"terms":` as far as it
-goes; with no event in force nothing can have been spent. No line is lost before it can be priced, so "torn, of unknown
-price" does not occur. A torn line stays in the file. Opening it for writing ends it with a tab, which no other line
-holds, and a mark that carries on the chain of checks; a mark that is torn in turn is ended by another. A line that has
-its newline and not its check is no crash but damage, and refused.
-
-What a ledger holds, as a value: how often each event was spent, what that guarantees, and what is left.
+So a torn line counts as one spend of the current event, unless it is a prefix of `{"event":` or `{"terms":`, or starts
+with one of them. Without a current event nothing can have been spent. No line is lost before its event is known, so a
+torn spend of unknown cost does not occur. A torn line stays in the file. Opening the file for writing ends the line
+with a tab, which no other line contains, and a mark that continues the chain of checks; a torn mark is ended by
+another. A line with a newline but without a valid check is damage, not a crash, and the file is rejected.
 """
 
 from __future__ import annotations
@@ -58,17 +57,17 @@ from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 
 
 class Store(Protocol):
-    """Where lines are appended."""
+    """A store to which lines are appended."""
 
     def append(self, line: bytes) -> None:
-        """Return when the line is stored; raise OutputError when nothing of it is."""
+        """Store a line before returning; raise OutputError if nothing of it was stored."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the store."""
 
 
 class Memory:
-    """A store that keeps nothing: the tally in memory is all there is."""
+    """A store that discards its lines, for a ledger in memory."""
 
     def append(self, line: bytes) -> None:
         """Accept the line."""
@@ -78,10 +77,10 @@ class Memory:
 
 
 class LedgerFile:
-    """A file open for appending under an exclusive lock, which ends with the process that holds it."""
+    """A file open for appending under an exclusive lock, which the system releases when the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Hold a descriptor that is already locked; `LedgerFile.open` makes one."""
+        """Wrap a descriptor that is already locked; use `LedgerFile.open`."""
         self.path = path
         self._descriptor = descriptor
         self._status = os.fstat(descriptor)
@@ -90,18 +89,20 @@ class LedgerFile:
 
     @classmethod
     def open(cls, path: Path, first_line: bytes) -> LedgerFile:
-        """Return the file, locked for this process alone; one that does not exist is made with its first line."""
+        """Open and lock a file; a new one is created with its first line."""
         try:
             if not path.exists():
-                _create(path, first_line)
+                # A crash never leaves a ledger without its first line. If two processes create it, the first wins.
+                with contextlib.suppress(FileExistsError):
+                    write_atomic(path, first_line, replace=False)
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise LedgerError(
                 f"Expected to open a ledger at {str(path)!r}: {error.strerror}. Check the folder and its permissions."
             ) from error
         try:
-            # flock and not lockf: the second open in one process is refused too, and closing another descriptor of the
-            # same file, as a reader does, does not release it.
+            # flock, not lockf: it also rejects a second open in the same process, and closing another descriptor of
+            # the same file, as a reader does, does not release it.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
@@ -110,45 +111,45 @@ class LedgerFile:
                     f"Expected to lock the ledger {str(path)!r}: {error.strerror}. Keep it on a local disk."
                 ) from error
             raise LedgerError(
-                f"Expected the ledger {str(path)!r} to be free. Another process, or another Ledger in this one, has it "
-                "open; close that first, or read it without the lock with Ledger.read."
+                f"Expected the ledger {str(path)!r} to be unlocked. Another process, or another Ledger in this "
+                "process, has it open. Close that first, or read it without the lock with Ledger.read."
             ) from None
         return cls(path, descriptor)
 
     def read(self) -> bytes:
-        """Return all bytes, after making sure that they are on disk and not only in memory.
+        """Sync the file and return all bytes.
 
-        A process killed between writing a line and syncing it leaves a line that can be read and that a power cut could
-        still undo; whoever relies on it must sync it first.
+        A process that is killed between writing a line and syncing it leaves a line that can be read but that a power
+        failure could still remove, so it must be synced before it is relied on.
         """
         _sync(self._descriptor)
         return self.path.read_bytes()
 
     def append(self, line: bytes) -> None:
-        """Write a line and sync it; on a failed write nothing of it remains, or the ledger is of no more use."""
+        """Write a line and sync it. After a failed write nothing of it remains, or LedgerError is raised."""
         self._check_unchanged()
         try:
             write_all(self._descriptor, line)
         except OSError as error:
-            # The spend has not returned, so nothing was used on the strength of these bytes and they may go.
+            # The spend has not returned, so no noise was used and these bytes may be removed.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
             if os.fstat(self._descriptor).st_size != self._size:
                 raise LedgerError(
                     f"Expected to write to the ledger {str(self.path)!r}: {error.strerror}. Part of a line is in it "
-                    "and will be counted as spent; make room and open it again."
+                    "and will be counted as spent. Free some space and open it again."
                 ) from error
             raise OutputError(
-                f"Expected to write to the ledger {str(self.path)!r}: {error.strerror}. Nothing was spent; make room "
-                "and try again."
+                f"Expected to write to the ledger {str(self.path)!r}: {error.strerror}. Nothing was spent. Free some "
+                "space and try again."
             ) from error
         try:
             _sync(self._descriptor)
         except OSError as error:
-            # After a failed sync the system may have dropped the bytes or kept them: only reading can tell.
+            # After a failed sync the bytes may or may not be on disk; only reading the file can tell.
             raise LedgerError(
                 f"Expected to sync the ledger {str(self.path)!r}: {error.strerror}. Do not use the noise of this "
-                "spend; check the disk and open the ledger again."
+                "spend. Check the disk and open the ledger again."
             ) from error
         self._size += len(line)
 
@@ -157,25 +158,19 @@ class LedgerFile:
             now = self.path.stat()
         except OSError:
             now = None
-        known = (self._status.st_dev, self._status.st_ino, self._size)
-        if now is None or (now.st_dev, now.st_ino, now.st_size) != known:
+        expected = (self._status.st_dev, self._status.st_ino, self._size)
+        if now is None or (now.st_dev, now.st_ino, now.st_size) != expected:
             raise LedgerError(
-                f"Expected the ledger {str(self.path)!r} as this process left it; it was moved, deleted or written to "
-                "while open. Put it back and open it again."
+                f"Expected the ledger {str(self.path)!r} to be unchanged since this process wrote it. It was moved, "
+                "deleted or modified while open. Restore it and open it again."
             )
 
     def close(self) -> None:
-        """Close the descriptor, which releases the lock unless a forked process still holds a copy."""
+        """Close the descriptor, which releases the lock unless a forked process holds a copy."""
         _OPEN.discard(self)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _create(path: Path, first_line: bytes) -> None:
-    # A crash never leaves a ledger without its first line. Of two processes that create one, the first wins.
-    with contextlib.suppress(FileExistsError):
-        write_atomic(path, first_line, replace=False)
 
 
 def _sync(descriptor: int) -> None:
@@ -191,19 +186,19 @@ def _sync(descriptor: int) -> None:
 _OPEN: weakref.WeakSet[LedgerFile] = weakref.WeakSet()
 
 
-def _forget_in_child() -> None:
-    # A forked child shares the lock. Closing its copies lets the lock end with the process that opened the ledger.
+def _close_in_child() -> None:
+    # A forked child shares the lock. Closing its copies ties the lock to the process that opened the ledger.
     for file in list(_OPEN):
         file.close()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 VERSION = 1
-_DECLARES = (b'{"event":', b'{"terms":')
+_DECLARATIONS = (b'{"event":', b'{"terms":')
 _CHECK_BYTES = 8
-_TAIL = 2 * _CHECK_BYTES + 3  # the check in quotes and the bracket that closes the line
+_TAIL = 2 * _CHECK_BYTES + 3  # the quoted check and the closing bracket
 _TORN_SPEND = re.compile(rb'(\["(?:[^"\\]|\\.)*",[01],)("?[0-9a-f]{0,16}"?\]?)')
 
 
@@ -212,7 +207,7 @@ def _hash(*parts: bytes) -> bytes:
 
 
 def header(unit: str, adjacency: Adjacency, budget: Budget | None) -> bytes:
-    """Return the first line of a new ledger, with a random name that ties every later check to this file."""
+    """Return the first line of a new ledger. Its random name ties every later check to this file."""
     limits = None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta}
     fields = {
         "discreet-ledger": VERSION,
@@ -225,12 +220,12 @@ def header(unit: str, adjacency: Adjacency, budget: Budget | None) -> bytes:
 
 
 def seal(chain: bytes, body: bytes, close: bytes) -> bytes:
-    """Return a whole line: its body, the check that carries on the chain, and the bracket that closes it."""
+    """Return a complete line: its body, the check that continues the chain, and the closing bracket."""
     return b"".join((body, b'"', _hash(chain, body), b'"', close, b"\n"))
 
 
 def _spent(body: bytes) -> tuple[str, bool]:
-    if b"\\" not in body:  # nothing is escaped: a third of the time of JSON, and most ledgers are nothing else
+    if b"\\" not in body:  # without escapes this takes a third of the time of JSON, and it is the common case
         return body[2:-4].decode("ascii"), body[-2:] == b"1,"
     name, secure = json.loads(body[:-1] + b"]")
     return name, bool(secure)
@@ -242,7 +237,7 @@ def _dump(value: Any) -> bytes:
 
 @dataclass
 class Tally:
-    """What a ledger's lines add up to so far; it grows by whole lines only."""
+    """The totals of the lines of a ledger so far; only complete lines are added."""
 
     unit: str
     adjacency: Adjacency
@@ -257,21 +252,21 @@ class Tally:
     secure: set[str] = field(default_factory=set)
     respent: int = 0
     torn: int = 0
-    terms: Terms | None = None  # in force; None in a ledger that was written before terms were recorded
-    rests_on: dict[Terms | None, None] = field(default_factory=dict)  # all terms so far, None for a spend without
-    unfinished: bytes = b""  # what must be appended before the next line, when the last one is torn
+    terms: Terms | None = None  # the current ones; None in a ledger from before terms were recorded
+    all_terms: dict[Terms | None, None] = field(default_factory=dict)  # all so far; None for a spend without terms
+    unfinished: bytes = b""  # bytes to append before the next line if the last one is torn
 
     @property
     def ends_torn(self) -> bool:
-        """Whether the last line is torn and not yet ended; one that lacks its newline alone is whole."""
+        """Whether the last line is torn and not yet ended; a line that lacks only its newline is complete."""
         return len(self.unfinished) > 1
 
     def statement(self) -> Statement:
-        """Return what was spent, as a value."""
+        """Return the contents of the ledger."""
         spent = tuple((event, count) for event, count in zip(self.events, self.counts, strict=True) if count)
         terms, unstated = Terms(), False
-        for each in self.rests_on:
-            terms, unstated = (terms, True) if each is None else (terms | each, unstated)
+        for recorded in self.all_terms:
+            terms, unstated = (terms, True) if recorded is None else (terms | recorded, unstated)
         return Statement(
             self.unit, self.adjacency, self.budget, spent, self.respent, self.torn, self.ends_torn, terms, unstated
         )
@@ -279,28 +274,28 @@ class Tally:
     @property
     def caveats(self) -> frozenset[Caveat]:
         """The caveats recorded so far."""
-        return frozenset().union(*(each.caveats for each in self.rests_on if each is not None))
+        return frozenset().union(*(terms.caveats for terms in self.all_terms if terms is not None))
 
     def conditions(self, terms: Terms | None) -> bytes:
-        """Return the line that puts terms in force."""
+        """Return the line that sets the current terms."""
         value = None
         if terms is not None:
             value = {"assumptions": list(terms.assumptions), "caveats": sorted(terms.caveats)}
         return seal(self.chain, b'{"terms":' + _dump(value) + b',"check":', b"}")
 
     def declaration(self, text: str) -> bytes:
-        """Return the line that puts an event in force."""
-        known = self.texts.get(text)
-        number = b"%d" % (len(self.events) if known is None else known)
-        event = b',"is":' + text.encode() if known is None else b""
+        """Return the line that sets the current event."""
+        index = self.texts.get(text)
+        number = b"%d" % (len(self.events) if index is None else index)
+        event = b',"is":' + text.encode() if index is None else b""
         return seal(self.chain, b'{"event":' + number + event + b',"check":', b"}")
 
     def spend(self, name: str, secure: bool) -> bytes:
-        """Return the line of one spend of the event in force."""
+        """Return the line of one spend of the current event."""
         return seal(self.chain, b"[%s,%d," % (json.dumps(name).encode(), secure), b"]")
 
     def take(self, line: bytes) -> bool:
-        """Add one line, without its newline, and return True; or return False when it is not whole."""
+        """Add one line, without its newline, and return True; return False if its check is wrong."""
         check, body, marked = line[1 - _TAIL : -2], line[:-_TAIL], b"\t" in line
         spend = line[:1] == b"[" and not marked
         if line[-_TAIL:] != b"".join((b'"', _hash(self.chain, body), b'"]' if spend else b'"}')):
@@ -315,58 +310,58 @@ class Tally:
         return True
 
     def take_torn(self, rest: bytes) -> None:
-        """Add a torn last line, and remember the bytes that will end it."""
+        """Add a torn last line and set the bytes that will end it."""
         tab = b"" if b"\t" in rest else b"\t"
         ending = b'%s{"torn":%d,"check":' % (tab, len(rest))
-        whole = seal(self.chain, rest + ending, b"}")
+        line = seal(self.chain, rest + ending, b"}")
         self._take_marked(rest)
-        self.chain = whole[-_TAIL:-3]
-        self.unfinished = whole[len(rest) :]
+        self.chain = line[-_TAIL:-3]
+        self.unfinished = line[len(rest) :]
 
     def _take_marked(self, line: bytes) -> None:
         torn = line.partition(b"\t")[0]
         if not self._is_spend(torn):
             return
         self.torn += 1
-        known = self._torn_name(torn)
-        if known is None:
+        spend = self._torn_spend(torn)
+        if spend is None:
             assert self.in_force is not None
             self.counts[self.in_force] += 1
-            self.rests_on.setdefault(self.terms)
+            self.all_terms.setdefault(self.terms)
         else:
-            self._count(*known)
+            self._count(*spend)
 
     def _is_spend(self, torn: bytes) -> bool:
-        agrees = bool(torn) and any(torn[: len(each)] == each[: len(torn)] for each in _DECLARES)
-        return self.in_force is not None and not agrees
+        declaration = bool(torn) and any(torn[: len(prefix)] == prefix[: len(torn)] for prefix in _DECLARATIONS)
+        return self.in_force is not None and not declaration
 
-    def _torn_name(self, torn: bytes) -> tuple[str, bool] | None:
-        # With its id and flag whole, and what is left of the check right, the torn line is known in full: a seeded step
-        # that is redone after it need not be spent a second time.
-        found = _TORN_SPEND.fullmatch(torn)
-        if found is None or not (b'"' + _hash(self.chain, found[1]) + b'"]').startswith(found[2]):
+    def _torn_spend(self, torn: bytes) -> tuple[str, bool] | None:
+        # If the id and the flag are complete and the rest of the check is right, the torn line is fully known: a seeded
+        # step that is repeated after it need not be spent a second time.
+        match = _TORN_SPEND.fullmatch(torn)
+        if match is None or not (b'"' + _hash(self.chain, match[1]) + b'"]').startswith(match[2]):
             return None
         try:
-            return _spent(found[1])
+            return _spent(match[1])
         except ValueError:
             return None
 
     def _count(self, name: str, secure: bool) -> None:
         if self.in_force is None or not isinstance(name, str):
-            raise ValueError("a spend with no event in force")
+            raise ValueError("a spend without a current event")
         self.respent += name in self.ids
         self.counts[self.in_force] += 1
-        self.rests_on.setdefault(self.terms)
+        self.all_terms.setdefault(self.terms)
         self.ids[name] = self.in_force
         if secure:
             self.secure.add(name)
 
     def _declare(self, value: dict[str, Any]) -> None:
         if "terms" in value:
-            told = value["terms"]
-            self.terms = None if told is None else Terms(tuple(told["assumptions"]), frozenset(told["caveats"]))
+            fields = value["terms"]
+            self.terms = None if fields is None else Terms(tuple(fields["assumptions"]), frozenset(fields["caveats"]))
             if self.terms is not None:
-                self.rests_on.setdefault(self.terms)
+                self.all_terms.setdefault(self.terms)
             return
         number = value["event"]
         if "is" in value:
@@ -382,20 +377,20 @@ class Tally:
 
 
 def read(data: bytes, where: str) -> Tally:
-    """Return what the bytes of a ledger add up to, or refuse a damaged one."""
+    """Return the totals of the bytes of a ledger; raise LedgerError if it is damaged."""
     lines = data.split(b"\n")
     rest = lines.pop()
     tally = _read_header(lines[0] if lines else rest, bool(lines), where)
     for number, line in enumerate(lines[1:], 2):
         try:
             if not tally.take(line):
-                _damaged(where, number, "it does not carry on the line before it")
+                _damaged(where, number, "its check does not continue the line before it")
         except LedgerError:
             raise
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, DiscreetError) as error:
             _damaged(where, number, f"it cannot be read: {shown(error)}")
     try:
-        if rest and tally.take(rest):  # whole but for its newline
+        if rest and tally.take(rest):  # complete except for its newline
             tally.unfinished = b"\n"
         elif rest:
             tally.take_torn(rest)
@@ -404,7 +399,7 @@ def read(data: bytes, where: str) -> Tally:
     return tally
 
 
-def _read_header(line: bytes, whole: bool, where: str) -> Tally:
+def _read_header(line: bytes, complete: bool, where: str) -> Tally:
     try:
         value = json.loads(line)
         version = value["discreet-ledger"]
@@ -412,17 +407,17 @@ def _read_header(line: bytes, whole: bool, where: str) -> Tally:
         version = None
     if version is None:
         raise LedgerError(
-            f"Expected a ledger at {where!r}, found {'an empty file' if not line and not whole else 'something else'}. "
-            "A new ledger is never left without its first line: restore the file from a copy, or, if nothing was ever "
-            "spent in it, delete it."
+            f"Expected a ledger at {where!r}, got {'an empty file' if not line and not complete else 'another file'}. "
+            "A ledger always has its first line. Restore the file from a copy or, if nothing was ever spent in it, "
+            "delete it."
         )
     if version != VERSION:
         raise LedgerError(
-            f"Expected a ledger of format {VERSION} at {where!r}, found format {shown(version)}. Use the version of "
+            f"Expected a ledger of format {VERSION} at {where!r}, got format {shown(version)}. Use the version of "
             "discreet that wrote it."
         )
     check = line[1 - _TAIL : -2]
-    if not whole or check != _hash(line[:-_TAIL]):
+    if not complete or check != _hash(line[:-_TAIL]):
         _damaged(where, 1, "its check is wrong")
     try:
         budget = None if value["budget"] is None else Budget(**value["budget"])
@@ -436,9 +431,9 @@ def _read_header(line: bytes, whole: bool, where: str) -> Tally:
 
 def _damaged(where: str, number: int, why: str) -> NoReturn:
     raise LedgerError(
-        f"Expected line {number} of {where!r} as it was written; {why}. The file was changed, or its disk is failing: "
-        "what was spent can no longer be read from it. Restore it from a copy that has every spend, or treat what it "
-        "covers as having no guarantee."
+        f"Expected line {number} of {where!r} to be unchanged, but {why}. The file was modified, or its disk is "
+        "failing, and the spends can no longer be read from it. Restore it from a copy with every spend, or treat "
+        "everything it covers as having no guarantee."
     )
 
 
@@ -447,7 +442,7 @@ MOST_STEPS = 10_000_000
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent: epsilon, at delta.
+    """The largest epsilon that may be spent, at delta.
 
     >>> Budget(epsilon=3.0, delta=1e-5)
     Budget(epsilon=3.0, delta=1e-05)
@@ -457,10 +452,10 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a budget."""
-        epsilon = positive("epsilon", self.epsilon, "A budget needs a limit; open the ledger without one to have none.")
+        """Check the fields and convert them to floats."""
+        epsilon = positive("epsilon", self.epsilon, "Open the ledger without a budget for no limit.")
         if not 0 <= self.delta < 1:
-            raise invalid("delta", self.delta, "in [0, 1)", "Well below 1 / units is usual.")
+            raise invalid("delta", self.delta, "in [0, 1)", "Use a value well below 1 / units.")
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", float(self.delta))
 
@@ -470,10 +465,10 @@ UNSTATED = "the randomness of every spend was secret: a seed that someone knows 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the guarantee of a spend rests on: assumptions, as sentences, and caveats, as values.
+    """The assumptions, as sentences, and caveats, as values, of the guarantee of a spend.
 
-    They are written into the ledger with the spend, so that everyone who reads it states the same guarantee. They are
-    about the mechanism and never about a text.
+    They are written into the ledger with the spend, so that every reader states the same guarantee. They describe the
+    mechanism and never a text.
 
     >>> Terms(("the batches are secret",), {Caveat.FIXED_SEED}).caveats
     frozenset({<Caveat.FIXED_SEED: 'fixed-seed'>})
@@ -483,26 +478,26 @@ class Terms:
     caveats: frozenset[Caveat] = frozenset()
 
     def __post_init__(self) -> None:
-        """Keep plain tuples and sets."""
+        """Convert the fields to a tuple and a frozenset."""
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
         object.__setattr__(self, "caveats", frozenset(map(Caveat, self.caveats)))
 
     @classmethod
-    def of(cls, found: Guarantee) -> Terms:
+    def of(cls, guarantee: Guarantee) -> Terms:
         """Return the terms of a guarantee."""
-        return cls(found.assumptions, found.caveats)
+        return cls(guarantee.assumptions, guarantee.caveats)
 
     def __or__(self, other: Terms) -> Terms:
-        """Return what both rest on together."""
+        """Return the terms of both together."""
         return Terms(tuple(dict.fromkeys((*self.assumptions, *other.assumptions))), self.caveats | other.caveats)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What was spent, for which unit and adjacency: each distinct event with its count, in the order of first use.
+    """The contents of a ledger: its unit and adjacency, and each distinct event with its count in order of first use.
 
-    `terms` are those of all spends together. `unstated` is true if some spend came without terms, as every spend of a
-    ledger that was written before terms were recorded.
+    `terms` are those of all spends together. `unstated` is true if a spend has no terms, as in a ledger that was
+    written before terms were recorded.
     """
 
     unit: str
@@ -517,54 +512,54 @@ class Statement:
 
     @property
     def spends(self) -> int:
-        """How many spends were counted."""
+        """The number of spends."""
         return sum(count for _, count in self.spent)
 
     @property
     def event(self) -> Any:
-        """All that was spent as one event, each distinct event once with its count."""
+        """All spends composed into one event, each distinct event once with its count."""
         return composed(self.spent)
 
     def guarantee(
         self, delta: float | None = None, accountant: str = "pld", assumptions: Sequence[str] = ()
     ) -> Guarantee:
-        """Return what all spends together guarantee at delta; without delta, at the budget's.
+        """Return the guarantee of all spends together at delta, by default that of the budget.
 
-        It states the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
+        It includes the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
 
-        Guarantee: for the unit and adjacency of the ledger, over every spend it holds.
+        Guarantee: for the unit and adjacency of the ledger, over every spend in it.
         """
-        return self.stated(priced(self.event, self.delta(delta), self, accountant), assumptions)
+        return self.stated(cost_of(self.event, self.delta(delta), self, accountant), assumptions)
 
-    def stated(self, found: Guarantee, assumptions: Sequence[str] = ()) -> Guarantee:
+    def stated(self, cost: Guarantee, assumptions: Sequence[str] = ()) -> Guarantee:
         """Return a guarantee with the assumptions and caveats of this ledger."""
         unstated = (UNSTATED,) if self.unstated and Caveat.FIXED_SEED not in self.terms.caveats else ()
-        said = dict.fromkeys((*assumptions, *self.terms.assumptions, *unstated, *found.assumptions))
-        return replace(found, assumptions=tuple(said)).with_caveats(self.terms.caveats)
+        distinct = dict.fromkeys((*assumptions, *self.terms.assumptions, *unstated, *cost.assumptions))
+        return replace(cost, assumptions=tuple(distinct)).with_caveats(self.terms.caveats)
 
     def remaining(self, event: Any) -> int:
-        """Return how many more spends of an event the budget allows, looking no further than ten million."""
+        """Return how many more spends of an event the budget allows, at most ten million."""
         budget = self.budget
         if budget is None:
-            raise invalid("budget", None, "given", "Without a budget there is no end; open the ledger with one.")
+            raise invalid("budget", None, "set", "Open the ledger with a budget.")
         return most(
-            lambda n: priced(composed((*self.spent, (event, n))), budget.delta, self).epsilon,
+            lambda n: cost_of(composed((*self.spent, (event, n))), budget.delta, self).epsilon,
             budget.epsilon,
             MOST_STEPS,
-            priced(event, budget.delta, self).epsilon,
+            cost_of(event, budget.delta, self).epsilon,
         )
 
     def delta(self, delta: float | None) -> float:
-        """Return the delta to account at: the one given, or the budget's."""
+        """Return `delta`, or that of the budget if it is None."""
         if delta is not None:
             return delta
         if self.budget is None:
-            raise invalid("delta", None, "given", "This ledger has no budget to take it from; say at which delta.")
+            raise invalid("delta", None, "set", "Give a delta: this ledger has no budget.")
         return self.budget.delta
 
 
 def composed(spent: Sequence[tuple[Any, int]]) -> Any:
-    """Return counted events as one event; equal events are counted together.
+    """Return counted events as one event; equal events are merged.
 
     >>> from discreet.accounting.events import GaussianDpEvent
     >>> composed([(GaussianDpEvent(1.0), 2), (GaussianDpEvent(1.0), 3)])
@@ -584,32 +579,28 @@ def composed(spent: Sequence[tuple[Any, int]]) -> Any:
     return parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
 
 
-def priced(
-    event: Any, delta: float, whose: Statement, accountant: str = "pld", assumptions: Sequence[str] = ()
-) -> Guarantee:
-    """Return what an event guarantees for the unit and adjacency of a statement."""
-    return guarantee(
-        event, delta=delta, adjacency=whose.adjacency, accountant=accountant, unit=whose.unit, assumptions=assumptions
-    )
+def cost_of(event: Any, delta: float, statement: Statement, accountant: str = "pld") -> Guarantee:
+    """Return the guarantee of an event for the unit and adjacency of a statement."""
+    return guarantee(event, delta=delta, adjacency=statement.adjacency, accountant=accountant, unit=statement.unit)
 
 
-def most(cost: Callable[[int], float], limit: float, cap: int, each: float = math.inf) -> int:
-    """Return the largest n up to a cap whose cost is within the limit, for a cost that never falls.
+def most(cost: Callable[[int], float], limit: float, cap: int, single: float = math.inf) -> int:
+    """Return the largest n <= cap whose cost is at most the limit, for a non-decreasing cost.
 
-    The n returned has been tried, so its cost is within the limit even where `cost` is not quite monotone. The bracket
-    grows eightfold and is then cut where a power law through its ends would meet the limit, with a halving whenever
-    that gains little: about ten calls for ten thousand steps, where halving alone takes near thirty.
+    The cost of the returned n has been computed, so it is within the limit even if `cost` is not quite monotone. The
+    bracket grows eightfold and is then split where a power law through its ends meets the limit, or halved whenever
+    that gains little: about ten calls for ten thousand steps, where bisection takes almost thirty.
 
-    With `each`, what one alone costs, the first n tried is the one at which costs simply added up meet the limit, and
-    from there on the way up follows the last slope: where little is gained by composing, two or three calls, and for
-    thousands of steps whose costs grow ever more slowly half a dozen.
+    `single` is the cost of one step alone. With it, the first n is where n times that cost meets the limit, and the
+    next ones follow the last slope: two or three calls if composition gains little, and about six for thousands of
+    steps with a concave cost.
 
     >>> most(lambda n: n**0.5, 10.0, 1_000)
     100
-    >>> most(lambda n: 2.0 * n, 999.0, 1_000, each=2.0)
+    >>> most(lambda n: 2.0 * n, 999.0, 1_000, single=2.0)
     499
     """
-    low, low_cost, high, high_cost = _bracket(cost, limit, cap, each)
+    low, low_cost, high, high_cost = _bracket(cost, limit, cap, single)
     halve = False
     while high - low > 1:
         middle = (low + high) // 2 if halve else _power_law(low, low_cost, high, high_cost, limit)
@@ -623,13 +614,13 @@ def most(cost: Callable[[int], float], limit: float, cap: int, each: float = mat
     return low
 
 
-def _bracket(cost: Callable[[int], float], limit: float, cap: int, each: float) -> tuple[int, float, int, float]:
-    """Return an n within the limit and a larger one beyond it, with their costs; the second is cap + 1 if none is."""
+def _bracket(cost: Callable[[int], float], limit: float, cap: int, single: float) -> tuple[int, float, int, float]:
+    """Return an n within the limit and a larger one above it, with their costs; the second is cap + 1 if none is."""
     low, low_cost, high, slope, least = 0, 0.0, 1, 0.0, 1
-    if 0 < each < math.inf:
-        low_cost, slope = cost(0), each
+    if 0 < single < math.inf:
+        low_cost, slope = cost(0), single
         if low_cost > limit:
-            return 0, low_cost, 1, math.inf  # what is spent is too much already
+            return 0, low_cost, 1, math.inf  # the budget is already exceeded
         high = max(_meets(0, low_cost, slope, limit, cap), 1)
     while (high_cost := cost(high)) <= limit:
         if high == cap:
@@ -639,8 +630,8 @@ def _bracket(cost: Callable[[int], float], limit: float, cap: int, each: float) 
             continue
         slope = (high_cost - low_cost) / (high - low)
         low, low_cost = high, high_cost
-        # One beyond where the last slope meets the limit: where costs grow ever more slowly it comes short of it, by
-        # less every time. A cost that is flat and then rises is reached by steps that double.
+        # One beyond where the last slope meets the limit: for a concave cost it falls short, by less every time.
+        # Doubling the least step reaches the limit of a cost that is flat and then rises.
         high, least = min(max(_meets(low, low_cost, slope, limit, cap) + 1, low + least), cap), 2 * least
     return low, low_cost, high, high_cost
 

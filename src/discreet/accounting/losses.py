@@ -1,13 +1,12 @@
-"""From an event to its loss distribution: the default accountant.
+"""Privacy loss distributions of events, for the default accountant.
 
-Every single use becomes a `Curve` (exact or a proven bound), every curve a pessimistic loss distribution on one grid,
-and these are composed. What no proof covers was refused before, by `discreet.accounting.parts`.
+Each use becomes a `Curve` (exact, or a proven bound), each curve becomes a pessimistic loss distribution on a grid, and
+these are composed. `discreet.accounting.parts` has already rejected events that no proof covers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -29,84 +28,74 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import LARGEST_GRID, Parts, gaussian_mu_of, refuse_pair, remembered, take_apart
+from discreet.accounting.parts import LARGEST_GRID, Parts, cached_by_event, decompose, gaussian_mu_of, unsupported
 from discreet.accounting.powers import Losses, Powers
 from discreet.core.guarantee import Adjacency
 
-# beyond this ratio of sensitivity to sigma the likelihood ratios leave double precision
-_STEEPEST = 25.0
-_WIDEST = 500.0  # e to the power of a grid's interval must be a double
-_BEYOND = 1e-4  # the share of delta that losses beyond the grid may take
-_ANY_DELTA = 1e-9  # where delta is not known
+_STEEPEST = 25.0  # above this ratio of sensitivity to sigma the likelihood ratios overflow double precision
+_WIDEST = 500.0  # exp(interval) must be representable as a double
+_BEYOND = 1e-4  # fraction of delta reserved for losses beyond the grid
+_ANY_DELTA = 1e-9  # used if delta is unknown
 
 
 def curve_of(event: DpEvent, adjacency: Adjacency) -> Curve:
-    """Return the curve of one use, or of everything inside a sampling, under an adjacency."""
-    parts = take_apart(event, adjacency)
+    """Return the curve of one use, or of everything inside a sampling event, under an adjacency."""
+    parts = decompose(event, adjacency)
     if not parts.uses:
         return curves.gaussian(parts.mu)
-    if len(parts.uses) == 1 and parts.uses[0][1] == 1 and not parts.mu_squared:
-        return _single(parts.uses[0][0], adjacency)
+    if parts.single is not None:
+        return _single(parts.single, adjacency)
     step, count = powers_of(parts, adjacency)
-    return _as_curve(step.power(count))
+    # linear between the grid points, so it stays an upper bound
+    composed = step.power(count)
+    if composed.absent is None:
+        return Curve(composed.present.deltas, _largest(composed.present))
+    return Curve(composed.present.deltas, _largest(composed.present), composed.absent.deltas, _largest(composed.absent))
 
 
-def _as_curve(all_of: Powers) -> Curve:
-    """Return the curve of a composed loss distribution; it is linear between the dots, so it stays a bound."""
-    if all_of.absent is None:
-        return Curve(_many(all_of.present), _top(all_of.present))
-    return Curve(_many(all_of.present), _top(all_of.present), _many(all_of.absent), _top(all_of.absent))
-
-
-def _many(losses: Losses) -> Callable[[Array], Array]:
-    def deltas(eps: Array) -> Array:
-        return losses.deltas(eps)
-
-    return deltas
-
-
-def _top(losses: Losses) -> float:
+def _largest(losses: Losses) -> float:
     return max(float(losses.first + len(losses.masses)) * losses.interval, 0.0)
 
 
 def powers_of(parts: Parts, adjacency: Adjacency, delta: float | None = None, repeated: int = 1) -> tuple[Powers, int]:
-    """Return the losses of one step and how often it is repeated: one use many times, or everything once.
+    """Return the losses of one step and its number of repetitions: one use many times, or everything once.
 
-    Several uses are put together from the finest grid to the coarsest: many small losses spread so far in sum that they
-    need no finer grid than the large ones beside them. `delta` is what they will be asked at, if it is known, after
-    everything is `repeated` so often: losses that are larger with a probability far below it are not on the grid.
+    Several uses are composed from the finest grid to the coarsest: the sum of many small losses spreads so far that it
+    needs no finer grid than the large losses it is added to. `delta` is where epsilon will be evaluated, if known,
+    after everything is `repeated` that often. Losses that exceed the grid with a probability far below delta are left
+    off it.
 
-    OverflowError is raised where losses are so large that no grid of doubles holds them; then only pure bounds hold.
+    Raises OverflowError if the losses are too large for a grid of doubles; then only pure bounds hold.
     """
-    made_of = [(use_curve(use, adjacency), count) for use, count in parts.uses]
+    full_curves = [(use_curve(use, adjacency), count) for use, count in parts.uses]
     if parts.mu_squared:
-        made_of.append((curves.gaussian(parts.mu), 1))
-    beyond = _BEYOND * (_ANY_DELTA if delta is None else delta) / (len(made_of) * repeated)
-    found = [(made.within(beyond / count), count) for made, count in made_of]
-    if max(curves.interval_for(one) for one, _ in found) > _WIDEST:
+        full_curves.append((curves.gaussian(parts.mu), 1))
+    beyond = _BEYOND * (_ANY_DELTA if delta is None else delta) / (len(full_curves) * repeated)
+    truncated = [(curve.within(beyond / count), count) for curve, count in full_curves]
+    if max(curves.interval_for(curve) for curve, _ in truncated) > _WIDEST:
         raise OverflowError("The losses are too large for a grid.")
-    if len(found) == 1 and not parts.mu_squared:
-        made, count = found[0]
-        return _powers(made, curves.interval_for(made)), count
-    share = None if delta is None else delta / (2 * len(found))  # the margins add up
-    so_far: Powers | None = None
-    for made, count in sorted(found, key=lambda one: curves.interval_for(one[0])):
-        if so_far is None:
-            so_far = _powers(made, curves.interval_for(made)).power(count, share)
+    if len(truncated) == 1 and not parts.mu_squared:
+        curve, count = truncated[0]
+        return _powers(curve, curves.interval_for(curve)), count
+    share = None if delta is None else delta / (2 * len(truncated))  # the margins add up
+    total: Powers | None = None
+    for curve, count in sorted(truncated, key=lambda one: curves.interval_for(one[0])):
+        if total is None:
+            total = _powers(curve, curves.interval_for(curve)).power(count, share)
             continue
-        step = max(curves.interval_for(made, so_far.reach), so_far.interval)
-        so_far = so_far.on(step).compose(_powers(made, step).power(count, share), share)
-    assert so_far is not None
-    return so_far, 1
+        interval = max(curves.interval_for(curve, total.reach), total.interval)
+        total = total.on(interval).compose(_powers(curve, interval).power(count, share), share)
+    assert total is not None
+    return total, 1
 
 
-def _powers(made: Curve, interval: float) -> Powers:
-    return Powers.of(made.losses(interval), made.rounding)
+def _powers(curve: Curve, interval: float) -> Powers:
+    return Powers.of(curve.losses(interval), curve.rounding)
 
 
-@remembered
+@cached_by_event
 def use_curve(use: DpEvent, adjacency: Adjacency) -> Curve:
-    """Return the curve of one use."""
+    """Return the curve of one use, cached."""
     return _single(use, adjacency)
 
 
@@ -137,7 +126,7 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
         return _discrete_gaussian(use)
     if isinstance(use, ZCDpEvent):
         return curves.zero_concentrated(use.rho, use.xi)
-    raise refuse_pair(use, adjacency, "pld", "No proof is at hand; account for it as EpsilonDeltaDpEvent.")
+    raise unsupported(use, adjacency, "pld", "No proof is implemented. Account for it as EpsilonDeltaDpEvent.")
 
 
 def _poisson(use: PoissonSampledDpEvent, adjacency: Adjacency) -> Curve:
@@ -158,14 +147,13 @@ def _fixed(use: DpEvent, rate: float, adjacency: Adjacency) -> Curve:
 
 def _response(use: RandomizedResponseDpEvent, adjacency: Adjacency) -> Curve:
     k, p = use.num_buckets, use.noise_parameter
-    told, other = 1 - p + p / k, p / k
+    truthful, other = 1 - p + p / k, p / k
     if k == 1 or p == 1:
         return curves.pure(0.0)
     if adjacency is Adjacency.ZERO_OUT:  # the null record answers uniformly
-        return curves.discrete(np.array([told, (k - 1) * other]), np.array([1 / k, (k - 1) / k]))
+        return curves.discrete(np.array([truthful, (k - 1) * other]), np.array([1 / k, (k - 1) / k]))
     rest = (k - 2) * other
-    found = curves.discrete(np.array([told, other, rest]), np.array([other, told, rest]))
-    return Curve(found.present, found.high)
+    return _symmetric(np.array([truthful, other, rest]), np.array([other, truthful, rest]))
 
 
 def _discrete_laplace(use: DiscreteLaplaceDpEvent) -> Curve:
@@ -176,8 +164,7 @@ def _discrete_laplace(use: DiscreteLaplaceDpEvent) -> Curve:
     peak = math.tanh(a / 2)
     tail = 1 / (1 + math.exp(-a))  # the mass at or below 0
     here = np.concatenate(([tail], peak * np.exp(-a * between), [math.exp(-a * s) * tail]))
-    found = curves.discrete(here, here[::-1].copy())
-    return Curve(found.present, found.high)
+    return _symmetric(here, here[::-1].copy())
 
 
 def _discrete_gaussian(use: DiscreteGaussianDpEvent) -> Curve:
@@ -186,5 +173,10 @@ def _discrete_gaussian(use: DiscreteGaussianDpEvent) -> Curve:
     reach = math.ceil(12 * use.sigma) + use.sensitivity
     x = np.arange(-reach, reach + use.sensitivity + 1, dtype=np.float64)
     here, there = np.exp(-((x / use.sigma) ** 2) / 2), np.exp(-(((x - use.sensitivity) / use.sigma) ** 2) / 2)
-    found = curves.discrete(here / here.sum(), there / here.sum())
-    return Curve(found.present, found.high)
+    return _symmetric(here / here.sum(), there / here.sum())
+
+
+def _symmetric(present: Array, absent: Array) -> Curve:
+    """Return the curve of two distributions that are mirror images, in one direction only."""
+    both = curves.discrete(present, absent)
+    return Curve(both.present, both.high)

@@ -1,15 +1,12 @@
-"""An event taken apart: which uses there were and how often, and what makes the whole worthless.
+"""Decompose an event into its uses, after checking parameters and whether its cost is proven under an adjacency.
 
-An event as a tree: every parameter checked, every wrapping that says nothing taken off, and its kind in words.
+`decompose` simplifies the event tree, counts each use, and rejects what no proof covers, so that every accountant
+applies the same rules.
 
-Which events have a proven cost under which adjacency: one rule book, asked before any accountant.
-
-Two kinds of release differ in what the receiver sees. Noise on a *sum* shows one value whoever took part, so a record
-may be absent. A release *per record* (von Mises–Fisher, PrivUnit, randomized response, a word, anything inside
-`VisibleVectorsDpEvent`) is seen to be missing when its record is: under add/remove nothing is proven for it, and no
-sampling of a sum hides it.
-
-Answers that are kept: what one use of a mechanism costs is worked out once.
+Two kinds of release differ in what the receiver sees. Noise on a *sum* gives one value regardless of who took part, so
+a record may be absent. A release *per record* (von Mises–Fisher, PrivUnit, randomized response, a word, anything inside
+`VisibleVectorsDpEvent`) is visibly missing when its record is absent: under add/remove nothing is proven for it, and
+sampling a sum does not hide it.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from discreet.core.guarantee import Adjacency
 
 @dataclass(frozen=True)
 class Parts:
-    """Every single use with its count; all Gaussian noise as one mu²; and why nothing is guaranteed, where it is so."""
+    """The uses of an event with their counts, its unsampled Gaussian noise as one mu², and why it has no guarantee."""
 
     uses: tuple[tuple[DpEvent, int], ...]
     mu_squared: float = 0.0
@@ -59,19 +56,24 @@ class Parts:
         """Return the mu of all unsampled Gaussian noise together."""
         return math.sqrt(self.mu_squared)
 
+    @property
+    def single(self) -> DpEvent | None:
+        """The only use, if the event is one use and nothing else."""
+        alone = len(self.uses) == 1 and self.uses[0][1] == 1 and not self.mu_squared
+        return self.uses[0][0] if alone else None
 
-def take_apart(event: DpEvent, adjacency: Adjacency) -> Parts:
-    """Return the single uses of an event under an adjacency, checked and counted.
 
-    What has no proof under the adjacency is refused here, so every accountant and every question asks the same rules; a
-    whole that is worthless in any case is not refused.
+def decompose(event: DpEvent, adjacency: Adjacency) -> Parts:
+    """Return the uses of an event under an adjacency, checked and counted.
+
+    Raises UnsupportedError for a use that has no proof under the adjacency, unless the event has no guarantee anyway.
     """
-    event = simplest(event)
+    event = simplify(event)
     mu_squared, rho, xi, reasons = 0.0, 0.0, 0.0, []
     counts: dict[Any, int] = {}
-    odd: list[tuple[DpEvent, int]] = []
+    unhashable: list[tuple[DpEvent, int]] = []
     for use, count in _walk(event, 1):
-        reason = _worthless(use)
+        reason = _no_guarantee(use)
         if reason:
             reasons.append(reason)
             continue
@@ -85,16 +87,16 @@ def take_apart(event: DpEvent, adjacency: Adjacency) -> Parts:
         try:
             counts[use] = counts.get(use, 0) + count
         except TypeError:  # an event that holds a list has no hash
-            odd.append((use, count))
+            unhashable.append((use, count))
     if not reasons:
         check_covered(event, adjacency)
     if rho or xi:
-        odd.append((ZCDpEvent(rho, xi), 1))
-    return Parts((*counts.items(), *odd), mu_squared, tuple(dict.fromkeys(reasons)))
+        unhashable.append((ZCDpEvent(rho, xi), 1))
+    return Parts((*counts.items(), *unhashable), mu_squared, tuple(dict.fromkeys(reasons)))
 
 
 def _walk(event: DpEvent, count: int) -> Iterator[tuple[DpEvent, int]]:
-    """Yield the uses of a simplified event; a draw of everything is as good as none, once its adjacency is checked."""
+    """Yield the uses of a simplified event. Sampling everything equals no sampling, once the adjacency is checked."""
     for use, times in leaves(event, count):
         if draws_all(use):
             yield from _walk(use.event, times)
@@ -102,8 +104,8 @@ def _walk(event: DpEvent, count: int) -> Iterator[tuple[DpEvent, int]]:
             yield use, times
 
 
-def _worthless(event: DpEvent) -> str | None:
-    """Return why a use gives no guarantee at all, or None."""
+def _no_guarantee(event: DpEvent) -> str | None:
+    """Return why a use has no guarantee, or None if it has one."""
     if isinstance(event, NoGuaranteeDpEvent):
         return event.reason
     if isinstance(event, NonPrivateDpEvent):
@@ -115,15 +117,12 @@ def _worthless(event: DpEvent) -> str | None:
     if isinstance(event, RandomizedResponseDpEvent) and event.noise_parameter == 0 and event.num_buckets > 1:
         return "every answer was given truthfully"
     if isinstance(event, SAMPLED):
-        for use, _ in _walk(event.event, 1):
-            reason = _worthless(use)
-            if reason:
-                return reason
+        return next(filter(None, (_no_guarantee(use) for use, _ in _walk(event.event, 1))), None)
     return None
 
 
 def gaussian_mu_of(event: DpEvent, adjacency: Adjacency) -> float | None:
-    """Return the mu of one unsampled Gaussian use, with the sensitivity that the adjacency gives it, or None."""
+    """Return the mu of one unsampled Gaussian use, with the sensitivity under the adjacency; None for other events."""
     if isinstance(event, GaussianDpEvent):
         return 1 / positive("noise_multiplier", event.noise_multiplier)
     if isinstance(event, ClippedSumDpEvent):
@@ -135,16 +134,16 @@ def gaussian_mu_of(event: DpEvent, adjacency: Adjacency) -> float | None:
 SAMPLED = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, VisibleVectorsDpEvent)
 
 
-def simplest(event: DpEvent) -> DpEvent:
-    """Return the same event, checked, without compositions of one, repetitions of one and coins that always fall alike.
+def simplify(event: DpEvent) -> DpEvent:
+    """Check an event and return it without redundant compositions, repetitions and sampling with probability 0 or 1.
 
-    A fixed draw of everything stays as it is: under some adjacencies it is not the same as no draw at all.
+    A fixed-size sample of everything is kept: under some adjacencies it differs from no sampling.
 
-    >>> simplest(SelfComposedDpEvent(PoissonSampledDpEvent(0.5, ComposedDpEvent([GaussianDpEvent(1.0)])), 1))
+    >>> simplify(SelfComposedDpEvent(PoissonSampledDpEvent(0.5, ComposedDpEvent([GaussianDpEvent(1.0)])), 1))
     PoissonSampledDpEvent(sampling_probability=0.5, event=GaussianDpEvent(noise_multiplier=1.0))
     """
     if not isinstance(event, DpEvent):
-        raise UnsupportedError(f"Expected an event, found {type(event).__name__}. See discreet.accounting.events.")
+        raise UnsupportedError(f"Expected an event, got {type(event).__name__}. See discreet.accounting.events.")
     _check(event)
     if isinstance(event, SelfComposedDpEvent):
         return _repeated(event)
@@ -156,7 +155,7 @@ def simplest(event: DpEvent) -> DpEvent:
 
 
 def _repeated(event: SelfComposedDpEvent) -> DpEvent:
-    count, inner = whole("count", event.count, 0), simplest(event.event)
+    count, inner = whole("count", event.count, 0), simplify(event.event)
     if count == 0 or isinstance(inner, NoOpDpEvent):
         return NoOpDpEvent()
     if count == 1:
@@ -168,7 +167,7 @@ def _repeated(event: SelfComposedDpEvent) -> DpEvent:
 
 def _composed(event: ComposedDpEvent) -> DpEvent:
     parts: list[DpEvent] = []
-    for part in map(simplest, event.events):
+    for part in map(simplify, event.events):
         if isinstance(part, ComposedDpEvent):
             parts.extend(part.events)
         elif not isinstance(part, NoOpDpEvent):
@@ -182,7 +181,7 @@ def _composed(event: ComposedDpEvent) -> DpEvent:
 
 
 def _sampled(event: DpEvent) -> DpEvent:
-    inner = simplest(event.event)
+    inner = simplify(event.event)
     if isinstance(event, PoissonSampledDpEvent):
         if event.sampling_probability == 0 or isinstance(inner, NoOpDpEvent):
             return NoOpDpEvent()
@@ -198,7 +197,7 @@ def _sampled(event: DpEvent) -> DpEvent:
 
 
 def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """Yield everything that was done, sampled or not, with how often; a composition is gone through."""
+    """Yield every use, sampled or not, with its count; compositions are expanded."""
     if isinstance(event, SelfComposedDpEvent):
         yield from leaves(event.event, count * event.count)
     elif isinstance(event, ComposedDpEvent):
@@ -209,28 +208,28 @@ def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def draws_all(event: DpEvent) -> bool:
-    """Return whether an event is a draw of a fixed number that is everything."""
+    """Return whether an event is a fixed-size sample that takes every record."""
     if isinstance(event, VisibleVectorsDpEvent):
         return bool(event.drawn == event.population)
     return isinstance(event, SampledWithoutReplacementDpEvent) and event.sample_size == event.source_dataset_size
 
 
 def describe(event: DpEvent) -> str:
-    """Return an event's kind as words, with what is inside it."""
+    """Return the kind of an event and of the events inside it, as words."""
     name = type(event).__name__.removesuffix("DpEvent")
     inner = getattr(event, "event", None)
     return f"{name} of {describe(inner)}" if isinstance(inner, DpEvent) else name
 
 
 def _check(event: DpEvent) -> None:
-    """Refuse parameters that no mechanism can have; the library's own events check nothing."""
+    """Check parameters of dp_accounting's events, which do not check them themselves."""
     if isinstance(event, GaussianDpEvent | LaplaceDpEvent):
-        non_negative("noise_multiplier", event.noise_multiplier, "It is the noise over the sensitivity.")
+        non_negative("noise_multiplier", event.noise_multiplier, "It is the noise scale divided by the sensitivity.")
     elif isinstance(event, DiscreteLaplaceDpEvent):
         positive("noise_parameter", event.noise_parameter, "It is epsilon for a sensitivity of one grid step.")
         whole("sensitivity", event.sensitivity)
     elif isinstance(event, RandomizedResponseDpEvent):
-        probability("noise_parameter", event.noise_parameter, "It is how often the answer is drawn at random.")
+        probability("noise_parameter", event.noise_parameter, "It is the probability of a random answer.")
         whole("num_buckets", event.num_buckets)
     elif isinstance(event, ZCDpEvent):
         non_negative("rho", event.rho)
@@ -245,7 +244,7 @@ def _check(event: DpEvent) -> None:
 
 
 LARGEST_GRID = 4_000_000
-# noise on a sum: a null record adds nothing, exactly like one that was not drawn
+# Noise on a sum: a null record adds nothing, exactly like a record that is not sampled.
 _SUMS = (
     GaussianDpEvent,
     ClippedSumDpEvent,
@@ -255,45 +254,45 @@ _SUMS = (
     ZCDpEvent,
 )
 _PER_RECORD = (VonMisesFisherDpEvent, RandomizedResponseDpEvent, LocalDpEvent, MetricDpEvent)
-_MISSED = "The release of a record that is absent would be missed: use replace-one, or zero-out where it is covered."
+_MISSED = "The release of an absent record is visibly missing. Use replace-one, or zero-out where it is covered."
 
 
-def refuse_pair(event: DpEvent, adjacency: Adjacency, accountant: str, remedy: str) -> UnsupportedError:
-    """Return the refusal of an event under an adjacency by an accountant."""
+def unsupported(event: DpEvent, adjacency: Adjacency, accountant: str, remedy: str) -> UnsupportedError:
+    """Return the error for an event that an accountant does not cover under an adjacency."""
     return UnsupportedError(
         f"Expected an event that the {accountant} accountant covers under {adjacency.value}, "
-        f"found {describe(event)}. {remedy}"
+        f"got {describe(event)}. {remedy}"
     )
 
 
 def check_covered(event: DpEvent, adjacency: Adjacency) -> None:
-    """Refuse by name whatever in a simplified event has no proof under an adjacency.
+    """Raise UnsupportedError if a part of a simplified event has no proof under an adjacency.
 
-    What passes is covered by the pld accountant; the others cover less and refuse the rest themselves.
+    Events that pass are covered by the pld accountant. The other accountants cover less and check that themselves.
     """
     for use, _ in leaves(event):
-        remedy = _open(use, adjacency)
+        remedy = _unproven(use, adjacency)
         if remedy:
-            raise refuse_pair(use, adjacency, "pld", remedy)
+            raise unsupported(use, adjacency, "pld", remedy)
         if isinstance(use, SAMPLED):
             check_covered(use.event, adjacency)
 
 
-def _open(use: DpEvent, adjacency: Adjacency) -> str | None:
-    """Return what is to be done instead where a use, taken without what is inside it, has no proof, else None."""
+def _unproven(use: DpEvent, adjacency: Adjacency) -> str | None:
+    """Return the remedy if a use, apart from the events inside it, has no proof; None if it has one."""
     if isinstance(use, PoissonSampledDpEvent):
         return _poisson(use.event, adjacency)
     if isinstance(use, VisibleVectorsDpEvent | SampledWithoutReplacementDpEvent):
         return _fixed(use, adjacency)
     if isinstance(use, MetricDpEvent):
-        return None if adjacency is Adjacency.REPLACE_ONE else "A distance is between two records: use replace-one."
+        return None if adjacency is Adjacency.REPLACE_ONE else "A distance is between two records. Use replace-one."
     if isinstance(use, _PER_RECORD):
         return _MISSED if adjacency is Adjacency.ADD_REMOVE else None
     if isinstance(use, DiscreteGaussianDpEvent) and 24 * use.sigma + 2 * use.sensitivity > LARGEST_GRID:
-        return "Its grid is too fine; use ZCDpEvent(rho=sensitivity**2 / (2 * sigma**2))."
+        return "Its grid is too fine. Use ZCDpEvent(rho=sensitivity**2 / (2 * sigma**2))."
     if isinstance(use, (*_SUMS, EpsilonDeltaDpEvent)):
         return None
-    return "No proof is at hand; account for it as EpsilonDeltaDpEvent."
+    return "No proof is implemented. Account for it as EpsilonDeltaDpEvent."
 
 
 def _poisson(inner: DpEvent, adjacency: Adjacency) -> str | None:
@@ -302,36 +301,36 @@ def _poisson(inner: DpEvent, adjacency: Adjacency) -> str | None:
     if isinstance(inner, VisibleVectorsDpEvent) and draws_all(inner):
         if adjacency is Adjacency.REPLACE_ONE:
             return None
-        return "Visible vectors drawn independently are covered by replace-one."
+        return "Independently sampled visible vectors are covered under replace-one."
     if _holds(inner, VisibleVectorsDpEvent):
-        return "Visible vectors inside another draw are covered alone, over all records and by replace-one."
+        return "Visible vectors inside another sampling are covered only alone, over all records, under replace-one."
     if _holds(inner, *_PER_RECORD):
-        return "Each release is visible, and no sum hides it: use VisibleVectorsDpEvent."
+        return "Each release is visible and not hidden in a sum. Use VisibleVectorsDpEvent."
     if adjacency is Adjacency.REPLACE_ONE:
         return (
-            "It does not say what a record that is not drawn leaves behind: use ClippedSumDpEvent for a sum, "
-            "VisibleVectorsDpEvent for vectors seen one by one."
+            "It does not define the release without the record. Use ClippedSumDpEvent for a sum, "
+            "VisibleVectorsDpEvent for individually visible vectors."
         )
     if adjacency is Adjacency.ZERO_OUT and not all(isinstance(part, _SUMS) for part, _ in leaves(inner)):
-        return "Its null record is not the same as a record that is not drawn."
+        return "Its null record differs from a record that is not sampled."
     return None
 
 
 def _fixed(use: DpEvent, adjacency: Adjacency) -> str | None:
-    seen = isinstance(use, VisibleVectorsDpEvent)
+    visible = isinstance(use, VisibleVectorsDpEvent)
     if adjacency is Adjacency.REPLACE_ONE:
         return None
     if adjacency is Adjacency.ADD_REMOVE:
-        if seen:
-            return "A vector that is missing is seen: use replace-one, or zero-out where it is covered."
-        return "A fixed number drawn has no meaning when the corpus may have one record less. Use replace-one."
-    if not seen and _holds(use.event, *_PER_RECORD):
-        return "Each release is visible, and no sum hides it: use VisibleVectorsDpEvent."
-    known = (ClippedSumDpEvent, VonMisesFisherDpEvent) if seen else (ClippedSumDpEvent,)
-    if draws_all(use) or all(isinstance(part, known) for part, _ in leaves(use.event)):
+        if visible:
+            return "A missing vector is visible. Use replace-one, or zero-out where it is covered."
+        return "A fixed sample size is undefined when the corpus may have one record less. Use replace-one."
+    if not visible and _holds(use.event, *_PER_RECORD):
+        return "Each release is visible and not hidden in a sum. Use VisibleVectorsDpEvent."
+    covered = (ClippedSumDpEvent, VonMisesFisherDpEvent) if visible else (ClippedSumDpEvent,)
+    if draws_all(use) or all(isinstance(part, covered) for part, _ in leaves(use.event)):
         return None
     return (
-        "Draws that miss the record exchange it for a real one, whose distance is not known here. Use replace-one, or "
+        "Samples without the record contain another real record at an unknown distance. Use replace-one, or "
         "ClippedSumDpEvent for vectors of bounded norm."
     )
 
@@ -343,20 +342,21 @@ def _holds(event: DpEvent, *kinds: type[DpEvent]) -> bool:
     )
 
 
-Answer = TypeVar("Answer")
-_MOST = 256  # questions; a training asks a handful
+Result = TypeVar("Result")
+_CACHE_SIZE = 256  # a training needs a few entries
 
 
-def remembered(answer: Callable[[DpEvent, Adjacency], Answer]) -> Callable[[DpEvent, Adjacency], Answer]:
-    """Return a function that answers the same question about an event under an adjacency once."""
-    kept = lru_cache(maxsize=_MOST)(answer)
+def cached_by_event(function: Callable[[DpEvent, Adjacency], Result]) -> Callable[[DpEvent, Adjacency], Result]:
+    """Cache a function of an event and an adjacency; events without a hash are computed each time."""
+    cached = lru_cache(maxsize=_CACHE_SIZE)(function)
 
-    @wraps(answer)
-    def ask(use: DpEvent, adjacency: Adjacency) -> Answer:
+    @wraps(function)
+    def call(use: DpEvent, adjacency: Adjacency) -> Result:
         try:
             hash(use)
         except TypeError:  # an event that holds a list has no hash
-            return answer(use, adjacency)
-        return kept(use, adjacency)
+            return function(use, adjacency)
+        return cached(use, adjacency)
 
-    return ask
+    call.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+    return call

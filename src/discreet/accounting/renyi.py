@@ -1,9 +1,9 @@
-"""The cross-check: Renyi divergences of every use, added up and turned into epsilon.
+"""Renyi divergences of events, their sum, and its conversion to epsilon: the rdp accountant.
 
-dp_accounting computes those of Laplace noise, randomized response and draws of fixed size, from events into which the
-sensitivity of the adjacency has been written first. Ours are von Mises–Fisher directions, anything known only by its
-epsilon, and Poisson-sampled Gaussian noise, where dp_accounting is loose at fractional orders and gives up the smallest
-ones when there is little noise (they are the best ones for epsilon near 100).
+dp_accounting computes the divergences of Laplace noise, randomized response and fixed-size samples, from events that
+already include the sensitivity under the adjacency. Computed here are von Mises–Fisher directions, mechanisms known
+only by their epsilon, and Poisson-sampled Gaussian noise. For the last one dp_accounting is loose at fractional orders
+and skips the smallest orders if there is little noise (they are the best ones for epsilon near 100).
 
 Paper: Mironov 2017, Renyi Differential Privacy; Mironov, Talwar and Zhang 2019, Renyi Differential Privacy of the
 Sampled Gaussian Mechanism; Wang, Balle and Kasiviswanathan 2019, Subsampled Renyi Differential Privacy; Canonne, Kamath
@@ -42,10 +42,10 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import Parts, refuse_pair, remembered, take_apart
+from discreet.accounting.parts import Parts, cached_by_event, decompose, unsupported
 from discreet.core.guarantee import Adjacency
 
-_AT_ONCE = 1 << 20  # numbers of an integral at the same time
+_AT_ONCE = 1 << 20  # numbers of an integral computed at a time
 _MOST_POINTS = 1 << 16
 ORDERS: Array = np.array(DEFAULT_RDP_ORDERS, dtype=np.float64)
 _RELATION = {
@@ -73,7 +73,7 @@ def renyi_divergences(parts: Parts, adjacency: Adjacency) -> Array:
     return total
 
 
-@remembered
+@cached_by_event
 def _divergences(use: DpEvent, adjacency: Adjacency) -> Array:
     if isinstance(use, LaplaceDpEvent | ZCDpEvent):
         return _library(use, adjacency)
@@ -97,26 +97,26 @@ def _divergences(use: DpEvent, adjacency: Adjacency) -> Array:
     if isinstance(use, VisibleVectorsDpEvent) and adjacency is Adjacency.REPLACE_ONE:
         inside = _gaussian(use, adjacency)
         return _library(SampledWithoutReplacementDpEvent(use.population, use.drawn, inside), adjacency)
-    raise refuse_pair(use, adjacency, "rdp", "Use the pld accountant.")
+    raise unsupported(use, adjacency, "rdp", "Use the pld accountant.")
 
 
 def sampled_gaussian(rate: float, noise: float) -> Array:
-    """Return the divergences of a Poisson-sampled sum with noise of this multiple of one record's norm.
+    """Return the divergences of a Poisson-sampled sum with this noise multiplier.
 
-    At order a it is ln E[(1 - q + q e^z)^a] / (a - 1), z = (2x - 1)/(2 noise²), x normal of width noise: a sum for
-    whole orders, an integral for the others; both are as exact as floating point.
+    At order a it is ln E[(1 - q + q e^z)^a] / (a - 1), z = (2x - 1)/(2 noise²), x normal with standard deviation noise:
+    a sum for integer orders, an integral for the others; both are exact up to floating-point rounding.
     """
-    whole = np.floor(ORDERS) == ORDERS
+    integer = np.floor(ORDERS) == ORDERS
     logs = np.empty_like(ORDERS)
-    few = whole & (ORDERS < 100)
-    logs[few] = _whole_orders(rate, noise, ORDERS[few])
-    many = whole & ~few
-    logs[many] = [_whole_orders(rate, noise, np.array([a]))[0] for a in ORDERS[many]]
-    logs[~whole] = _broken_orders(rate, noise, ORDERS[~whole])
+    few = integer & (ORDERS < 100)
+    logs[few] = _integer_orders(rate, noise, ORDERS[few])
+    many = integer & ~few
+    logs[many] = [_integer_orders(rate, noise, np.array([a]))[0] for a in ORDERS[many]]
+    logs[~integer] = _fractional_orders(rate, noise, ORDERS[~integer])
     return np.asarray(np.maximum(logs, 0.0) / (ORDERS - 1), dtype=np.float64)
 
 
-def _whole_orders(rate: float, noise: float, orders: Array) -> Array:
+def _integer_orders(rate: float, noise: float, orders: Array) -> Array:
     a, k = orders[:, None], np.arange(float(orders.max()) + 1)
     rest = np.maximum(a - k, 0.0)
     choose = gammaln(a + 1) - gammaln(k + 1) - gammaln(rest + 1)
@@ -124,10 +124,10 @@ def _whole_orders(rate: float, noise: float, orders: Array) -> Array:
     return np.asarray(logsumexp(np.where(k <= a, terms, -np.inf), axis=1), dtype=np.float64)
 
 
-def _broken_orders(rate: float, noise: float, orders: Array) -> Array:
+def _fractional_orders(rate: float, noise: float, orders: Array) -> Array:
     # the integrand is analytic within pi noise² of the real line: this step leaves an error below 1e-20
     gap = min(noise / 6, noise * noise / 2.5)
-    if float(orders.max()) > _MOST_POINTS * gap:  # next to no noise: whole orders have to do
+    if float(orders.max()) > _MOST_POINTS * gap:  # almost no noise: use the integer orders only
         return np.full_like(orders, math.inf)
     x = np.arange(-13 * noise, float(orders.max()) + 13 * noise, gap)
     z = (2 * x - 1) / (2 * noise * noise)
@@ -136,17 +136,17 @@ def _broken_orders(rate: float, noise: float, orders: Array) -> Array:
     )
     log_weight = -(x * x) / (2 * noise * noise) + math.log(gap / (noise * math.sqrt(2 * math.pi)))
     weight, largest = np.exp(log_weight), float(log_ratio.max())
-    found = np.empty_like(orders)
-    small = orders * largest < 20  # small divergences keep their digits
+    logs = np.empty_like(orders)
+    small = orders * largest < 20  # expm1 and log1p keep the digits of small divergences
     together = max(1, _AT_ONCE // len(x))
     for chosen in (np.flatnonzero(small), np.flatnonzero(~small)):
-        for some in np.split(chosen, range(together, len(chosen), together)):
-            raised = orders[some, None] * log_ratio
-            if small[some].all():
-                found[some] = np.log1p(np.maximum(np.expm1(raised) @ weight, 0.0))
+        for batch in np.split(chosen, range(together, len(chosen), together)):
+            raised = orders[batch, None] * log_ratio
+            if small[batch].all():
+                logs[batch] = np.log1p(np.maximum(np.expm1(raised) @ weight, 0.0))
             else:
-                found[some] = logsumexp(log_weight + raised, axis=1)
-    return found
+                logs[batch] = logsumexp(log_weight + raised, axis=1)
+    return logs
 
 
 def _library(use: DpEvent, adjacency: Adjacency) -> Array:
@@ -155,17 +155,17 @@ def _library(use: DpEvent, adjacency: Adjacency) -> Array:
 
 
 def _gaussian(use: DpEvent, adjacency: Adjacency) -> GaussianDpEvent:
-    """Return what is sampled as one Gaussian event with the sensitivity of the adjacency in it."""
-    inside = take_apart(use.event, adjacency)
+    """Return the sampled event as one Gaussian event that includes the sensitivity under the adjacency."""
+    inside = decompose(use.event, adjacency)
     if inside.uses or not inside.mu_squared:
-        raise refuse_pair(use, adjacency, "rdp", "It samples Gaussian noise only; use the pld accountant.")
+        raise unsupported(use, adjacency, "rdp", "It covers sampled Gaussian noise only. Use the pld accountant.")
     return GaussianDpEvent(1 / inside.mu)
 
 
 def _pure(epsilon: float) -> Array:
-    """Return the largest divergences of anything that is epsilon-private, reached by randomized response.
+    """Return the largest divergences of any epsilon-private mechanism, attained by randomized response.
 
-    ln((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a-1), written so that nothing overflows.
+    They are ln((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a-1), written to avoid overflow.
     """
     a = ORDERS
     bent = np.log1p(np.exp(-(2 * a - 1) * epsilon)) - math.log1p(math.exp(-epsilon))
@@ -174,15 +174,15 @@ def _pure(epsilon: float) -> Array:
 
 def _directions(use: VonMisesFisherDpEvent, adjacency: Adjacency) -> Array:
     kappa, d = use.kappa, use.dimension
-    found = np.empty_like(ORDERS)
+    divergences = np.empty_like(ORDERS)
     base = vmf.log_mean(kappa, d) if kappa <= vmf.MOST_EXACT else 0.0
     for i, a in enumerate(ORDERS.tolist()):
         if (2 * a - 1) * kappa > vmf.MOST_EXACT:
-            found[i] = 2 * kappa  # no divergence exceeds the largest loss
+            divergences[i] = 2 * kappa  # no divergence exceeds the largest loss
         elif adjacency is Adjacency.REPLACE_ONE:
-            found[i] = (vmf.log_mean((2 * a - 1) * kappa, d) - base) / (a - 1)
+            divergences[i] = (vmf.log_mean((2 * a - 1) * kappa, d) - base) / (a - 1)
         else:
-            there = (vmf.log_mean(a * kappa, d) - a * base) / (a - 1)
-            back = (vmf.log_mean((a - 1) * kappa, d) + (a - 1) * base) / (a - 1)
-            found[i] = max(there, back)
-    return np.where(np.isfinite(found), np.maximum(found, 0.0), math.inf)
+            forward = (vmf.log_mean(a * kappa, d) - a * base) / (a - 1)
+            backward = (vmf.log_mean((a - 1) * kappa, d) + (a - 1) * base) / (a - 1)
+            divergences[i] = max(forward, backward)
+    return np.where(np.isfinite(divergences), np.maximum(divergences, 0.0), math.inf)

@@ -1,12 +1,12 @@
-"""The exact privacy of a direction drawn from the von Mises–Fisher distribution, in any dimension.
+"""Exact privacy of a direction sampled from the von Mises–Fisher distribution, in any dimension.
 
 Only t = <x, y> matters, so every figure is a one-dimensional integral. With t = sin(phi) the density of phi is
-proportional to exp(kappa sin(phi)) cos(phi)^(d-2), which is smooth on the whole interval for every d >= 2; all of it is
-kept as logarithms, so that millions of dimensions and kappa of ten thousand and more do not overflow.
+proportional to exp(kappa sin(phi)) cos(phi)^(d-2), which is smooth on the whole interval for every d >= 2. It is
+computed in logarithms, so that millions of dimensions and kappa above ten thousand do not overflow.
 
-- Replace-one: the worst pair of directions is an antipodal one, with loss 2 kappa t (docs/von_mises_fisher.md, proof).
+- Replace-one: the worst pair of directions is antipodal, with loss 2 kappa t (docs/von_mises_fisher.md, proof).
 - Zero-out: against the uniform direction, with loss kappa t - ln Z(kappa), Z the mean of exp(kappa t) on the sphere.
-- Above kappa 1e10 doubles no longer hold kappa t well enough for a proof: every figure is then that of loss 2 kappa.
+- Above kappa 1e10, doubles do not represent kappa t precisely enough for a proof; the loss is then taken as 2 kappa.
 
 Differs: Weggenmann and Kerschbaum 2021 and the papers after it bound the loss by its largest value, 2 kappa; in high
 dimension the loss is nearly always hundreds of times smaller.
@@ -23,8 +23,8 @@ from discreet.accounting.curve import Array, Curve, Deltas, pure
 from discreet.accounting.gdp import bisect_up
 from discreet.core.errors import invalid, non_negative, open_probability, probability, whole
 
-MOST_EXACT = 1e10  # above it kappa t is rounded by more than 1e-6, and only the largest loss, 2 kappa, is certain
-_DROP = 75.0  # densities below e^-75 of the peak carry nothing
+MOST_EXACT = 1e10  # above it the rounding of kappa t exceeds 1e-6, and only the largest loss, 2 kappa, is proven
+_DROP = 75.0  # densities below e^-75 of the peak are negligible
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _FINE_NODES, _FINE_WEIGHTS = np.polynomial.legendre.leggauss(6)
 
@@ -33,7 +33,7 @@ def _log_shape(kappa: float, dimension: int, phi: Array) -> Array:
     """Return the log-density of phi up to a constant."""
     t = np.sin(phi)
     with np.errstate(divide="ignore"):
-        # half ln(1 - t²) is ln cos(phi) with its full precision near phi = 0, where millions multiply it
+        # half ln(1 - t²) is ln cos(phi) in full precision near phi = 0, where it is multiplied by millions
         log_cos = np.where(np.abs(t) < 0.5, 0.5 * np.log1p(-np.minimum(t * t, 0.5)), np.log(np.cos(phi)))
     bent = (dimension - 2) * log_cos if dimension > 2 else np.zeros_like(phi)
     return np.asarray(kappa * t + bent, dtype=np.float64)
@@ -48,7 +48,7 @@ def _peak(kappa: float, dimension: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _support(kappa: float, dimension: int) -> tuple[float, float]:
-    """Return where phi is found, but for a share of about e^-75."""
+    """Return the interval that holds phi except with probability about e^-75."""
 
     def log_shape(phi: float) -> float:
         t = math.sin(phi)
@@ -97,7 +97,7 @@ def log_mean(kappa: float, dimension: int) -> float:
     """
     kappa = non_negative("kappa", abs(kappa))
     if kappa > MOST_EXACT:
-        raise invalid("kappa", kappa, f"<= {MOST_EXACT:g}", "Such a direction is released nearly as it is.")
+        raise invalid("kappa", kappa, f"<= {MOST_EXACT:g}", "A larger kappa releases the direction almost unchanged.")
     return _log_total(kappa, dimension) - _log_total(0.0, dimension) if kappa else 0.0
 
 
@@ -115,7 +115,7 @@ def _tail_delta(kappa: float, dimension: int, slope: float, shift: float, epsilo
     if cut >= 1:
         return 0.0
     low = max(low, math.asin(max(cut, -1.0)))
-    # where the cut lies past the bulk, what is left is still wanted in full
+    # if the cut lies beyond the bulk, integrate the whole remaining tail
     if low >= high:
         low, high = math.asin(max(cut, -1.0)), math.pi / 2
     phi, weight = _nodes(low, high, pieces)
@@ -125,7 +125,7 @@ def _tail_delta(kappa: float, dimension: int, slope: float, shift: float, epsilo
 
 
 def replaced_delta(kappa: float, dimension: int, epsilon: float) -> float:
-    """Return the delta at epsilon when a direction is exchanged for the opposite one, the worst under replace-one.
+    """Return the delta at epsilon when a direction is replaced by its opposite, the worst case under replace-one.
 
     >>> round(replaced_delta(300.0, 592_130, 3.289), 7)
     1e-05
@@ -137,14 +137,14 @@ def replaced_delta(kappa: float, dimension: int, epsilon: float) -> float:
 
 
 def zeroed_delta(kappa: float, dimension: int, epsilon: float) -> float:
-    """Return the delta at epsilon when a direction is exchanged for a uniform one, the worse of the two ways round."""
+    """Return the delta at epsilon when a direction is replaced by a uniform one, the larger of both directions."""
     kappa, epsilon = non_negative("kappa", kappa), non_negative("epsilon", epsilon)
     if kappa > MOST_EXACT:
         return float(epsilon < 2 * kappa)
     dimension, shift = whole("dimension", dimension, 2), log_mean(kappa, dimension)
-    there = _tail_delta(kappa, dimension, kappa, shift, epsilon)
-    back = _tail_delta(0.0, dimension, kappa, -shift, epsilon)  # by symmetry of the uniform t, -t has its law
-    return min(1.0, max(there, back))
+    forward = _tail_delta(kappa, dimension, kappa, shift, epsilon)
+    backward = _tail_delta(0.0, dimension, kappa, -shift, epsilon)  # by symmetry, -t is distributed as t
+    return min(1.0, max(forward, backward))
 
 
 def replaced_epsilon(kappa: float, dimension: int, delta: float) -> float:
@@ -172,32 +172,11 @@ def zeroed_epsilon(kappa: float, dimension: int, delta: float) -> float:
     return bisect_up(lambda e: zeroed_delta(kappa, dimension, e) <= delta, 0.0, top, 1e-10)
 
 
-def angle_delta(kappa: float, dimension: int, angle: float, epsilon: float) -> float:
-    """Return the delta at epsilon for two directions at any angle, by two integrals: the check on the proof.
-
-    With a the bisector, u across it and s = <y, a>, the rest of y lies on a sphere of radius sqrt(1 - s²) in one
-    dimension less; given s the loss is 2 kappa sin(angle/2) <y, u>.
-    """
-    dimension = whole("dimension", dimension, 3, "The sphere across the bisector needs two dimensions.")
-    across, along = kappa * math.sin(angle / 2), kappa * math.cos(angle / 2)
-    s_phi, s_weight = _nodes(_support(0.0, dimension)[0], _support(kappa, dimension)[1], pieces=6)
-    total, mass = 0.0, 0.0
-    reference = _log_total(kappa, dimension)
-    for phi, weight in zip(s_phi, s_weight, strict=True):
-        inner = across * math.cos(phi)
-        # both directions give s the same law: the outer weight times the mass of the smaller sphere
-        log_w = float(_log_shape(along, dimension, np.array([phi]))[0]) + _log_total(inner, dimension - 1)
-        share = weight * math.exp(log_w - reference)
-        mass += share
-        total += share * _tail_delta(inner, dimension - 1, 2 * inner, 0.0, epsilon, pieces=24)
-    return total / mass if mass > 0 else 0.0
-
-
 def cap_success(kappa: float, dimension: int, share: float) -> float:
-    """Return how often a draw falls into the spherical cap around its own direction that holds this uniform share.
+    """Return the probability that a sample falls into the spherical cap of this uniform measure around its direction.
 
-    It is the most true positives any test can have at that false-positive rate, and at share 1/n the most a guess among
-    n can succeed, against the uniform direction as null record.
+    It is the largest true-positive rate of any test at that false-positive rate and, for share 1/n, the largest success
+    rate of a guess among n candidates, with the uniform direction as the null record.
 
     >>> round(cap_success(0.0, 10, 0.25), 6)
     0.25
@@ -247,10 +226,10 @@ def zeroed(kappa: float, dimension: int) -> Curve:
 
 
 def _deltas(kappa: float, dimension: int, slope: float, shift: float) -> Deltas:
-    """Return the delta at many epsilons at once, as sums over the pieces between them; nothing ever grows above 1.
+    """Return a function for delta at many epsilons at once, as sums over the pieces between them; no term exceeds 1.
 
-    With A(e) the mass of losses above e and B(e) the mean there of exp(e - loss), delta = A - B, and from one epsilon
-    to a smaller one B only shrinks by exp(-gap) and gains its piece.
+    With A(e) the mass of losses above e and B(e) the mean of exp(e - loss) over it, delta = A - B. From one epsilon to
+    a smaller one B is multiplied by exp(-gap) and gains the piece in between.
     """
 
     def deltas(eps: Array) -> Array:
@@ -276,7 +255,7 @@ def _pieces(kappa: float, dimension: int, slope: float, shift: float, phi: Array
     for block in np.array_split(live, max(1, len(live) // 50_000)):
         if len(block) == 0:
             continue
-        # the last piece reaches to the end of the support and the first may start far below it: cut those finely
+        # the last piece ends at the end of the support and the first may start far below: subdivide wide pieces
         wide = (right[block] - left[block]) > (high - low) / 64
         for which, pieces in ((block[~wide], 1), (block[wide], 256)):
             if len(which) == 0:

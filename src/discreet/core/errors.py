@@ -1,4 +1,4 @@
-"""Errors that carry the settings they name, so that each edge can spell them: Python, the command line, a study file.
+"""Error classes that carry the settings they name, and checks that raise them with value, rule and remedy.
 
 DiscreetError
 ├── SettingError      a parameter is outside its range
@@ -10,10 +10,9 @@ DiscreetError
 ├── LedgerError       the ledger is damaged, in use or of another unit or adjacency
 └── BudgetError       the next step would exceed the privacy budget
 
-A message names a setting by `setting(name)` or `setting(name, value)`, never by an option of the command line.
-`str(error)` spells settings as Python does, `error.worded(spelling)` as an edge does.
-
-Checks that reject a value outside its rule, with the value, the rule and the remedy.
+A message names a setting by `setting(name)` or `setting(name, value)`, never by a command-line option. `str(error)`
+spells settings as Python arguments; `error.worded(spelling)` spells them for another interface, such as the command
+line or a study file.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_BEGINNING, _END = 2_000, 500  # characters that are kept of a very long message
+_BEGINNING, _END = 2_000, 500  # characters shown of a very long message
 _LONGEST_LINE = 300
-# Two Unicode noncharacters, reserved for use inside a program, stand around a setting in a message.
+# Two Unicode noncharacters, reserved for internal use, mark a setting in a message.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MARKED = re.compile(f"{_OPEN}([ -~]*){_CLOSE}")
 
-# From a setting's name, and a value where the message gives one, to words; None leaves the spelling to others.
+# Maps the name of a setting, and its value in the message or None, to text; None keeps the setting marked.
 Spelling = Callable[[str, Any], str | None]
 
 
 def setting(name: str, value: object = None) -> str:
-    """Return a setting, and a value to give it, as a mark that may stand inside the message of an error.
+    """Return a marked setting, optionally with a value, for use inside an error message.
 
     >>> error = SettingError(f"Add more noise ({setting('epsilon', 3)}), or leave {setting('delta')} out.")
     >>> str(error)
@@ -51,7 +50,7 @@ def setting(name: str, value: object = None) -> str:
 
 
 def in_python(name: str, value: object) -> str:
-    """Return a setting in Python's spelling, as an argument with its value or as a name.
+    """Return a setting as a Python argument with its value, or as a name without one.
 
     >>> in_python("epsilon", 3), in_python("mechanism", "gaussian"), in_python("epsilon", None)
     ('epsilon=3', "mechanism='gaussian'", 'epsilon')
@@ -60,12 +59,12 @@ def in_python(name: str, value: object) -> str:
 
 
 class Message(str):
-    """A text in Python's spelling that keeps the settings it names, so that an edge can spell them otherwise."""
+    """A message with settings spelled as in Python, which can be spelled again for another interface."""
 
     marked: str
 
     def __new__(cls, text: str) -> Message:
-        """Return the message of a text with marks."""
+        """Return the message of a marked text."""
         marked = text.marked if isinstance(text, Message) else text
         message = super().__new__(cls, _spelled(marked, in_python))
         message.marked = marked
@@ -81,16 +80,16 @@ class Message(str):
 
     @property
     def settings(self) -> list[tuple[str, Any]]:
-        """The settings that are named, each with the value the message gives it, or None."""
+        """The settings that the message names, each with its value or None."""
         return [parts for mark in _MARKED.finditer(self.marked) if (parts := _parts(mark)) is not None]
 
     def worded(self, spelling: Spelling) -> str:
-        """Return the message with its settings in another spelling, and those that it does not know in Python's."""
+        """Return the message with its settings in another spelling; settings unknown to it are spelled as in Python."""
         return _spelled(_spelled(self.marked, spelling), in_python)
 
 
 def _parts(mark: re.Match[str]) -> tuple[str, Any] | None:
-    """Return the name and the value in a mark; None for a file name or label that happens to look like one."""
+    """Return the name and value of a mark; None for user text that happens to look like a mark."""
     try:
         name, value = json.loads(mark[1])
     except (ValueError, TypeError, RecursionError):
@@ -111,26 +110,26 @@ class DiscreetError(Exception):
     """Any error that the caller can fix; the command line prints it and exits with status 2."""
 
     def __init__(self, message: str = "") -> None:
-        """Keep a message and the settings that it names."""
+        """Store the message with its settings."""
         super().__init__(Message(message))
 
     def __str__(self) -> str:
-        """Return the message in Python's spelling; of a very long one, its beginning and its end, the remedy."""
+        """Return the message spelled as in Python; only the beginning and the end of a very long one."""
         return _shortened(self.message)
 
     @property
     def message(self) -> Message:
-        """The whole message. `message.marked` may stand inside the message of another error."""
+        """The complete message. `message.marked` can be used inside the message of another error."""
         message: Message = self.args[0]
         return message
 
     @property
     def settings(self) -> list[tuple[str, Any]]:
-        """The settings that the message names, each with the value it gives them, or None."""
+        """The settings that the message names, each with its value or None."""
         return self.message.settings
 
     def worded(self, spelling: Spelling) -> str:
-        """Return the message with its settings spelled for those who read it."""
+        """Return the message with its settings in another spelling."""
         return _shortened(self.message.worded(spelling))
 
 
@@ -140,7 +139,7 @@ def _shortened(text: str) -> str:
 
 @contextmanager
 def spelled(spelling: Spelling) -> Iterator[None]:
-    """Spell the settings of errors that are raised inside; what the spelling does not know is left to other edges."""
+    """Spell the settings of errors raised inside the block; unknown settings stay marked."""
     try:
         yield
     except DiscreetError as error:
@@ -149,7 +148,7 @@ def spelled(spelling: Spelling) -> Iterator[None]:
 
 
 class SettingError(DiscreetError, ValueError):
-    """A parameter is outside its range; where one parameter is at fault, its name, value, rule and remedy are kept."""
+    """A parameter is outside its range; for a single parameter, the error has its name, value, rule and remedy."""
 
     setting: str | None = None
     value: object = None
@@ -186,7 +185,7 @@ class BudgetError(DiscreetError):
 
 
 def first_line(error: BaseException, longest: int = _LONGEST_LINE) -> str:
-    """Return the first line of an error of another library, truncated, or the error's type if it says nothing.
+    """Return the first line of an error of another library, truncated, or its type if it has no message.
 
     >>> first_line(ValueError("one\\ntwo")), first_line(ValueError()), first_line(ValueError("abc"), 2)
     ('one', 'ValueError', 'ab')
@@ -198,7 +197,7 @@ _LONGEST = 200  # characters of a value in an error
 
 
 def invalid(name: str, value: object, rule: str, remedy: str = "") -> SettingError:
-    """Return the error for a value outside its rule, which completes "Expected NAME to be …".
+    """Return the error for a value that violates a rule, which completes "Expected NAME to be …".
 
     >>> raise invalid("sampling_rate", 1.7, "in [0, 1]", "It is a probability.")
     Traceback (most recent call last):
@@ -211,73 +210,62 @@ def invalid(name: str, value: object, rule: str, remedy: str = "") -> SettingErr
 
 
 def shown(value: object, longest: int = _LONGEST) -> str:
-    """Return a value as an error shows it: its repr, truncated where it is long.
+    """Return the repr of a value for an error message, truncated if it is long.
 
     >>> shown("a"), shown("abc" * 9, 10)
     ("'a'", "'abcabcab…")
     """
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, or values nested as deep
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or deeply nested values
         return f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def _number(name: str, value: float, rule: str, remedy: str) -> float:
+def _number(name: str, value: float, rule: str, remedy: str, holds: Callable[[float], bool]) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise invalid(name, value, rule, remedy) from None
-    if math.isnan(number):
+        number = math.nan
+    if not holds(number):  # false for NaN
         raise invalid(name, value, rule, remedy)
     return number
 
 
 def positive(name: str, value: float, remedy: str = "") -> float:
-    """Return a finite number above zero, or reject it."""
-    number = _number(name, value, "> 0 and finite", remedy)
-    if not 0 < number < math.inf:
-        raise invalid(name, value, "> 0 and finite", remedy)
-    return number
+    """Return a finite number > 0, or raise SettingError."""
+    return _number(name, value, "> 0 and finite", remedy, lambda number: 0 < number < math.inf)
 
 
 def non_negative(name: str, value: float, remedy: str = "") -> float:
-    """Return a finite number of at least zero, or reject it."""
-    number = _number(name, value, ">= 0 and finite", remedy)
-    if not 0 <= number < math.inf:
-        raise invalid(name, value, ">= 0 and finite", remedy)
-    return number
+    """Return a finite number >= 0, or raise SettingError."""
+    return _number(name, value, ">= 0 and finite", remedy, lambda number: 0 <= number < math.inf)
 
 
 def probability(name: str, value: float, remedy: str = "It is a probability.") -> float:
-    """Return a number in [0, 1], or reject it."""
-    number = _number(name, value, "in [0, 1]", remedy)
-    if not 0 <= number <= 1:
-        raise invalid(name, value, "in [0, 1]", remedy)
-    return number
+    """Return a number in [0, 1], or raise SettingError."""
+    return _number(name, value, "in [0, 1]", remedy, lambda number: 0 <= number <= 1)
 
 
 def open_probability(name: str, value: float, remedy: str = "It is a probability.") -> float:
-    """Return a number strictly between 0 and 1, or reject it."""
-    number = _number(name, value, "in (0, 1)", remedy)
-    if not 0 < number < 1:
-        raise invalid(name, value, "in (0, 1)", remedy)
-    return number
+    """Return a number in (0, 1), or raise SettingError."""
+    return _number(name, value, "in (0, 1)", remedy, lambda number: 0 < number < 1)
 
 
 def whole(name: str, value: int, least: int = 1, remedy: str = "") -> int:
-    """Return an integer of at least `least`, or reject it."""
+    """Return an integer >= `least`, or raise SettingError."""
     try:
         number = int(value)
+        valid = not isinstance(value, bool) and number == value and number >= least
     except (TypeError, ValueError, OverflowError):
-        raise invalid(name, value, f"an integer >= {least}", remedy) from None
-    if isinstance(value, bool) or number != value or number < least:
+        valid = False
+    if not valid:
         raise invalid(name, value, f"an integer >= {least}", remedy)
     return number
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
-    """Return a name that is known, or reject it and say which known one was perhaps meant.
+    """Return a known name, or raise SettingError with the closest known name.
 
     >>> one_of("pooling", "maen", ["cls", "mean", "last"])
     Traceback (most recent call last):
@@ -291,6 +279,6 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
 
 
 def did_you_mean(value: str, known: Sequence[str]) -> str:
-    """Return a question that names the closest known word, or nothing."""
+    """Return a question with the closest known name, or an empty string."""
     close = difflib.get_close_matches(value, known, n=1) if len(value) <= _LONGEST else []
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -1,6 +1,6 @@
-"""Write files atomically and durably; every file of the package that must not be read half-written is written here.
+"""Write files atomically and durably, and read and write tensors as safetensors.
 
-Tensors on disk as safetensors, whole or not at all; a full disk or a damaged file is said in a sentence.
+Every file of the package that must never be read half-written is written here.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ def atomic_path(path: Path, *, private: bool = True, replace: bool = True) -> It
         os.close(os.open(temporary, flags, _OWNER_ONLY if private else _ANYONE))
         yield temporary
         if private:
-            temporary.chmod(_OWNER_ONLY)  # a library that wrote it may have created it anew
-        _sync(temporary)
+            temporary.chmod(_OWNER_ONLY)  # a library may have re-created it
+        sync_path(temporary)
         if replace:
             temporary.replace(path)
         else:
             _rename_to_new(temporary, path)
-        sync_folder(path.parent)
+        sync_path(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _rename_to_new(temporary: Path, path: Path) -> None:
-    """Give a file its name unless the name is taken, even if another process takes it at this moment."""
+    """Rename a file unless the name exists, even if another process creates it concurrently."""
     try:
-        os.link(temporary, path)  # unlike a rename it never replaces a file
+        os.link(temporary, path)  # unlike a rename, it never replaces a file
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links: reserve the name, then replace the empty file
@@ -81,23 +81,19 @@ def _rename_to_new(temporary: Path, path: Path) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all bytes to an open file; the system may take them in several pieces."""
+    """Write all bytes to an open file, in several writes if necessary."""
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def sync_folder(folder: Path) -> None:
-    """Write the names in a folder to disk, so that a new, renamed or deleted file stays so after a power failure."""
-    _sync(folder)
-
-
 def sync_tree(folder: Path) -> None:
-    """Write a folder with all that is in it to disk."""
+    """Sync a folder and everything in it to disk."""
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
+        sync_path(path)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Sync a file to disk, or the names in a folder, so that renames and deletions survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -106,14 +102,14 @@ def _sync(path: Path) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors to a file, synced and under its name only when it is whole."""
+    """Write tensors to a file atomically and durably."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         with atomic_path(path) as temporary:
-            held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            save_file(held, temporary, metadata=metadata)
+            contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(contiguous, temporary, metadata=metadata)
             with temporary.open("r+b") as file:
                 _sort_metadata(file)
     except (OSError, SafetensorError) as error:
@@ -121,7 +117,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, 
 
 
 def _sort_metadata(file: IO[bytes]) -> None:
-    """Put what is said about tensors into alphabetical order; the library writes it in another order each time.
+    """Sort the metadata of a safetensors file by key; the library writes it in a different order each time.
 
     A file begins with the length of its header, then the header: JSON, which may end in spaces.
     """
@@ -130,15 +126,15 @@ def _sort_metadata(file: IO[bytes]) -> None:
     header = json.loads(file.read(length))
     if "__metadata__" not in header:
         return
-    said = dict(sorted(header.pop("__metadata__").items()))
-    text = json.dumps({"__metadata__": said, **header}, ensure_ascii=False, separators=(",", ":")).encode()
+    metadata = dict(sorted(header.pop("__metadata__").items()))
+    text = json.dumps({"__metadata__": metadata, **header}, ensure_ascii=False, separators=(",", ":")).encode()
     if len(text) <= length:
         file.seek(8)
         file.write(text.ljust(length))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file, on the CPU, and what is said about them."""
+    """Return the tensors of a file, on the CPU, and its metadata."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -146,15 +142,15 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"Expected whole tensors in {str(path)!r}. {error}. Delete the file and make it anew."
+            f"Expected a complete safetensors file at {str(path)!r}. {error}. Delete the file and create it again."
         ) from None
 
 
 def cannot_write(path: Path, error: Exception) -> OutputError:
-    """Return the error for a place that cannot be written to."""
+    """Return the error for a path that cannot be written."""
     full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space" in str(error)
-    said = error.strerror if isinstance(error, OSError) else str(error)
+    reason = error.strerror if isinstance(error, OSError) else str(error)
     remedy = (
-        f"Free some space, then resume ({setting('resume', True)})" if full else "Check the path and your rights to it"
+        f"Free some space, then resume ({setting('resume', True)})" if full else "Check the path and its permissions"
     )
-    return OutputError(f"Expected to be able to write {str(path)!r}. {said}. {remedy}.")
+    return OutputError(f"Expected to be able to write {str(path)!r}. {reason}. {remedy}.")

@@ -1,4 +1,4 @@
-"""What must prove itself before it is used: on any doubt the caller does without it."""
+"""Run a self-test of a fast implementation before its first use."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 
 def passes(test: Callable[[], bool], what: str, instead: str) -> bool:
-    """Return whether a first test passes; where it does not, or cannot be run at all, warn and say why.
+    """Return whether a self-test passes; warn if it fails or raises an exception.
 
-    >>> with warnings.catch_warnings(record=True) as said:
+    >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
-    ...     passes(lambda: False, "The fast way is not used", "It is slower.")
-    ...     print(said[0].message)
+    ...     passes(lambda: False, "The fast implementation is not used", "It is slower.")
+    ...     print(caught[0].message)
     False
-    The fast way is not used, as it failed its first test (other figures). It is slower.
+    The fast implementation is not used, because its self-test failed (different results). It is slower.
     """
     try:
-        right, said = test(), "other figures"
-    except Exception as error:  # whatever a compiler or a driver may raise
-        right, said = False, f"{type(error).__name__}: {error}"
-    if not right:
-        warnings.warn(f"{what}, as it failed its first test ({said}). {instead}", RuntimeWarning, stacklevel=3)
-    return right
+        passed, reason = test(), "different results"
+    except Exception as error:  # a compiler or a driver may raise anything
+        passed, reason = False, f"{type(error).__name__}: {error}"
+    if not passed:
+        warnings.warn(f"{what}, because its self-test failed ({reason}). {instead}", RuntimeWarning, stacklevel=3)
+    return passed

@@ -1,4 +1,4 @@
-"""What a release guarantees, in words a lawyer could quote."""
+"""The privacy guarantee of a release: epsilon, delta, unit, adjacency, assumptions and caveats."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from discreet.core.errors import invalid
 
 
 class Adjacency(enum.StrEnum):
-    """Which two data sets count as neighbours."""
+    """The relation between two neighbouring data sets."""
 
     ADD_REMOVE = "add/remove"
     ZERO_OUT = "zero-out"
     REPLACE_ONE = "replace-one"
 
 
-# What every guarantee of floating-point noise assumes of the arithmetic: see docs/secure_randomness.md.
+# The assumption of every guarantee of floating-point noise about the arithmetic: see docs/secure_randomness.md.
 FLOATING_POINT = (
     "noise is drawn and added in float64 and the sum is rounded once; float64 arithmetic is otherwise taken as exact"
 )
@@ -32,10 +32,10 @@ _MEANING = {
 
 
 class Strength(enum.StrEnum):
-    """How much an epsilon promises, in one word.
+    """How strong the guarantee of an epsilon is, in one word.
 
     Paper: Ponomareva et al. 2023, How to DP-fy ML: tier 1 up to 1, tier 2 up to 10, tier 3 above.
-    Differs: tier 3 is divided at 100, above which the bound excludes nothing that an attacker would try.
+    Differs: tier 3 is divided at 100, above which the bound excludes no realistic attack.
     """
 
     STRONG = "strong"
@@ -45,7 +45,7 @@ class Strength(enum.StrEnum):
 
 
 def strength(epsilon: float) -> Strength:
-    """Return the word for the size of an epsilon.
+    """Return the strength of an epsilon.
 
     >>> [strength(value).value for value in (1, 8, 10.01, 23610, math.inf)]
     ['strong', 'moderate', 'weak', 'no practical protection', 'no practical protection']
@@ -58,7 +58,7 @@ def strength(epsilon: float) -> Strength:
 
 
 def words_for_size(epsilon: float) -> str:
-    """Return the sentence that follows a large epsilon, with a space before it; nothing for one up to 10.
+    """Return a warning sentence for an epsilon above 10, with a leading space, or an empty string.
 
     >>> words_for_size(8), words_for_size(980)
     ('', ' An epsilon above 100 is no practical protection.')
@@ -70,7 +70,7 @@ def words_for_size(epsilon: float) -> str:
 
 
 class Caveat(enum.StrEnum):
-    """A known reason why a figure is an estimate and not a proven bound; code tests these, never their sentences."""
+    """A reason why a figure is an estimate and not a proven bound; code compares these, never their sentences."""
 
     FIXED_SEED = "fixed-seed"
     TRAINED_ENCODER = "trained-encoder"
@@ -85,7 +85,7 @@ class Caveat(enum.StrEnum):
 
     @property
     def sentence(self) -> str:
-        """Why the figure is no bound, as the end of a sentence that begins with "because"."""
+        """The reason as the end of a sentence that begins with "because"."""
         return _CAVEATS[self]
 
 
@@ -117,7 +117,7 @@ _CAVEATS = {
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Epsilon and delta for a unit under an adjacency: a proven upper bound, or an estimate that says why.
+    """Epsilon and delta for a unit under an adjacency: a proven upper bound, or an estimate with a reason.
 
     >>> print(Guarantee(3.0, 1e-5, "note", Adjacency.ADD_REMOVE, "pld"))
     Certified: differential privacy with epsilon = 3 and delta = 1e-05 for each note (neighbours: one note is present or
@@ -135,7 +135,7 @@ class Guarantee:
     caveats: frozenset[Caveat] = frozenset()
 
     def __post_init__(self) -> None:
-        """Reject what cannot be a guarantee; with a caveat the figure is an estimate."""
+        """Check the fields; with a caveat the figure is an estimate."""
         object.__setattr__(self, "caveats", frozenset(map(Caveat, self.caveats)))
         if self.caveats:
             object.__setattr__(self, "certified", False)
@@ -146,31 +146,31 @@ class Guarantee:
         if not 0 <= self.delta <= 1:
             raise invalid("delta", self.delta, "in [0, 1]", "It is a probability.")
         if not self.certified and not self.reason:
-            raise invalid("reason", self.reason, "given when certified is False", "Say why the figure is no bound.")
+            raise invalid("reason", self.reason, "set when certified is False", "Say why the figure is not a bound.")
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
 
     def with_caveats(self, caveats: Iterable[Caveat]) -> Guarantee:
-        """Return the same figure as an estimate, with the sentences of further caveats added to its reason.
+        """Return the same figure as an estimate, with the sentences of the new caveats added to its reason.
 
-        Where nothing is guaranteed, the reason stays as it is: there is no figure to qualify.
+        Without a guarantee the reason is unchanged, because there is no figure to qualify.
         """
         added = frozenset(caveats) - self.caveats
         if not added:
             return self
-        told = [self.reason] if self.reason else []
-        if self.exists or not told:
-            told += [caveat.sentence for caveat in Caveat if caveat in added]
-        return replace(self, certified=False, reason="; ".join(told), caveats=self.caveats | added)
+        reasons = [self.reason] if self.reason else []
+        if self.exists or not reasons:
+            reasons += [caveat.sentence for caveat in Caveat if caveat in added]
+        return replace(self, certified=False, reason="; ".join(reasons), caveats=self.caveats | added)
 
     def without_caveat(self, caveat: Caveat) -> Guarantee:
-        """Return the guarantee as it would be without a caveat: certified if it was the only one."""
+        """Return the guarantee without a caveat: certified if it was the only one, else unchanged."""
         if self.caveats != {caveat} or not self.exists:
             return self
         return replace(self, certified=True, reason=None, caveats=frozenset())
 
     @property
     def exists(self) -> bool:
-        """Whether anything at all is guaranteed."""
+        """Whether epsilon is finite."""
         return math.isfinite(self.epsilon)
 
     def __str__(self) -> str:
@@ -200,7 +200,7 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
-        """Return a guarantee from the plain values of `as_dict`; what older versions did not write is left out."""
+        """Return a guarantee from the plain values of `as_dict`; keys that older versions lack are optional."""
         return cls(
             epsilon=math.inf if values["epsilon"] is None else float(values["epsilon"]),
             delta=float(values["delta"]),
@@ -214,7 +214,7 @@ class Guarantee:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the guarantee as plain values for JSON; no guarantee has epsilon None."""
+        """Return the guarantee as plain values for JSON; an infinite epsilon is None."""
         return {
             "epsilon": self.epsilon if self.exists else None,
             "strength": strength(self.epsilon).value,
@@ -230,12 +230,12 @@ class Guarantee:
 
 
 def in_digits(bound: float, digits: int = 4) -> str:
-    """Return a bound in few digits, rounded up: an epsilon that is printed must hold as well.
+    """Return a bound in few digits, rounded up, so that the printed value is a bound too.
 
     >>> [in_digits(value) for value in (2.34521, 2.3458, 3.0, 9.9991, 0.1 + 0.2, math.inf)]
     ['2.346', '2.346', '3', '10', '0.3', 'inf']
     """
     text = f"{bound:.{digits}g}"
-    if float(text) >= bound * (1 - 1e-9):  # what adding doubles up may leave is no digit
+    if float(text) >= bound * (1 - 1e-9):  # ignore the rounding error of a sum
         return text
     return f"{float(text) + 10.0 ** (math.floor(math.log10(bound)) - digits + 1):.{digits}g}"

@@ -1,14 +1,11 @@
-"""Randomness that comes in by the door: seeded and reproducible, or secure, from the operating system.
+"""Explicit sources of randomness, seeded or secure, and `digest`, a hash of the inputs of a release.
 
-Floating-point draws whose every bit comes from the operating system, for releases that nobody needs to repeat.
-
-The methods are those of `numpy.random.Generator` that the mechanisms use, with the same names and meaning.
-
-A hash of everything that decides a draw of noise and what is released under it.
+`Rng` is passed explicitly and forked by name. `SystemGenerator` samples floating-point numbers from the operating
+system, for releases that need not be reproducible; its methods have the names and meaning of `numpy.random.Generator`.
 
 Two releases with the same noise must never count as one unless they are the same release. So the name of a spend is a
-hash of settings, data, weights and secret, taken from the values themselves: a `repr` leaves out what it does not show,
-such as the tensors of a projection.
+hash of settings, data, weights and secret, computed from the values themselves: a `repr` omits parts, such as the
+tensors of a projection.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ _STATE_BYTES = 5056  # of torch's CPU generator
 class Rng:
     """A source of random numbers that is passed explicitly and forked by name.
 
-    A seeded source repeats itself: the same seed and the same path of forks give the same numbers. Drawing twice from
-    one source gives different numbers, so noise is never reused by accident. A secure source draws from the operating
-    system and never repeats; what needs a generator that repeats itself rejects it.
+    A seeded source is reproducible: the same seed and the same path of forks give the same numbers. Sampling twice from
+    one source gives different numbers, so noise is never reused by accident. A secure source reads from the operating
+    system and is not reproducible; code that needs a reproducible generator rejects it.
 
     >>> Rng(7).fork("noise").uniform(2) == Rng(7).fork("noise").uniform(2)
     array([ True,  True])
@@ -51,9 +48,9 @@ class Rng:
     __slots__ = ("_key", "_numpy", "_torch", "is_secret", "path")
 
     def __init__(self, seed: int, path: tuple[str, ...] = ()) -> None:
-        """Make a reproducible source from an integer."""
+        """Create a reproducible source from an integer seed."""
         if isinstance(seed, bool) or int(seed) != seed:
-            raise invalid("seed", seed, "an integer", "Any will do; the same one repeats the run.")
+            raise invalid("seed", seed, "an integer", "Any integer works; the same one reproduces the run.")
         self._key: bytes | None = hashlib.sha256(f"discreet:{int(seed)}".encode()).digest()
         self.path = path
         self.is_secret = False
@@ -62,7 +59,7 @@ class Rng:
 
     @classmethod
     def secure(cls) -> Rng:
-        """Return a source that draws from the operating system and cannot be repeated."""
+        """Return a source that reads from the operating system and is not reproducible."""
         rng = cls(0)
         rng._key = None
         rng.is_secret = True
@@ -70,7 +67,7 @@ class Rng:
 
     @classmethod
     def secret(cls, key: bytes | None = None) -> Rng:
-        """Return a source that repeats itself only for whoever holds its 32-byte key, from the operating system."""
+        """Return a source that is reproducible only with its 32-byte key, by default from the operating system."""
         rng = cls(0)
         rng._key = hashlib.sha256(b"discreet:secret:" + (os.urandom(32) if key is None else key)).digest()
         rng.is_secret = True
@@ -94,7 +91,7 @@ class Rng:
         return child
 
     def numpy(self, user: str = "This") -> np.random.Generator:
-        """Return the numpy generator of a seeded source, on behalf of `user`, who is named if the source is secure."""
+        """Return the numpy generator of a seeded source; `user` is named in the error if the source is secure."""
         if self._key is None:
             raise _no_secure(user)
         if self._numpy is None:
@@ -102,18 +99,15 @@ class Rng:
         return self._numpy
 
     def floats(self) -> FloatGenerator:
-        """Return a generator of floating-point numbers, from either kind of source."""
-        if self._key is not None:
-            return self.numpy()
-
-        return SystemGenerator()
+        """Return a generator of floating-point numbers, seeded or secure."""
+        return SystemGenerator() if self._key is None else self.numpy()
 
     def seed_torch(self, device: torch.device) -> None:
-        """Seed the generator that torch itself keeps for a device, from which dropout draws, and that of the CPU.
+        """Seed torch's default generators of a device, which dropout uses, and of the CPU.
 
-        Some encoders draw on the CPU, wherever their weights are, which layers they drop. `torch.manual_seed` seeds
-        those of all devices, and for a kind of device that is not in use it notes the call and where it came from: half
-        of the time of a small step, and a list that grows with every step.
+        Some encoders choose dropped layers on the CPU, wherever their weights are. `torch.manual_seed` seeds the
+        generators of all devices, and for a device type that is not initialized it records the call with its stack:
+        half of the time of a small step, and a list that grows with every step.
         """
         import torch
 
@@ -126,7 +120,7 @@ class Rng:
             torch.cuda.default_generators[index].manual_seed(self.seed())
 
     def torch(self, device: torch.device | str = "cpu", user: str = "This") -> torch.Generator:
-        """Return the torch generator of a seeded source for a device, on behalf of `user`."""
+        """Return the torch generator of a seeded source for a device; `user` is named in the error."""
         if self._key is None:
             raise _no_secure(user)
         import torch
@@ -140,17 +134,17 @@ class Rng:
         return self._torch[name]
 
     def _mersenne_state(self, generator: Generator) -> Tensor:
-        """Return the state of a CPU generator with all 624 words drawn from the key.
+        """Return the state of a CPU generator with all 624 words derived from the key.
 
-        torch seeds its CPU generator with 32 bits, so that among a hundred thousand streams two would be the same. Its
-        state is the seed and three counters, 24 bytes, then the words, eight bytes each. Only a state of zeros would be
-        a bad one, and 19,937 random bits are never that.
+        torch seeds its CPU generator with 32 bits, so that among a hundred thousand streams two would be equal. The
+        state is the seed and three counters, 24 bytes, then the words, eight bytes each. Only an all-zero state is
+        invalid, and 19,937 random bits are never all zero.
         """
         import torch
 
         state = generator.get_state()
         if state.numel() != _STATE_BYTES:
-            raise SettingError(f"Expected a torch generator of {_STATE_BYTES} bytes, found {state.numel()}.")
+            raise SettingError(f"Expected a torch generator state of {_STATE_BYTES} bytes, got {state.numel()}.")
         source = np.random.Generator(np.random.Philox(key=self._philox_key(b"mersenne")))
         words = source.integers(0, 1 << 32, size=624, dtype=np.uint64)
         state[24 : 24 + 8 * 624] = torch.from_numpy(words.view(np.uint8).copy())
@@ -175,24 +169,24 @@ class Rng:
         return np.frombuffer(self.bytes(_WORD * count), dtype=np.uint64).copy()
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """Return uniform numbers in [0, 1), multiples of 2^-53, from either kind of source."""
+        """Return uniform numbers in [0, 1), multiples of 2^-53."""
         return np.asarray((self.words(count) >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
     def permutation(self, count: int) -> npt.NDArray[np.int64]:
-        """Return a uniformly random order of `count` items, from either kind of source."""
-        # Sorting 64-bit words: two equal words among a million items have probability below 3e-8, and a tie only
-        # makes one pair's order fixed.
+        """Return a uniformly random permutation of `count` items."""
+        # Sorts 64-bit words: two equal words among a million items have probability below 3e-8, and a tie only fixes
+        # the order of one pair.
         return np.argsort(self.words(count), kind="stable").astype(np.int64)
 
     def __repr__(self) -> str:
-        """Return the kind of source and its path; never the seed's key."""
+        """Return the kind of source and its path, never its key."""
         kind = "secure" if self._key is None else "seeded"
         return f"Rng({kind}, path={'/'.join(self.path) or '.'})"
 
 
 def _no_secure(user: str) -> SettingError:
     return SettingError(
-        f"Expected {user} with a seeded source, got a secure one, which cannot be repeated. "
+        f"Expected a seeded source for {user}, got a secure one, which is not reproducible. "
         "Use Rng.secret() or Rng(seed)."
     )
 
@@ -203,7 +197,7 @@ _HALF, _TAIL = 2.0**-64, 2.0**-128
 
 
 class FloatGenerator(Protocol):
-    """What the mechanisms draw from: a numpy generator, or the operating system."""
+    """The generator of the mechanisms: a numpy generator, or the operating system."""
 
     def random(self, size: int) -> Floats:
         """Return uniform numbers between 0 and 1."""
@@ -223,10 +217,10 @@ class FloatGenerator(Protocol):
 
 
 class SystemGenerator:
-    """Draw uniform, normal, exponential and gamma numbers in float64 from `os.urandom`.
+    """Sample uniform, normal, exponential and gamma numbers in float64 from `os.urandom`.
 
     A uniform number has 128 bits before it is rounded to float64, so that its logarithm is not limited to the values
-    that 53 bits allow in the tail.
+    that 53 bits give in the tail.
     """
 
     def random(self, size: int) -> Floats:
@@ -239,7 +233,7 @@ class SystemGenerator:
         return np.asarray(-np.log(self.random(size)))
 
     def standard_normal(self, size: int) -> Floats:
-        """Return normal numbers by the method of Box and Muller, both of each pair."""
+        """Return normal numbers by the Box-Muller transform, both of each pair."""
         pairs = -(-size // 2)
         radius = np.sqrt(2 * self.standard_exponential(pairs))
         angle = 2 * np.pi * self.random(pairs)
@@ -254,7 +248,7 @@ class SystemGenerator:
             power = self.standard_exponential(size) / -shape
             return np.asarray(self.standard_gamma(shape + 1, size) * np.exp(power))
         d = shape - 1 / 3
-        found = np.empty(size)
+        samples = np.empty(size)
         filled = 0
         while filled < size:
             count = int((size - filled) * 1.1) + 8
@@ -263,13 +257,13 @@ class SystemGenerator:
             positive = v > 0
             log_v = np.log(np.where(positive, v, 1.0))
             keep = positive & (-self.standard_exponential(count) < x * x / 2 + d - d * v + d * log_v)
-            some = (d * v)[keep][: size - filled]
-            found[filled : filled + len(some)] = some
-            filled += len(some)
-        return found
+            accepted = (d * v)[keep][: size - filled]
+            samples[filled : filled + len(accepted)] = accepted
+            filled += len(accepted)
+        return samples
 
 
-NOISE_FORMAT = 2  # how noise is drawn from a secret; a change of it is a change of every release
+NOISE_FORMAT = 2  # version of how noise is derived from a secret; a change of it changes every release
 
 
 def digest(*values: Any) -> str:
@@ -284,19 +278,19 @@ def digest(*values: Any) -> str:
 
 
 def weights_digest(model: nn.Module, *, leave_out: str | None = None) -> str:
-    """Return a SHA-256 of all parameters and buffers of a model, trained or not; `leave_out` is a part by its name."""
+    """Return a SHA-256 of all parameters and buffers of a model except the submodule named `leave_out`."""
     named = chain(model.named_parameters(), model.named_buffers())
     tensors = {name: value for name, value in named if leave_out is None or not name.startswith(f"{leave_out}.")}
     return digest({name: (value.requires_grad, value.detach()) for name, value in tensors.items()})
 
 
 def _add(hasher: Any, value: Any) -> None:
-    """Add a value with its type and its size, so that no two different values give the same bytes."""
+    """Add a value with its type and size, so that no two different values give the same bytes."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
-        _put(hasher, f"tensor {plain.dtype} {tuple(plain.shape)}", plain.reshape(-1).view(torch.uint8).numpy().data)
+        tensor = value.detach().cpu().contiguous()
+        _put(hasher, f"tensor {tensor.dtype} {tuple(tensor.shape)}", tensor.reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray):
         _put(hasher, f"array {value.dtype} {value.shape}", np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Rng):
@@ -305,7 +299,7 @@ def _add(hasher: Any, value: Any) -> None:
         _add(hasher, (type(value).__qualname__, weights_digest(value)))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        _add(hasher, (type(value).__qualname__, {each.name: getattr(value, each.name) for each in fields}))
+        _add(hasher, (type(value).__qualname__, {field.name: getattr(value, field.name) for field in fields}))
     elif isinstance(value, Mapping):
         _put(hasher, f"mapping {len(value)}")
         for key in sorted(value, key=repr):
@@ -313,11 +307,11 @@ def _add(hasher: Any, value: Any) -> None:
             _add(hasher, value[key])
     elif isinstance(value, list | tuple):
         _put(hasher, f"sequence {len(value)}")
-        for each in value:
-            _add(hasher, each)
+        for item in value:
+            _add(hasher, item)
     elif isinstance(value, set | frozenset):
         _put(hasher, f"set {len(value)}")
-        for text in sorted(digest(each) for each in value):
+        for text in sorted(digest(item) for item in value):
             _put(hasher, text)
     elif isinstance(value, str | bytes):
         _put(hasher, type(value).__name__, value.encode() if isinstance(value, str) else value)

@@ -1,4 +1,4 @@
-"""Settings files: TOML on one side, frozen dataclasses on the other, strict keys in between."""
+"""Read and write frozen dataclasses as TOML; unknown and missing keys are rejected."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from discreet.core.errors import SettingError, did_you_mean, invalid, shown
+from discreet.core.errors import SettingError, did_you_mean, first_line, invalid, shown
 
 T = TypeVar("T")
-_LONGEST = 300  # characters of what the TOML reader says
 
 
 def option(text: str, panel: str, default: str | None = None) -> dict[str, str]:
-    """Return the metadata of a field that users set: one sentence of help, and the heading it is listed under.
+    """Return the metadata of a dataclass field that users set: one sentence of help, and its heading in the help.
 
-    `default` is said instead of the field's own default, where another part of the program replaces that.
+    `default` is shown instead of the field's own default, if another part of the program replaces it.
     """
     return {"help": text, "panel": panel} | ({} if default is None else {"default": default})
 
 
 def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
-    """Return a frozen dataclass from plain values, refusing unknown and missing keys by name.
+    """Return a frozen dataclass from plain values; raise SettingError for unknown and missing keys.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Bread:
@@ -33,14 +32,14 @@ def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
     >>> parse(Bread, {"flour": 1, "slat": 0.01})
     Traceback (most recent call last):
     ...
-    discreet.core.errors.SettingError: Expected only known keys in settings, found 'slat'. Did you mean 'salt'?
+    discreet.core.errors.SettingError: Expected only known keys in settings, got 'slat'. Did you mean 'salt'?
     """
     hints = typing.get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
             guess = did_you_mean(key, list(fields)) or f"Known keys: {', '.join(fields)}."
-            raise SettingError(f"Expected only known keys in {where}, found {shown(key)}. {guess}")
+            raise SettingError(f"Expected only known keys in {where}, got {shown(key)}. {guess}")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
@@ -54,7 +53,7 @@ def read(kind: type[T], path: Path) -> T:
 
 
 def read_values(path: Path, what: str = "settings") -> dict[str, Any]:
-    """Return the plain values of a TOML file; `what` it holds is said where it cannot be read."""
+    """Return the plain values of a TOML file; `what` names its contents in errors."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -64,21 +63,20 @@ def read_values(path: Path, what: str = "settings") -> dict[str, Any]:
     except OSError as error:
         raise SettingError(f"Expected to read {str(path)!r}. {error.strerror}; check the path.") from None
     except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
-        said = str(error).partition("\n")[0]
-        raise SettingError(f"Expected TOML in {str(path)!r}. {said[:_LONGEST]}.") from None
+        raise SettingError(f"Expected TOML in {str(path)!r}. {first_line(error)}.") from None
     except RecursionError:
-        raise SettingError(f"Expected TOML in {str(path)!r}. It is nested too deep; write it flatter.") from None
+        raise SettingError(f"Expected TOML in {str(path)!r}. It is nested too deeply; flatten it.") from None
 
 
 def dump(settings: Any) -> str:
-    """Return a frozen dataclass as TOML; what is None is left out, as TOML has no word for it."""
+    """Return a frozen dataclass as TOML without the values that are None, which TOML cannot express."""
     import tomli_w
 
     return tomli_w.dumps(as_dict(settings))
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
-    """Return a frozen dataclass as plain values without the ones that are None."""
+    """Return a frozen dataclass as plain values without those that are None."""
     return _plain(dataclasses.asdict(settings))
 
 

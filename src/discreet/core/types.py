@@ -1,4 +1,4 @@
-"""The nouns that travel: releases, what an attacker knows, its guess, the leakage measured, and a trial."""
+"""Shared value types: releases, the knowledge and guess of an attacker, the measured leakage, and a trial."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     import torch
 
 
-# What a leakage or a goal is about: one update of a training, all its updates, or the trained model.
+# The subject of a leakage or a goal: one update of a training, all its updates, or the trained model.
 UPDATE, TRAINING, MODEL = RELEASES = ("update", "training", "model")
 
 
 @dataclass(frozen=True)
 class Release:
-    """What crosses the boundary; the threat model is the type.
+    """Data that an attacker sees; the type is the threat model.
 
-    `guarantee` is that of this release alone, never of the training it came from. `kind` names the type in settings,
+    `guarantee` is that of this release alone, not of the training it came from. `kind` names the type in settings,
     reports and JSON.
     """
 
@@ -33,7 +33,7 @@ class Release:
 
 @dataclass(frozen=True)
 class TextRelease(Release):
-    """Texts that were rewritten before they left."""
+    """Texts that were rewritten before their release."""
 
     kind: ClassVar[str] = "text"
 
@@ -42,7 +42,7 @@ class TextRelease(Release):
 
 @dataclass(frozen=True)
 class RepresentationRelease(Release):
-    """Vectors that a server sees one by one, with the labels that travel with them."""
+    """Vectors that a server sees individually, with their labels."""
 
     kind: ClassVar[str] = "representation"
 
@@ -52,7 +52,7 @@ class RepresentationRelease(Release):
 
 @dataclass(frozen=True)
 class GradientRelease(Release):
-    """What a server sees of one step: a gradient per named parameter, and what is public about the batch."""
+    """The gradients of one step as a server sees them, one per named parameter, and public facts about the batch."""
 
     kind: ClassVar[str] = "gradient"
 
@@ -81,7 +81,7 @@ class UpdateRelease(Release):
 
 @dataclass(frozen=True)
 class ModelRelease(Release):
-    """A trained model that anyone may query or open."""
+    """A trained model that anyone can query or inspect."""
 
     kind: ClassVar[str] = "model"
 
@@ -90,7 +90,7 @@ class ModelRelease(Release):
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What an attacker may have besides the release: the public model, text of the same kind, the defence."""
+    """The knowledge of an attacker besides the release: the public model, text of the same kind, the defence."""
 
     model: torch.nn.Module | None = None
     auxiliary: Sequence[str] = ()
@@ -101,7 +101,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Guess:
-    """What an attacker says: texts, scores or indices, and how sure it is."""
+    """The output of an attack: texts, scores or indices, and details such as its confidence."""
 
     texts: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
@@ -111,7 +111,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Leakage:
-    """A number that never travels alone: metric, value, interval, sample size, chance level.
+    """The measured value of a metric with its interval, sample size and chance level.
 
     >>> print(Leakage("accuracy", 0.75, 0.6, 0.85, n=40, chance=0.25))
     accuracy 0.750 [0.600, 0.850] (n = 40, chance 0.250)
@@ -125,12 +125,12 @@ class Leakage:
     chance: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an interval that does not hold its value."""
+        """Check that the interval contains the value."""
         if not (math.isnan(self.value) or self.low <= self.value <= self.high):
-            raise invalid("value", self.value, f"in [{self.low}, {self.high}]", "The interval must hold the value.")
+            raise invalid("value", self.value, f"in [{self.low}, {self.high}]", "The interval must contain the value.")
 
     def __str__(self) -> str:
-        """Return the number with all that belongs to it."""
+        """Return the value with its interval, sample size and chance level."""
         chance = "" if self.chance is None else f", chance {self.chance:.3f}"
         return f"{self.metric} {self.value:.3f} [{self.low:.3f}, {self.high:.3f}] (n = {self.n}{chance})"
 
@@ -139,8 +139,8 @@ class Leakage:
 class Trial:
     """One experiment: its settings, seed, utility, leakages, guarantee and cost.
 
-    A leakage's metric is named ATTACK/METRIC. `details` has what a report shows besides: texts that were read,
-    trade-off curves, epsilon over training, the bound beside each leakage.
+    The metric of a leakage is named ATTACK/METRIC. `details` holds further content of a report: reconstructed texts,
+    trade-off curves, epsilon over training, and the bound of each leakage.
     """
 
     settings: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Torch tensors and numpy arrays in, the same kind out."""
+"""Conversion between numpy arrays and torch tensors: mechanisms return the type of their input."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
 
 class Mechanism(Protocol):
-    """Randomness applied to a value, and what that costs."""
+    """Randomness applied to a value, with its privacy cost."""
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the value with randomness applied, in kind."""
+        """Return the randomized value, of the same type as the input."""
         ...
 
     @property
     def event(self) -> Any:
-        """The cost of one use, as a value of `discreet.accounting.events`."""
+        """The cost of one use, as an event of `discreet.accounting.events`."""
         ...
 
 
 def tensor_of(x: Any) -> torch.Tensor:
-    """Return a tensor that shares the memory of `x` where it can.
+    """Return a tensor that shares the memory of `x` if possible.
 
     >>> tensor_of(np.arange(3)).tolist()
     [0, 1, 2]
@@ -45,29 +45,29 @@ def tensor_of(x: Any) -> torch.Tensor:
         if array.dtype.kind in "fiub":
             shared = array.flags.writeable and array.flags.c_contiguous
             return torch.from_numpy(array if shared else array.copy(order="C"))
-        raise DataError(f"Expected numbers, found an array of dtype {array.dtype}. Convert it to floats or integers.")
-    raise DataError(f"Expected a torch tensor or a numpy array, found {type(x).__name__}. Convert it first.")
+        raise DataError(f"Expected numbers, got an array of dtype {array.dtype}. Convert it to floats or integers.")
+    raise DataError(f"Expected a torch tensor or a numpy array, got {type(x).__name__}. Convert it first.")
 
 
 def in_kind(result: torch.Tensor, like: Array) -> Array:
-    """Return a tensor as the kind of array that came in."""
+    """Return a tensor as the type of array of the input."""
     return result.numpy() if isinstance(like, np.ndarray | np.generic) else result
 
 
 def floats_of(x: Any) -> torch.Tensor:
     """Return finite floating-point numbers; integers become float64.
 
-    A value that is not finite is refused: noise cannot hide it.
+    Raises DataError for NaN and infinity, which noise cannot hide.
     """
     import torch
 
     tensor = tensor_of(x)
     if not tensor.is_floating_point():
         if tensor.is_complex():
-            raise DataError("Expected real numbers, found complex ones. Release the real and imaginary parts.")
+            raise DataError("Expected real numbers, got complex ones. Release the real and imaginary parts.")
         return tensor.to(torch.float64)
     if not bool(torch.isfinite(tensor).all()):
-        raise DataError("Expected finite values, found NaN or infinity. Clip or clean them first: noise hides neither.")
+        raise DataError("Expected finite values, got NaN or infinity. Clean them first: noise does not hide them.")
     return tensor
 
 
@@ -76,14 +76,7 @@ def vectors_of(x: Any, dimension: int) -> torch.Tensor:
     tensor = tensor_of(x)
     if tensor.ndim == 0 or tensor.shape[-1] != dimension:
         shape = tuple(tensor.shape)
-        raise DataError(f"Expected vectors of dimension {dimension} on the last axis, found shape {shape}.")
+        raise DataError(f"Expected vectors of dimension {dimension} on the last axis, got shape {shape}.")
     if not tensor.is_floating_point():
-        raise DataError(f"Expected floating-point vectors, found {tensor.dtype}. Convert them to float32 or float64.")
+        raise DataError(f"Expected floating-point vectors, got {tensor.dtype}. Convert them to float32 or float64.")
     return tensor
-
-
-def noise_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """Return the precision to draw noise in: that of the values, and at least float32."""
-    import torch
-
-    return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32

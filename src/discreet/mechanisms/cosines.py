@@ -1,13 +1,13 @@
-"""The cosine between a direction and its von Mises–Fisher noise: exact draws, density and mean, in any dimension.
+"""The cosine between a direction and its von Mises–Fisher noise: exact sampling, density and mean.
 
-The cosine t has density proportional to exp(kappa t) (1 - t^2)^((d - 3) / 2) on [-1, 1]. Everything about the
-mechanism's privacy and error is in this one number: the rest of the direction is uniform.
+The cosine t has density proportional to exp(kappa t) (1 - t^2)^((d - 3) / 2) on [-1, 1]. It determines the privacy and
+the error of the mechanism: the rest of the direction is uniform.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -53,15 +53,15 @@ _LARGE_ORDER = 60.0
 
 
 def draw_cosines(kappa: float, dimension: int, count: int, generator: FloatGenerator) -> tuple[Floats, Floats]:
-    """Return `count` exact draws of the cosine and of the sine, sqrt(1 - cosine^2).
+    """Return `count` exact samples of the cosine and of the sine, sqrt(1 - cosine^2).
 
-    Rejection from a transformed beta. With two gamma draws g, h of shape (d - 1) / 2 the proposal is
+    Rejection sampling from a transformed beta. With two gamma samples g, h of shape (d - 1) / 2 the proposal is
     t = (h - b g) / (h + b g), and the log of the acceptance probability is (d - 1) (log(1 + s) - s) with
-    s = (1 - b) / 2 * (g - h) / (h + b g): no large terms cancel, at any kappa and d. At least two draws in three are
+    s = (1 - b) / 2 * (g - h) / (h + b g): no large terms cancel, at any kappa and d. At least two samples in three are
     accepted.
 
     Paper: Ulrich 1984 and Wood 1994, Simulation of the von Mises Fisher distribution.
-    Differs: the acceptance test is rewritten as above; the sine comes from the draws, not from 1 - cosine^2.
+    Differs: the acceptance test is rewritten as above; the sine is computed from g and h, not from 1 - cosine^2.
     """
     degrees = dimension - 1
     root = math.hypot(2 * kappa, degrees)
@@ -73,14 +73,14 @@ def draw_cosines(kappa: float, dimension: int, count: int, generator: FloatGener
         trial = count - filled if kappa == 0 else int((count - filled) * 1.55) + 8
         g = generator.standard_gamma(degrees / 2, trial)
         h = generator.standard_gamma(degrees / 2, trial)
-        whole_ = h + b * g
-        s = half_gap * (g - h) / whole_
+        total = h + b * g
+        s = half_gap * (g - h) / total
         keep = np.log(generator.random(trial)) <= degrees * (np.log1p(s) - s) if kappa > 0 else np.ones(trial, bool)
-        g, h, whole_ = g[keep], h[keep], whole_[keep]
+        g, h, total = g[keep], h[keep], total[keep]
         size = min(len(g), count - filled)
         part = slice(filled, filled + size)
-        cosine[part] = ((h - b * g) / whole_)[:size]
-        sine[part] = (2 * np.sqrt(b * g * h) / whole_)[:size]
+        cosine[part] = ((h - b * g) / total)[:size]
+        sine[part] = (2 * np.sqrt(b * g * h) / total)[:size]
         filled += size
     return cosine, sine
 
@@ -89,7 +89,7 @@ def log_mean_exp(kappa: float, dimension: int) -> float:
     """Return the log of the mean of exp(kappa t) over the uniform sphere, without overflow.
 
     It is log(Gamma(v + 1) (2 / kappa)^v I_v(kappa)) with v = d / 2 - 1. For large orders the uniform (Debye) expansion
-    of the Bessel function and Stirling's series are put together by hand, so that their large terms cancel on paper.
+    of the Bessel function and Stirling's series are combined analytically, so that their large terms cancel.
 
     >>> log_mean_exp(0.0, 10)
     0.0
@@ -106,7 +106,7 @@ def log_mean_exp(kappa: float, dimension: int) -> float:
 
 
 def _log_scaled_bessel(order: float, kappa: float) -> float:
-    """Return log(I_v(kappa) exp(-kappa)) for a small order v, by three terms of its tail where scipy's range ends."""
+    """Return log(I_v(kappa) exp(-kappa)) for a small order v; beyond scipy's range by three terms of its expansion."""
     if kappa < 1e8:
         from scipy.special import ive
 
@@ -152,7 +152,7 @@ def log_sphere_area(dimension: int) -> float:
     return math.log(2) + dimension / 2 * math.log(math.pi) - math.lgamma(dimension / 2)
 
 
-def log_cosine_density(t: npt.ArrayLike, kappa: float, dimension: int) -> npt.NDArray[Any]:
+def log_cosine_density(t: npt.ArrayLike, kappa: float, dimension: int) -> Floats:
     """Return the log-density of the cosine at t in [-1, 1]; at the ends it may be infinite."""
     from scipy.special import betaln, xlog1py
 

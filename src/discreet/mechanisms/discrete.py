@@ -1,4 +1,4 @@
-"""Discrete Laplace and discrete Gaussian noise on a stated grid: exact, and safe to draw from the operating system."""
+"""Discrete Laplace and discrete Gaussian noise on a grid: exact in finite arithmetic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from discreet.core.randomness import Rng
 
 _FARTHEST = 2.0**52
-# Beyond so many steps the exact curve of one coordinate has too many points; zero-concentrated privacy stands in.
+# Above this many steps the exact curve of one coordinate has too many points, and zCDP is used instead.
 _FINEST = 20_000
 
 
@@ -28,13 +28,13 @@ _FINEST = 20_000
 class DiscreteLaplace:
     """Round every coordinate to the grid and add discrete Laplace noise: k grid steps weigh exp(-k * grid / scale).
 
-    The last axis is a vector of `dimension` coordinates (a value without axes is one coordinate) and every row is a
-    release of its own. `sensitivity` is the L1 distance of two neighbours before rounding. Rounding moves each
+    The last axis is a vector of `dimension` coordinates (a scalar is one coordinate) and every row is a separate
+    release. `sensitivity` is the L1 distance of two neighbours before rounding. Rounding moves each
     coordinate by at most half a step, so it adds grid * dimension; with `on_grid` the values must already lie on the
-    grid and nothing is added. Values beyond 2^52 steps are clamped there. Whole numbers come back as int64.
+    grid and nothing is added. Values beyond 2^52 steps are clamped there. Integers are returned as int64.
 
     Guarantee: pure epsilon = (sensitivity + grid * dimension) / scale for each row (without the second term for values
-        on the grid), exactly, in finite arithmetic, with either kind of source.
+        on the grid), exactly, in finite arithmetic, with a seeded or secure source.
     Paper: Ghosh, Roughgarden and Sundararajan 2009, Universally utility-maximizing privacy mechanisms (the geometric
         mechanism).
 
@@ -49,17 +49,17 @@ class DiscreteLaplace:
     on_grid: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse noise of no width, a sensitivity that is no distance and a grid that is no power of two."""
+        """Check the fields."""
         _check(self, "scale", self.scale)
 
     @classmethod
     def for_epsilon(
         cls, epsilon: float, sensitivity: float, grid: float = 1.0, dimension: int = 1, on_grid: bool = False
     ) -> DiscreteLaplace:
-        """Return the noise for a pure epsilon, with the rounding counted."""
+        """Return the noise for a pure epsilon, including the cost of rounding."""
         positive("epsilon", epsilon)
-        some = cls(grid, sensitivity, grid, dimension, on_grid)
-        return cls(some.sensitivity_steps * grid / epsilon, sensitivity, grid, dimension, on_grid)
+        unscaled = cls(grid, sensitivity, grid, dimension, on_grid)
+        return cls(unscaled.sensitivity_steps * grid / epsilon, sensitivity, grid, dimension, on_grid)
 
     @property
     def sensitivity_steps(self) -> int:
@@ -75,7 +75,7 @@ class DiscreteLaplace:
         return DiscreteLaplaceDpEvent(self.grid / self.scale, self.sensitivity_steps)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the values on the grid with noise added, in kind."""
+        """Return the values on the grid plus noise, in the type of the input."""
         steps, values = _to_grid(x, self.grid, self.dimension, self.on_grid)
         noise = discrete_laplace(self.scale / self.grid, steps.size, rng)
         return in_kind(_from_grid(steps, noise, self.grid, values), x)
@@ -85,16 +85,16 @@ class DiscreteLaplace:
 class DiscreteGaussian:
     """Round every coordinate to the grid and add discrete Gaussian noise: k steps weigh exp(-(k grid)^2 / (2 std^2)).
 
-    The last axis is a vector of `dimension` coordinates (a value without axes is one coordinate) and every row is a
-    release of its own. `sensitivity` is the L2 distance of two neighbours before rounding. Rounding moves each
+    The last axis is a vector of `dimension` coordinates (a scalar is one coordinate) and every row is a separate
+    release. `sensitivity` is the L2 distance of two neighbours before rounding. Rounding moves each
     coordinate by at most half a step, so it adds grid * sqrt(dimension); with `on_grid` the values must already lie on
-    the grid and nothing is added. Values beyond 2^52 steps are clamped there. Whole numbers come back as int64.
+    the grid and nothing is added. Values beyond 2^52 steps are clamped there. Integers are returned as int64.
 
     Guarantee: for each row rho-zCDP with rho = (sensitivity + grid * sqrt(dimension))^2 / (2 std^2), and for one
         coordinate (noise of up to 20,000 steps) the exact curve of the discrete Gaussian; in finite arithmetic, with
-        either kind of source.
+        a seeded or secure source.
     Paper: Canonne, Kamath and Steinke 2020, The discrete Gaussian for differential privacy.
-    Differs: the published multivariate bound on delta is not used; zero-concentrated privacy is.
+    Differs: zero-concentrated privacy is used instead of the published multivariate bound on delta.
 
     >>> DiscreteGaussian(std=4.0, sensitivity=1.0, grid=2**-10, dimension=384).event.rho < 0.0325
     True
@@ -107,7 +107,7 @@ class DiscreteGaussian:
     on_grid: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse noise of no width, a sensitivity that is no distance and a grid that is no power of two."""
+        """Check the fields."""
         _check(self, "std", self.std)
 
     @classmethod
@@ -120,7 +120,7 @@ class DiscreteGaussian:
         dimension: int = 1,
         on_grid: bool = False,
     ) -> DiscreteGaussian:
-        """Return the least noise for (epsilon, delta), to six digits, with the rounding counted."""
+        """Return the least noise for (epsilon, delta), to six digits, including the cost of rounding."""
         from discreet.accounting.gdp import bisect_up, gaussian_noise
         from discreet.accounting.losses import curve_of
 
@@ -130,7 +130,7 @@ class DiscreteGaussian:
         def holds(std: float) -> bool:
             return curve_of(with_std(std).event, Adjacency.REPLACE_ONE).delta(epsilon) <= delta
 
-        # Continuous noise for the rounded distance is a good start; on a coarse grid less may do.
+        # Continuous noise for the rounded distance is a good start; on a coarse grid less may suffice.
         std = max(gaussian_noise(epsilon, delta, with_std(grid).sensitivity_steps * grid), grid / 4)
         while not holds(std):
             std *= 1.25
@@ -154,7 +154,7 @@ class DiscreteGaussian:
         return ZCDpEvent(self.sensitivity_steps**2 / (2 * sigma**2))
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the values on the grid with noise added, in kind."""
+        """Return the values on the grid plus noise, in the type of the input."""
         steps, values = _to_grid(x, self.grid, self.dimension, self.on_grid)
         noise = discrete_gaussian(self.std / self.grid, steps.size, rng)
         return in_kind(_from_grid(steps, noise, self.grid, values), x)
@@ -162,11 +162,11 @@ class DiscreteGaussian:
 
 def _check(noise: DiscreteLaplace | DiscreteGaussian, name: str, width: float) -> None:
     positive(name, width)
-    positive("sensitivity", noise.sensitivity, "Say how far one record can move x, before rounding.")
+    positive("sensitivity", noise.sensitivity, "It is the largest change of x by one record, before rounding.")
     whole("dimension", noise.dimension)
     if math.frexp(positive("grid", noise.grid))[0] != 0.5:
         nearest = 2.0 ** round(math.log2(noise.grid))
-        raise invalid("grid", noise.grid, "a power of two", f"Then rounding to it is exact; {nearest:g} is near.")
+        raise invalid("grid", noise.grid, "a power of two", f"Rounding to it is exact. The closest is {nearest:g}.")
     if not 2.0**-10 <= width / noise.grid <= 2.0**40:
         raise invalid(name, width, f"between 2^-10 and 2^40 steps of grid={noise.grid!r}", "Choose another grid.")
 
@@ -175,20 +175,18 @@ def _to_grid(x: Any, grid: float, dimension: int, on_grid: bool) -> tuple[Intege
     values = tensor_of(x)
     last = values.shape[-1] if values.ndim else 1
     if last != dimension:
-        raise DataError(
-            f"Expected vectors of dimension {dimension} on the last axis, found shape {tuple(values.shape)}."
-        )
+        raise DataError(f"Expected vectors of dimension {dimension} on the last axis, got shape {tuple(values.shape)}.")
     exact = values.detach().cpu().numpy() if values.dtype.itemsize > 2 else values.detach().cpu().double().numpy()
     if exact.dtype in (np.int64, np.uint64):
-        # Larger ones have no float64 of their own; clamping moves no two neighbours farther apart.
+        # Larger integers have no exact float64; clamping moves no two neighbours farther apart.
         exact = exact.clip(max(-(2**53), np.iinfo(exact.dtype).min), 2**53)
     scaled = np.asarray(exact, dtype=np.float64).reshape(-1) / grid
     if np.isnan(scaled).any():
-        raise DataError("Expected numbers, found NaN. Clean the values first: noise does not hide it.")
+        raise DataError("Expected numbers, got NaN. Clean the values first: noise does not hide it.")
     scaled = np.clip(scaled, -_FARTHEST, _FARTHEST)
     steps = np.rint(scaled)
     if on_grid and not np.array_equal(steps, scaled):
-        raise DataError(f"Expected values on the grid of {grid:g}, found others. Leave on_grid out: they are rounded.")
+        raise DataError(f"Expected values on the grid of {grid:g}, got others. Omit on_grid to round them.")
     return steps.astype(np.int64), values
 
 
@@ -200,5 +198,5 @@ def _from_grid(steps: Integers, noise: Integers, grid: float, like: torch.Tensor
         return (total.double() * grid).to(like.dtype).to(like.device)
     if grid < 1:
         return (total.double() * grid).to(like.device)
-    most = 2**62 // int(grid)  # past it the product would not be an int64; clamping a release is post-processing
+    most = 2**62 // int(grid)  # above it the product overflows int64; clamping a release is post-processing
     return (total.clamp(-most, most) * int(grid)).to(like.device)

@@ -1,4 +1,4 @@
-"""Gaussian noise for a bounded L2 sensitivity: calibrated exactly, or by the classical formula where that is proven."""
+"""Gaussian noise for a bounded L2 sensitivity, calibrated exactly or by the classical formula."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from discreet.core.randomness import Rng
 
-_STATE = "Say how far one record can move x: .event is the cost at that distance."
+_STATE = "It is the largest change of x by one record; .event is the cost at that distance."
 
 
 @dataclass(frozen=True)
 class Gaussian:
     """Add independent normal noise of standard deviation `std` to every coordinate.
 
-    `sensitivity` is the largest L2 distance between the values of two neighbours, under the adjacency you account for;
-    it may be left out where no cost is asked for.
+    `sensitivity` is the largest L2 distance between the values of two neighbours, under the adjacency used for
+    accounting. It is needed for `event` only.
 
     Guarantee: for one release of the whole array, mu-GDP with mu = sensitivity / std, so the exact delta at every
         epsilon, if the L2 sensitivity is as declared. In floating point: see docs/secure_randomness.md;
@@ -37,7 +37,7 @@ class Gaussian:
     sensitivity: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse negative noise and a sensitivity that is no distance."""
+        """Check the fields."""
         non_negative("std", self.std, "It is a standard deviation.")
         if self.sensitivity is not None:
             positive("sensitivity", self.sensitivity, _STATE)
@@ -51,7 +51,7 @@ class Gaussian:
 
     @classmethod
     def classical(cls, epsilon: float, delta: float, sensitivity: float) -> Gaussian:
-        """Return the noise sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon < 1 only."""
+        """Return noise with std = sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon < 1."""
         from discreet.accounting.gdp import classical_gaussian_noise
 
         return cls(classical_gaussian_noise(epsilon, delta, sensitivity), sensitivity)
@@ -62,11 +62,11 @@ class Gaussian:
         from discreet.accounting.events import GaussianDpEvent
 
         if self.sensitivity is None:
-            raise invalid("sensitivity", None, "stated", _STATE)
+            raise invalid("sensitivity", None, "set", _STATE)
         return GaussianDpEvent(self.std / self.sensitivity)
 
-    def drawn(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the noise alone, in float64; add it with `release` and `deviation`, which round the sum once."""
+    def sample(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return only the noise, in float64; add it with `release` and `deviation`, which round the sum once."""
         from discreet.mechanisms.normals import normals
 
         return normals(shape, rng, device).mul_(self.std)
@@ -77,7 +77,7 @@ class Gaussian:
         return self.std
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the array with noise added in float64 and rounded once, in its own kind and precision."""
+        """Return the array plus noise, added in float64 and rounded once, in the type and precision of the input."""
         from discreet.mechanisms.normals import add_normal
 
         return in_kind(add_normal(floats_of(x), self.std, rng), x)

@@ -1,4 +1,4 @@
-"""Laplace noise: coordinate by coordinate for an L1 sensitivity, or around a vector for an L2 sensitivity."""
+"""Laplace noise: per coordinate for an L1 sensitivity, or per vector for an L2 sensitivity."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
     from discreet.core.randomness import Rng
 
-_STATE = "Say how far one record can move x: .event is the cost at that distance."
+_STATE = "It is the largest change of x by one record; .event is the cost at that distance."
 
 
 @dataclass(frozen=True)
 class Laplace:
     """Add independent Laplace noise to every coordinate, for a bounded L1 sensitivity.
 
-    `sensitivity` is the largest L1 distance between the values of two neighbours, under the adjacency you account for.
-    Vectors clipped in L2 to C are up to 2 * C * sqrt(d) apart in L1, not 2 * C: see `l1_of_l2`.
+    `sensitivity` is the largest L1 distance between the values of two neighbours, under the adjacency used for
+    accounting. Vectors clipped to L2 norm C are up to 2 * C * sqrt(d) apart in L1, not 2 * C: see `l1_of_l2`.
 
     Guarantee: pure epsilon = sensitivity / scale for one release of the whole array, if the L1 sensitivity is as
         declared. In floating point: see docs/secure_randomness.md; `DiscreteLaplace` is exact.
@@ -38,8 +38,8 @@ class Laplace:
     sensitivity: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse noise of no width and a sensitivity that is no distance."""
-        positive("scale", self.scale, "It is the mean distance of the noise from zero.")
+        """Check the fields."""
+        positive("scale", self.scale, "It is the mean absolute value of the noise.")
         if self.sensitivity is not None:
             positive("sensitivity", self.sensitivity, _STATE)
 
@@ -52,34 +52,36 @@ class Laplace:
     def event(self) -> DpEvent:
         """The cost of one release of the whole array.
 
-        One coordinate is the worst case for a vector too: exchange the coordinates one by one. Each exchange costs the
-        trade-off curve of its own distance, and the curves of a log-concave noise chain to that of the summed distance.
+        One coordinate is the worst case for a vector too: replace the coordinates one at a time. Each replacement costs
+        the trade-off curve of its own distance, and the curves of a log-concave noise compose to that of the total
+        distance.
         """
         from discreet.accounting.events import LaplaceDpEvent
 
         if self.sensitivity is None:
-            raise invalid("sensitivity", None, "stated", _STATE)
+            raise invalid("sensitivity", None, "set", _STATE)
         return LaplaceDpEvent(self.scale / self.sensitivity)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the array with noise added in float64 and rounded once, in its own kind and precision."""
+        """Return the array plus noise, added in float64 and rounded once, in the type and precision of the input."""
         from discreet.mechanisms.normals import release
 
         values = floats_of(x)
-        return in_kind(release(values, self.drawn(values.shape, rng, values.device), self.deviation), x)
+        return in_kind(release(values, self.sample(values.shape, rng, values.device), self.deviation), x)
 
-    def drawn(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the noise alone, in float64: the difference of two exponential numbers.
+    def sample(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return only the noise, in float64: the difference of two exponential numbers.
 
-        The logarithm of one uniform number lies on a lattice that shows in the tail; the difference of two does not.
+        The logarithm of one uniform number lies on a lattice that is visible in the tail; the difference of two does
+        not.
         """
         import torch
 
         if torch.device(device).type == "cpu" or rng.is_secure:
             source, count = rng.floats(), math.prod(shape)
-            found = torch.from_numpy(source.standard_exponential(count))
-            found -= torch.from_numpy(source.standard_exponential(count))
-            return found.mul_(self.scale).view(shape).to(device)
+            noise = torch.from_numpy(source.standard_exponential(count))
+            noise -= torch.from_numpy(source.standard_exponential(count))
+            return noise.mul_(self.scale).view(shape).to(device)
         generator = rng.torch(device, "Laplace")
         noise = torch.empty(shape, dtype=torch.float64, device=device).exponential_(generator=generator)
         noise -= torch.empty_like(noise).exponential_(generator=generator)
@@ -96,7 +98,7 @@ class L2Laplace:
     """Add noise of density proportional to exp(-|z| / scale) to each vector, for a bounded L2 sensitivity.
 
     The direction is uniform and the length is Gamma(dimension, scale). The last axis is the vector; every row is a
-    release of its own.
+    separate release.
 
     Guarantee: pure epsilon = sensitivity / scale for each row, if two neighbours' rows are at most `sensitivity` apart
         in L2: the log-density changes by at most that distance over the scale. In floating point: see
@@ -112,7 +114,7 @@ class L2Laplace:
     sensitivity: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse noise of no width and a sensitivity that is no distance."""
+        """Check the fields."""
         positive("scale", self.scale, "The mean length of the noise is dimension * scale.")
         whole("dimension", self.dimension)
         if self.sensitivity is not None:
@@ -129,18 +131,18 @@ class L2Laplace:
         from discreet.accounting.events import EpsilonDeltaDpEvent
 
         if self.sensitivity is None:
-            raise invalid("sensitivity", None, "stated", _STATE)
+            raise invalid("sensitivity", None, "set", _STATE)
         return EpsilonDeltaDpEvent(self.sensitivity / self.scale, 0.0)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the vectors with noise added in float64 and rounded once, in their own kind and precision."""
+        """Return the vectors plus noise, added in float64 and rounded once, in the type and precision of the input."""
         from discreet.mechanisms.normals import release
 
         values = floats_of(vectors_of(x, self.dimension))
-        return in_kind(release(values, self.drawn(values.shape, rng, values.device), self.deviation), x)
+        return in_kind(release(values, self.sample(values.shape, rng, values.device), self.deviation), x)
 
-    def drawn(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the noise alone, in float64."""
+    def sample(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return only the noise, in float64."""
         import torch
 
         rows = math.prod(shape[:-1])

@@ -1,15 +1,14 @@
-"""Normal noise in float64, added in float64 and rounded once: what a release shows of its noise is no lattice.
+"""Normal noise, sampled and added in float64 and rounded once, so that a release does not reveal its lattice.
 
-Normal numbers of a generator lie on a lattice (those of a 24-bit Box-Muller transform on circles that can be told
-apart). Whoever knows what the noise was added to may test whether the difference lies on it. So noise is drawn in
-float64, added to the value in float64, and the sum is rounded to a multiple of a power of two near 2^-16 of the noise's
-standard deviation, and then to the precision of the value. Rounding the sum is post-processing. What is left is counted
-in docs/decisions/noise.md.
+Normal numbers of a generator lie on a lattice (those of a 24-bit Box-Muller transform on distinguishable circles). An
+attacker who knows the value can test whether the difference lies on it. So noise is sampled in float64, added to the
+value in float64, and the sum is rounded to a multiple of a power of two near 2^-16 of the standard deviation of the
+noise, and then to the precision of the value. Rounding the sum is post-processing. docs/decisions/noise.md accounts for
+the remaining error.
 
-A fused CUDA kernel for normal noise: it draws in float64, adds, rounds once and writes, where Triton is there.
-
-A counter goes through Philox4x32-10. Of its 128 bits, 75 make the radius of a Box-Muller pair and 53 its angle. The
-kernel is used on a device only after its numbers agreed there with `reference`, which is the same in numpy.
+On CUDA devices with Triton, a fused kernel samples in float64, adds, rounds once and writes. It applies Philox4x32-10
+to a counter. Of the 128 bits, 75 give the radius of a Box-Muller pair and 53 its angle. The kernel is used on a device
+only after its numbers agreed there with `reference`, the same computation in numpy.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-# Numbers drawn at a time: half a megabyte, which stays in a core's cache until it is added.
+# Numbers sampled at a time: half a megabyte, which stays in the cache of a core until it is added.
 _BLOCK = 1 << 16
-# The release is a multiple of a power of two in (2^-17, 2^-16] times the noise's standard deviation. A coarser one
-# would hide more of float64's rounding; this one adds less than 10^-10 of the noise's variance.
+# The release is a multiple of a power of two in (2^-17, 2^-16] times the standard deviation of the noise. A coarser
+# grid would hide more of the float64 rounding; this one adds less than 10^-10 of the variance of the noise.
 GRID_BITS = 16
 
 
@@ -57,37 +56,37 @@ def grid_of(std: float) -> float:
 def on_grid(sums: Tensor, std: float) -> Tensor:
     """Round float64 sums in place to multiples of `grid_of(std)`, and return them.
 
-    Adding and subtracting 1.5 * 2^52 grids rounds to a multiple of the grid; sums beyond 2^51 grids have no finer
-    digits than that to lose.
+    Adding and subtracting 1.5 * 2^52 grid steps rounds to a multiple of the grid; sums beyond 2^51 grid steps have no
+    finer digits.
     """
     return sums.add_(grid_shift(std)).sub_(grid_shift(std))
 
 
 def grid_shift(std: float) -> float:
-    """Return what is added and subtracted to round to multiples of the grid."""
+    """Return the number to add and subtract to round to multiples of the grid."""
     return 1.5 * 2.0**52 * grid_of(std)
 
 
 def release(values: Tensor, noise: Tensor, std: float) -> Tensor:
-    """Return values plus float64 noise of this standard deviation, rounded once, in the values' precision.
+    """Return values plus float64 noise of this standard deviation, rounded once, in the precision of the values.
 
-    Gradients pass to the values as if nothing was rounded.
+    Gradients pass through to the values as if nothing was rounded.
     """
     with torch.no_grad():
-        found = on_grid(values.double() + noise, std).to(values.dtype)
-    return passed_through(values, found)
+        released = on_grid(values.double() + noise, std).to(values.dtype)
+    return passed_through(values, released)
 
 
 def passed_through(values: Tensor, released: Tensor) -> Tensor:
-    """Return the release with the gradient of the values, if they have one."""
+    """Return the release with the gradient of the values, if they require one."""
     if not (values.requires_grad and torch.is_grad_enabled()):
         return released
-    found: Tensor = _PassThrough.apply(values, released)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _PassThrough.apply(values, released)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _PassThrough(torch.autograd.Function):
-    """The second tensor in the forward pass, the first in the backward pass."""
+    """Return the second tensor in the forward pass and pass the gradient to the first."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, released: Tensor) -> Tensor:
@@ -99,7 +98,7 @@ class _PassThrough(torch.autograd.Function):
 
 
 def add_normal(values: Tensor, std: float, rng: Rng) -> Tensor:
-    """Return values plus normal noise, drawn and added in float64 and rounded once, in the values' precision.
+    """Return values plus normal noise, sampled and added in float64 and rounded once, in the precision of the values.
 
     >>> from discreet import Rng
     >>> released = add_normal(torch.zeros(1000), 2.0, Rng(1))
@@ -110,15 +109,15 @@ def add_normal(values: Tensor, std: float, rng: Rng) -> Tensor:
 
 
 def add_normals(values: Mapping[str, Tensor], std: float, rng: Rng) -> dict[str, Tensor]:
-    """Return several tensors with normal noise, each from a stream of its own. NaN and infinity are rejected."""
+    """Return several tensors plus normal noise, each from a separate stream; NaN and infinity are rejected."""
     if values and not bool(torch.stack([torch.isfinite(v).all().cpu() for v in values.values()]).all()):
-        raise DataError("Expected finite values, found NaN or infinity. Clip or clean them first: noise hides neither.")
+        raise DataError("Expected finite values, got NaN or infinity. Clean them first: noise does not hide them.")
     if std == 0:
         return {name: value.clone() for name, value in values.items()}
     source = NormalSource(rng)
     with torch.no_grad():
-        found = {name: source.add(value, std, number) for number, (name, value) in enumerate(values.items())}
-    return {name: passed_through(values[name], released) for name, released in found.items()}
+        noisy = {name: source.add(value, std, number) for number, (name, value) in enumerate(values.items())}
+    return {name: passed_through(values[name], released) for name, released in noisy.items()}
 
 
 def normals(shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> Tensor:
@@ -127,21 +126,21 @@ def normals(shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu"
 
 
 class NormalSource:
-    """Normal numbers in float64 for one release: numbered arrays, drawn in blocks of their own streams.
+    """Normal numbers in float64 for one release: numbered arrays, sampled in blocks with separate streams.
 
-    On a CPU block b of array a is drawn from a generator of its own, whose state is a hash of the key, a and b: the
-    same numbers come out with any number of threads. On a GPU the position is part of a counter. A secure source draws
-    every bit from the operating system, on the CPU.
+    On a CPU, block b of array a has its own generator, whose state is a hash of the key, a and b, so the numbers do not
+    depend on the number of threads. On a GPU the position is part of a counter. A secure source reads every bit from
+    the operating system, on the CPU.
     """
 
     def __init__(self, rng: Rng) -> None:
-        """Take a fresh key from the source; two of one source draw different numbers."""
+        """Take a new key from the source, so that two objects of one source give different numbers."""
         self._key = None if rng.is_secure else rng.bytes(32)
         self._system = rng.floats() if rng.is_secure else None
         self._device_keys: dict[tuple[torch.device, float], Tensor] = {}
 
     def add(self, values: Tensor, std: float, number: int) -> Tensor:
-        """Return values plus noise, rounded once; `number` is the array's own and may not be used twice."""
+        """Return values plus noise, rounded once; `number` identifies the array and must not be used twice."""
         values = values.detach()
         if values.is_cuda and self._key is not None and kernel_usable(values):
             return kernel_add(values, self.device_key(values.device, std), number)
@@ -154,25 +153,25 @@ class NormalSource:
         """Return normal numbers of a shape."""
         if device.type != "cpu":
             return self._on_device(shape, device, number)
-        found = np.empty(math.prod(shape))
-        self._blocks(len(found), lambda block, part: self._fill(found[part], number, block))
-        return torch.from_numpy(found).view(shape)
+        noise = np.empty(math.prod(shape))
+        self._blocks(len(noise), lambda block, part: self._fill(noise[part], number, block))
+        return torch.from_numpy(noise).view(shape)
 
     def _on_device(self, shape: tuple[int, ...], device: torch.device, number: int) -> Tensor:
         if self._key is not None and device.type == "cuda":
-            found = torch.empty(shape, dtype=torch.float64, device=device)
-            if kernel_usable(found):
-                return kernel_fill(found, self.device_key(device), number)
-            # One draw of 53 bits would show its lattice in the tail, once in 2^36; a sum of two does not.
+            noise = torch.empty(shape, dtype=torch.float64, device=device)
+            if kernel_usable(noise):
+                return kernel_fill(noise, self.device_key(device), number)
+            # One sample of 53 bits reveals its lattice in the tail, once in 2^36; a sum of two does not.
             digest = hashlib.sha256(self._key + b"%d" % number).digest()
             generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            found.normal_(generator=generator)
-            found += torch.empty_like(found).normal_(generator=generator)
-            return found.mul_(math.sqrt(0.5))
+            noise.normal_(generator=generator)
+            noise += torch.empty_like(noise).normal_(generator=generator)
+            return noise.mul_(math.sqrt(0.5))
         return self.draw(shape, torch.device("cpu"), number).to(device)
 
     def device_key(self, device: torch.device, std: float = 1.0) -> Tensor:
-        """Return the key and the standard deviation as the kernel reads them, on the device."""
+        """Return the key and the standard deviation in the format of the kernel, on the device."""
         if (device, std) not in self._device_keys:
             assert self._key is not None
             seed, nonce = np.frombuffer(hashlib.sha256(self._key + b"device").digest()[:16], dtype=np.int64).tolist()
@@ -181,8 +180,8 @@ class NormalSource:
 
     def _add_on_cpu(self, values: Tensor, std: float, number: int) -> Tensor:
         dtype = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
-        flat = values.to(dtype).contiguous().view(-1).numpy()  # half precision fits into float32 exactly
-        found = np.empty_like(flat)
+        flat = values.to(dtype).contiguous().view(-1).numpy()  # half precision is exact in float32
+        released = np.empty_like(flat)
         shift = grid_shift(std)
 
         def work(block: int, part: slice) -> None:
@@ -191,10 +190,10 @@ class NormalSource:
             np.multiply(sums, std, out=sums)
             np.add(sums, flat[part], out=sums)
             np.add(sums, shift, out=sums)
-            np.subtract(sums, shift, out=found[part], casting="same_kind")
+            np.subtract(sums, shift, out=released[part], casting="same_kind")
 
         self._blocks(len(flat), work)
-        return torch.from_numpy(found).view(values.shape).to(values.dtype)
+        return torch.from_numpy(released).view(values.shape).to(values.dtype)
 
     def _blocks(self, count: int, work: Any) -> None:
         parts = [(block, slice(start, start + _BLOCK)) for block, start in enumerate(range(0, count, _BLOCK))]
@@ -216,7 +215,7 @@ class NormalSource:
 
 
 class _State(ISeedSequence):
-    """The initial state of a generator, as it is."""
+    """A seed sequence that returns a fixed initial state."""
 
     def __init__(self, state: bytes) -> None:
         self._state = state
@@ -233,25 +232,25 @@ _trusted: dict[torch.device, bool] = {}
 
 
 def kernel_usable(like: Tensor) -> bool:
-    """Whether the kernel takes this tensor: float32 or float64 on a CUDA device where it proved right."""
+    """Return whether the kernel supports this tensor (float32 or float64 on CUDA) and passed its self-test."""
     fit = like.is_cuda and like.dtype in (torch.float32, torch.float64) and 0 < like.numel() < _LARGEST
     if not fit or importlib.util.find_spec("triton") is None:
         return False
     if like.device not in _trusted:
         if torch.cuda.is_current_stream_capturing():
-            return False  # nothing can be compared while a graph is recorded
+            return False  # no comparison is possible during graph capture
         _trusted[like.device] = agree(like.device)
     return _trusted[like.device]
 
 
 def key_words(seed: int, nonce: int, std: float, shift: float) -> Tensor:
-    """Return what the kernel reads: the key, a step that a recorded graph may count up, and two numbers as bits."""
+    """Return the input of the kernel: the key, a step that a captured graph can increment, and two numbers as bits."""
     bits = [int.from_bytes(struct.pack("<d", number), "little", signed=True) for number in (std, shift)]
     return torch.tensor([seed, nonce, 0, *bits], dtype=torch.int64)
 
 
 def kernel_add(values: Tensor, key: Tensor, number: int, out: Tensor | None = None) -> Tensor:
-    """Return values plus the noise of an array's number, in float64, rounded as the key says and then once to `out`."""
+    """Return values plus the noise of an array number, rounded to the grid in the key and then to the type of `out`."""
     values = values.contiguous()
     out = torch.empty_like(values) if out is None else out
     _launch(values, out, key, number, True)
@@ -271,27 +270,27 @@ def _launch(values: Tensor, out: Tensor, key: Tensor, number: int, add_up: bool)
 
 
 def agree(device: torch.device) -> bool:
-    """Return whether the kernel's numbers agree with the reference on a small example, and warn if not."""
+    """Return whether the kernel agrees with the reference on a small example; warn if not."""
 
-    def right() -> bool:
+    def test() -> bool:
         shift = 1.5 * 2.0**32
         key = key_words(-(2**62) + 12345, 0x1234567, 3.0, shift)
-        placed, count = key.to(device), 3 * _KERNEL_BLOCK + 77
-        wanted = reference(key.tolist(), count, 5)
-        drawn = kernel_fill(torch.empty(count, dtype=torch.float64, device=device), placed, 5)
-        near = np.abs(drawn.cpu().numpy() - wanted).max() < 1e-12
+        device_key, count = key.to(device), 3 * _KERNEL_BLOCK + 77
+        expected = reference(key.tolist(), count, 5)
+        noise = kernel_fill(torch.empty(count, dtype=torch.float64, device=device), device_key, 5)
+        close = np.abs(noise.cpu().numpy() - expected).max() < 1e-12
         values = torch.linspace(-2, 2, count, device=device)
-        sums = values.cpu().double().numpy() + 3.0 * wanted
-        wide = kernel_add(values.double(), placed, 5).cpu().numpy()
-        rounded = bool((np.abs(wide - sums) <= 2.0**-21 + 1e-9).all()) and bool((wide * 2.0**20 % 1 == 0).all())
-        narrow = kernel_add(values, placed, 5).cpu().numpy()
-        return bool(near) and rounded and bool((np.abs(narrow - wide) <= 2.0**-20).all())
+        sums = values.cpu().double().numpy() + 3.0 * expected
+        in_double = kernel_add(values.double(), device_key, 5).cpu().numpy()
+        rounded = bool((np.abs(in_double - sums) <= 2.0**-21 + 1e-9).all() and (in_double * 2.0**20 % 1 == 0).all())
+        in_single = kernel_add(values, device_key, 5).cpu().numpy()
+        return bool(close) and rounded and bool((np.abs(in_single - in_double) <= 2.0**-20).all())
 
-    return passes(right, f"Fused noise is not used on {device}", "Noise is right, but slower.")
+    return passes(test, f"The fused noise kernel is not used on {device}", "Results are correct, but slower.")
 
 
 def reference(key: list[int], count: int, number: int) -> Floats:
-    """Return the kernel's normal numbers, by numpy."""
+    """Return the normal numbers of the kernel, computed in numpy."""
     half = (count + 1) // 2
     at = np.arange(half, dtype=np.uint64)
     counter = [at & _LOW, _full(key[2], half), _full(number, half), _full(key[1], half)]
@@ -345,7 +344,7 @@ def _compiled() -> Any:
         radius = tl.sqrt(-2.0 * tl.log(uniform))
         within = ((((w2 >> 11) & 0x3FFFF).to(tl.uint64) << 32) | w3.to(tl.uint64)).to(tl.float64)
         angle = (within + 0.5) * 6.975736996017264e-16
-        # Taylor series: below pi / 4 the first term left out is under 1e-17.
+        # Taylor series: below pi / 4 the first omitted term is below 1e-17.
         x = angle * angle
         cos = x * 0.0 + 1.0
         sin = x * 0.0 + 1.0

@@ -1,4 +1,4 @@
-"""PrivUnit: a unit vector goes in, an unbiased estimate of it comes out, at a pure epsilon."""
+"""PrivUnit: an unbiased private estimate of a unit vector at a pure epsilon."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Rule = Callable[[Floats], npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class Cap:
-    """The vectors whose cosine with the truth is at least `height`, and how the mechanism uses them.
+    """The vectors whose cosine with the true direction is at least `height`, and the parameters of the mechanism.
 
-    `log_mass` is the log of the uniform measure P of the cap, `truth` the probability p of answering from inside it,
-    `mean` the mean cosine m of the answer with the truth, and `lie` is 1 - p without its rounding.
+    `log_mass` is the log of the uniform measure P of the cap, `truth` the probability p of sampling inside it, `mean`
+    the mean cosine m of the sample with the true direction, and `lie` is 1 - p without cancellation.
     """
 
     height: float
@@ -43,19 +43,19 @@ class Cap:
 class PrivUnit:
     """Release an unbiased estimate of the direction of each row: uniform in a cap around it, or outside, then rescaled.
 
-    The last axis is the vector; its length is dropped and every row is a release of its own. With probability p the
-    answer V is uniform in the cap {v: <v, u> >= height}, else uniform outside; the release is V / m. A row of zeros has
+    The last axis is the vector; its length is discarded and every row is a separate release. With probability p the
+    sample V is uniform in the cap {v: <v, u> >= height}, else uniform outside; the release is V / m. A row of zeros has
     no direction and gives a uniform one, whose mean is zero too.
 
-    Guarantee: pure epsilon for each row exchanged for any other, exactly. Proof: against the uniform measure the answer
+    Guarantee: pure epsilon for each row replaced by any other, exactly. Proof: against the uniform measure the sample
         has density p / P inside the cap of mass P and (1 - p) / (1 - P) outside, and p is chosen so that the first is
         e^epsilon times the second. Two rows have the same two values of the density, so their ratio is at most
-        e^epsilon, and it is e^epsilon on one cap less the other. A row of zeros has density 1, between the two.
+        e^epsilon, and it is e^epsilon on the difference of the caps. A row of zeros has density 1, between the two.
         Dividing by the constant m changes nothing. In floating point: see docs/secure_randomness.md.
     Paper: Bhowmick, Duchi, Freudiger, Kapoor and Rogers 2018, Protection against reconstruction and its applications in
         private federated learning.
     Differs: the published split of epsilon into a part for p and a part for the cap is a bound with a grid of choices.
-        Here P is the incomplete beta function, p follows from epsilon and P with equality, and the height has the least
+        Here P is the incomplete beta function, p follows from epsilon and P with equality, and the height minimizes the
         error: see `best_cap`.
 
     >>> import numpy as np
@@ -68,13 +68,13 @@ class PrivUnit:
     dimension: int
 
     def __post_init__(self) -> None:
-        """Refuse what has no estimate: epsilon 0 or infinite, and a sphere of no dimension."""
-        positive("epsilon", self.epsilon, "At epsilon 0 the answer says nothing and has no unbiased estimate.")
+        """Check the fields."""
+        positive("epsilon", self.epsilon, "At epsilon 0 there is no unbiased estimate.")
         whole("dimension", self.dimension, 2, "A direction needs at least two coordinates.")
 
     @property
     def event(self) -> DpEvent:
-        """The cost of one row exchanged for any other or for zeros; a missing row is seen, and has no figure."""
+        """The cost of one row replaced by any other or by zeros; a missing row is visible and not covered."""
         from discreet.accounting.events import LocalDpEvent
 
         return LocalDpEvent(self.epsilon)
@@ -90,7 +90,7 @@ class PrivUnit:
         return 1 / self.cap.mean**2 - 1
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return an unbiased estimate of the direction of each row, in the kind and precision of the input."""
+        """Return an unbiased estimate of the direction of each row, in the type and precision of the input."""
         vectors = vectors_of(x, self.dimension)
         flat = vectors.reshape(-1, self.dimension)
         cosine, sine = draw_cosines(self.cap, self.dimension, len(flat), rng.floats())
@@ -105,11 +105,11 @@ def best_cap(epsilon: float, dimension: int) -> Cap:
     With P the mass of the cap of height h and A the integral of the cosine over it, the mean cosine of the answer is
     m(h) = A (e^epsilon - 1) / (e^epsilon P + 1 - P), and the squared error is 1 / m^2 - 1. As A' = -h f and P' = -f
     with f the density of the cosine, (log m)' = f (m - h) / A: m grows where h < m and falls where h > m. So it has one
-    maximum, where h = m(h), and that is the root sought here.
+    maximum, where h = m(h), and this function finds that root.
     """
     from scipy.optimize import brentq
 
-    height = 1.0 - 1e-12  # the narrowest cap that floating point can tell from a point: any cap is private
+    height = 1.0 - 1e-12  # the smallest cap that floating point can represent: any cap is private
     if height > _mean(height, epsilon, dimension):
         height = float(brentq(lambda h: h - _mean(h, epsilon, dimension), 0.0, height, xtol=1e-15, rtol=1e-13))
     log_mass = log_cap_mass(height, dimension)
@@ -175,8 +175,8 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 
 def draw_cosines(cap: Cap, dimension: int, count: int, generator: FloatGenerator) -> tuple[Floats, Floats]:
-    """Return exact draws of the cosine of the answer with the truth, and of its sine."""
-    # A uniform number is below the probability of a lie at least that often, however few bits it has.
+    """Return exact samples of the cosine between sample and true direction, and of its sine."""
+    # A uniform number of any precision is below the probability of a lie at least that often.
     inside = ~(generator.random(count) < cap.lie)
     chosen = int(inside.sum())
     cosine, sine = np.empty(count), np.empty(count)
@@ -186,15 +186,15 @@ def draw_cosines(cap: Cap, dimension: int, count: int, generator: FloatGenerator
 
 
 def _inside(cap: Cap, dimension: int, count: int, generator: FloatGenerator) -> tuple[Floats, Floats]:
-    """Draw from the cap by whichever rejection accepts more: from the sphere's half, or from a power of a uniform."""
+    """Sample from the cap by the rejection method that accepts more: from a half-sphere, or a power of a uniform."""
     from_half = math.log(2) + cap.log_mass
     from_tail = math.log(max(cap.height, 1e-300)) + cap.log_mass - _log_moment(cap.height, dimension)
     if from_half >= from_tail:
         # By symmetry |t| >= height is the cap and its mirror image.
         t, s = _uniform_where(dimension, count, generator, lambda t: np.abs(t) >= cap.height)
         return np.abs(t), s
-    # x = 1 - t^2 has density proportional to x^((d - 3) / 2) / t on (0, 1 - height^2): draw without 1 / t, accept with
-    # probability height / t.
+    # x = 1 - t^2 has density proportional to x^((d - 3) / 2) / t on (0, 1 - height^2): sample without 1 / t, accept
+    # with probability height / t.
     log_top = math.log1p(-cap.height * cap.height)
     cosine, sine = np.empty(count), np.empty(count)
     filled = 0
@@ -211,7 +211,7 @@ def _inside(cap: Cap, dimension: int, count: int, generator: FloatGenerator) -> 
 
 
 def _uniform_where(dimension: int, count: int, generator: FloatGenerator, rule: Rule) -> tuple[Floats, Floats]:
-    """Draw cosines of uniform directions until `count` of them satisfy the rule."""
+    """Sample cosines of uniform directions until `count` of them satisfy the rule."""
     cosine, sine = np.empty(count), np.empty(count)
     filled = 0
     while filled < count:

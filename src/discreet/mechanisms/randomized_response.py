@@ -1,4 +1,4 @@
-"""Randomized response: tell the truth with a known probability, else name another category."""
+"""Randomized response: report the true category with a known probability, else another one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ONE = 2**64
 
 @dataclass(frozen=True)
 class Shares:
-    """The estimated share of each category among the true answers, with an interval for each.
+    """The estimated share of each category among the true values, with an interval for each.
 
-    The estimate is unbiased, so it may lie outside [0, 1]; the interval is kept inside.
+    The estimate is unbiased, so it may lie outside [0, 1]; the interval is clipped to it.
     """
 
     estimate: Floats
@@ -38,13 +38,13 @@ class Shares:
 
 @dataclass(frozen=True)
 class RandomizedResponse:
-    """Report a category: the true one with probability e^epsilon / (e^epsilon + k - 1), else any other, all alike.
+    """Report a category: the true one with probability e^epsilon / (e^epsilon + k - 1), else uniformly another.
 
-    Values are integers in {0, ..., categories - 1}, or booleans for two categories. Every value is a release of
-    its own. Draws are integers from uniform words, so a secure source will do.
+    Values are integers in {0, ..., categories - 1}, or booleans for two categories. Every value is a separate release.
+    Sampling uses integers from uniform words, so it works with a secure source.
 
-    Guarantee: pure epsilon for each value exchanged for any other. It is exact: the probability of a lie is a multiple
-        of 2^-64, rounded up.
+    Guarantee: pure epsilon for each value replaced by any other. It is exact: the probability of a false report is a
+        multiple of 2^-64, rounded up.
     Paper: Warner 1965, Randomized response; Kairouz, Bonawitz and Ramage 2016, Discrete distribution estimation under
         local privacy, for k categories.
 
@@ -58,24 +58,24 @@ class RandomizedResponse:
     categories: int = 2
 
     def __post_init__(self) -> None:
-        """Refuse a negative epsilon and fewer than two categories."""
+        """Check the fields."""
         non_negative("epsilon", self.epsilon)
         if whole("categories", self.categories, 2, "With one category there is nothing to hide.") > 2**31:
             raise invalid("categories", self.categories, "at most 2^31", "Group the values first.")
 
     @classmethod
     def from_bias(cls, gamma: float) -> RandomizedResponse:
-        """Return the binary mechanism that tells the truth with probability 1/2 + gamma; gamma = 1/4 is ln 3."""
+        """Return the binary mechanism that reports the truth with probability 1/2 + gamma; gamma = 1/4 is ln 3."""
         if not 0 <= gamma < 0.5:
-            raise invalid("gamma", gamma, "in [0, 1/2)", "The truth is told with probability 1/2 + gamma.")
+            raise invalid("gamma", gamma, "in [0, 1/2)", "The truth is reported with probability 1/2 + gamma.")
         return cls(math.log((1 + 2 * gamma) / (1 - 2 * gamma)))
 
     @property
     def _lies(self) -> int:
-        """Of 2^64 equally likely words, how many lead to another category."""
+        """The number of the 2^64 equally likely words that give another category."""
         others = self.categories - 1
         share = others / (math.exp(self.epsilon) + others) if self.epsilon < 700 else 0.0
-        fewest = math.ceil(share * 2.0**64 * (1 + 2.0**-49))  # upwards past all rounding: never fewer than claimed
+        fewest = math.ceil(share * 2.0**64 * (1 + 2.0**-49))  # rounded up by more than the rounding error
         return max(1, min(fewest, -(-_ONE * others // self.categories)))
 
     @property
@@ -88,20 +88,20 @@ class RandomizedResponse:
         """The cost of one value."""
         from discreet.accounting.events import NoOpDpEvent, RandomizedResponseDpEvent
 
-        # There, the answer is uniform over all k with probability p, which is true once in k: lies = p (k - 1) / k.
-        blind = self._lies / _ONE * self.categories / (self.categories - 1)
-        return RandomizedResponseDpEvent(blind, self.categories) if blind < 1 else NoOpDpEvent()
+        # With probability p the event's answer is uniform over all k categories: lies = p (k - 1) / k.
+        uniform = self._lies / _ONE * self.categories / (self.categories - 1)
+        return RandomizedResponseDpEvent(uniform, self.categories) if uniform < 1 else NoOpDpEvent()
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return the reported categories, in kind."""
+        """Return the reported categories, in the type of the input."""
         import torch
 
         values = tensor_of(x)
         if values.is_floating_point() or values.is_complex():
-            raise DataError(f"Expected integers, found {values.dtype}. Give the categories as 0, 1, 2, …")
+            raise DataError(f"Expected integers, got {values.dtype}. Give the categories as 0, 1, 2, …")
         true = values.cpu().numpy().astype(np.int64).reshape(-1)
         if true.size and not (true.min() >= 0 and true.max() < self.categories):
-            raise DataError(f"Expected categories in 0 … {self.categories - 1}, found values outside.")
+            raise DataError(f"Expected categories in 0 … {self.categories - 1}, got other values.")
         lie = rng.words(len(true)) < np.uint64(self._lies)
         other = (true + 1 + uniform_below(self.categories - 1, len(true), rng)) % self.categories
         reported = torch.from_numpy(np.where(lie, other, true)).view(values.shape)
@@ -110,8 +110,8 @@ class RandomizedResponse:
     def shares(self, reported: Any, confidence: float = 0.95) -> Shares:
         """Return the unbiased estimate of each category's share among the true values, with exact intervals.
 
-        Each interval is Clopper and Pearson's for the reported share, carried over; it holds for one category at the
-        stated confidence, whether the true values are fixed or drawn at random (Hoeffding 1956: fixed values only make
+        Each interval is Clopper and Pearson's for the reported share, transformed to the true share. It holds for one
+        category at the stated confidence, for fixed and for random true values (Hoeffding 1956: fixed values only make
         the count less variable).
 
         >>> RandomizedResponse(math.log(3)).shares(np.array([1, 1, 1, 0, 0, 0])).estimate.round(6).tolist()
@@ -121,7 +121,7 @@ class RandomizedResponse:
 
         open_probability("confidence", confidence)
         if self.epsilon == 0:
-            raise invalid("epsilon", self.epsilon, "> 0", "At epsilon 0 the answers say nothing about the truth.")
+            raise invalid("epsilon", self.epsilon, "> 0", "At epsilon 0 the reports are independent of the truth.")
         answers = tensor_of(reported).cpu().numpy().astype(np.int64).reshape(-1)
         n = len(answers)
         if n == 0 or answers.min() < 0 or answers.max() >= self.categories:
@@ -132,7 +132,7 @@ class RandomizedResponse:
         high = np.where(counts < n, betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - tail), 1.0)
         base = (1 - self.truth) / (self.categories - 1)
 
-        def carry(share: Floats) -> Floats:
+        def true_share(share: Floats) -> Floats:
             return np.asarray((share - base) / (self.truth - base))
 
-        return Shares(carry(counts / n), carry(low).clip(0, 1), carry(high).clip(0, 1), n, confidence)
+        return Shares(true_share(counts / n), true_share(low).clip(0, 1), true_share(high).clip(0, 1), n, confidence)

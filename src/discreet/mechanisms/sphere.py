@@ -1,4 +1,4 @@
-"""Random unit vectors at a given angle to given directions, drawn and turned in float64 and rounded once."""
+"""Random vectors at given angles to given directions, computed in float64 and rounded once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from discreet.core.randomness import Rng
 
-# From this dimension on, no normal vector comes near enough to a fixed direction to lose digits.
+# From this dimension on, no normal vector is close enough to a fixed direction to lose digits.
 _MANY = 128
-# A block of rows is drawn, projected and scaled while it is still in the processor's cache; on a GPU, at half a GiB.
+# Numbers per block: on a CPU a block stays in the cache while it is processed, on a GPU it takes half a GiB.
 _BLOCK = {"cpu": 1 << 17, "cuda": 1 << 26}
 _PIECE = 1 << 15
 # Squared lengths outside this range may have overflowed or lost digits in float64.
@@ -30,7 +30,7 @@ def directions_around(
 
     With u = x / |x| and a normal vector xi, y = cosine * u + sine * (xi - <xi, u> u) / |xi - <xi, u> u|, computed in
     float64, times `length`, rounded to a multiple of about 2^-16 of a coordinate's size and then to the precision of x.
-    A row of zeros has no direction: its result is a uniform one.
+    A row of zeros has no direction and gives a uniform one.
     """
     import torch
 
@@ -52,7 +52,7 @@ def directions_around(
 def _turn(
     noise: torch.Tensor, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, length: float, out: torch.Tensor
 ) -> None:
-    """Write the turned and rounded noise to `out`; the noise is overwritten."""
+    """Write the rotated and rounded noise to `out`; the noise is overwritten."""
     import torch
 
     from discreet.mechanisms.normals import grid_shift, on_grid
@@ -63,7 +63,7 @@ def _turn(
         from discreet.mechanisms import sphere_kernels
 
         fused = sphere_kernels if sphere_kernels.usable(noise, x, out) else None
-    alone = x.shape[0] == 1 and x.device.type == "cpu"  # a long row is read piece by piece, and never copied whole
+    alone = x.shape[0] == 1 and x.device.type == "cpu"  # a long row is processed in pieces, to avoid a copy
     if not fused and not alone:
         x = x.double()
     noise_square, inner, square = fused.products(noise, x) if fused else (None, None, _square(x))
@@ -98,7 +98,7 @@ def _square(a: torch.Tensor) -> torch.Tensor:
 
     if a.device.type == "cpu":
         return _inner(a, a)
-    length: torch.Tensor = torch.linalg.vector_norm(a, dim=-1)  # one pass; a product would be written out first
+    length: torch.Tensor = torch.linalg.vector_norm(a, dim=-1)  # one pass; a product would allocate a temporary
     return length.square()
 
 
@@ -112,21 +112,19 @@ def _inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _rescaled(x: torch.Tensor, square: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x and its squared lengths with the very long and very short rows brought to length 1."""
+    """Return x and its squared lengths with the very long and very short rows scaled to length 1."""
     import torch
 
-    some = x[rows]
-    if not bool(torch.isfinite(some).all()):
-        raise DataError(
-            "Expected finite vectors, found NaN or infinity. Clip or clean them first: noise hides neither."
-        )
-    # Two divisions: the largest coordinate first, so that no square overflows or vanishes.
-    top = some.abs().amax(-1, keepdim=True)
-    some = some / torch.where(top > 0, top, 1.0)
-    some = some / torch.where(top > 0, torch.linalg.vector_norm(some, dim=-1, keepdim=True), 1.0)
+    selected = x[rows]
+    if not bool(torch.isfinite(selected).all()):
+        raise DataError("Expected finite vectors, got NaN or infinity. Clean them first: noise does not hide them.")
+    # Divide by the largest coordinate first, so that no square overflows or underflows.
+    top = selected.abs().amax(-1, keepdim=True)
+    selected = selected / torch.where(top > 0, top, 1.0)
+    selected = selected / torch.where(top > 0, torch.linalg.vector_norm(selected, dim=-1, keepdim=True), 1.0)
     x, square = x.clone(), square.clone()
-    x[rows] = some
-    square[rows] = (some * some).sum(-1)
+    x[rows] = selected
+    square[rows] = (selected * selected).sum(-1)
     return x, square
 
 

@@ -1,8 +1,8 @@
-"""Two fused CUDA kernels for directions on the sphere: one pass to measure, one to turn; used where Triton is there.
+"""Two fused Triton kernels for directions on the sphere: one computes inner products, one rotates the noise.
 
 Ordinary operations read the noise and the direction four times and write three times; these read twice and write once.
-The noise is in float64, and so are all sums; the turned noise is rounded once. They are used on a device only after
-they agreed there with ordinary operations.
+The noise and all sums are in float64, and the rotated noise is rounded once. The kernels are used on a device only
+after a self-test there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _trusted: dict[torch.device, bool] = {}
 
 
 def usable(noise: Tensor, x: Tensor, out: Tensor) -> bool:
-    """Whether the kernels take these tensors: dense rows on a CUDA device where they proved right, noise in float64."""
+    """Return whether the kernels support these tensors (dense CUDA rows, float64 noise) and passed their self-test."""
     fit = all(t.is_cuda and t.stride(-1) == 1 for t in (noise, x, out)) and noise.dtype == torch.float64
     fit = fit and all(t.dtype in (torch.float32, torch.float64) for t in (x, out))
     if not fit or importlib.util.find_spec("triton") is None or torch.cuda.is_current_stream_capturing():
@@ -44,9 +44,9 @@ def products(noise: Tensor, x: Tensor) -> Tensor:
 
 
 def turn(noise: Tensor, x: Tensor, scale: Tensor, shift: Tensor, grid: float, out: Tensor) -> None:
-    """Write scale * noise + shift * x, plus and minus `grid`, which rounds it, to each row of `out`, in one pass.
+    """Write scale * noise + shift * x, rounded by adding and subtracting `grid`, to each row of `out`, in one pass.
 
-    `grid` is 1.5 times a power of two, and so exact as the float32 that a kernel is given.
+    `grid` is 1.5 times a power of two, and so exact in float32, in which a kernel receives it.
     """
     rows, width = noise.shape
     chunks = -(-width // (_BLOCK * _TURNS))
@@ -65,28 +65,28 @@ def turn(noise: Tensor, x: Tensor, scale: Tensor, shift: Tensor, grid: float, ou
 
 
 def agree(device: torch.device) -> bool:
-    """Return whether the kernels agree with ordinary operations on a small example, and warn if not."""
+    """Return whether the kernels agree with ordinary operations on a small example; warn if not."""
     generator = torch.Generator(device=device).manual_seed(0)
     noise, x = (torch.randn(3, _BLOCK * _TURNS + 77, generator=generator, device=device) for _ in range(2))
     scale, shift = (torch.rand(3, generator=generator, device=device, dtype=torch.float64) for _ in range(2))
     noise = noise.double() * math.pi
     grid = 1.5 * 2.0**32
 
-    def right() -> bool:
+    def test() -> bool:
         exact = torch.stack(
             [(a * b).sum(-1) for a, b in ((noise, noise), (noise, x.double()), (x.double(), x.double()))]
         )
         turned = scale[:, None] * noise + shift[:, None] * x
         size = (exact[0] * exact[2]).sqrt()
-        near = ((products(noise, x) - exact).abs() <= 1e-12 * torch.stack([exact[0], size, exact[2]])).all()
-        wide, narrow = torch.empty_like(noise), torch.empty_like(x)
-        turn(noise, x, scale, shift, grid, wide)
-        turn(noise, x, scale, shift, grid, narrow)
-        steps = wide * 2.0**20
-        whole = bool((steps == steps.round()).all()) and bool((wide - turned).abs().max() <= 2.0**-21 + 1e-12)
-        return bool(near) and whole and bool((narrow - wide).abs().max() <= 1e-5)
+        close = ((products(noise, x) - exact).abs() <= 1e-12 * torch.stack([exact[0], size, exact[2]])).all()
+        in_double, in_single = torch.empty_like(noise), torch.empty_like(x)
+        turn(noise, x, scale, shift, grid, in_double)
+        turn(noise, x, scale, shift, grid, in_single)
+        steps = in_double * 2.0**20
+        on_grid = bool((steps == steps.round()).all()) and bool((in_double - turned).abs().max() <= 2.0**-21 + 1e-12)
+        return bool(close) and on_grid and bool((in_single - in_double).abs().max() <= 1e-5)
 
-    return passes(right, f"Fused turning is not used on {device}", "Directions are right, but slower.")
+    return passes(test, f"The fused sphere kernels are not used on {device}", "Results are correct, but slower.")
 
 
 @functools.cache

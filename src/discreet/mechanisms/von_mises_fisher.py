@@ -1,4 +1,4 @@
-"""Von Mises–Fisher noise: a direction goes in, a random direction near it comes out."""
+"""Von Mises–Fisher noise: replace a direction by a random direction close to it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 class VonMisesFisher:
     """Release a unit vector y of density proportional to exp(kappa <u, y>) around the direction u of each row.
 
-    The last axis is the vector; its length is dropped and every row is a release of its own. A row of zeros has no
-    direction and gives a uniformly random one, as does kappa = 0. The cost is one normal number per coordinate; the
-    noise is drawn into the result.
+    The last axis is the vector; its length is discarded and every row is a separate release. A row of zeros has no
+    direction and gives a uniformly random one, as does kappa = 0. It takes one normal number per coordinate; the noise
+    is sampled into the result.
 
-    Guarantee: for each row, exchanged for any other, pure epsilon = 2 * kappa, and the exact and far smaller epsilon of
-        its event at a delta. A row of zeros costs no more. The length of a row must not be released beside it. In
+    Guarantee: for each row, replaced by any other, pure epsilon = 2 * kappa, and the exact and far smaller epsilon of
+        its event at a delta. A row of zeros costs no more. The length of a row must not be released with it. In
         floating point: see docs/secure_randomness.md.
     Paper: Faustini, Fernandes, McIver and Dras, Empirical calibration and metric differential privacy in
         language models; sampling after Ulrich 1984 and Wood 1994.
-    Differs: the published pure bound is kept beside the exact curve; zero rows are defined.
+    Differs: the exact curve is computed besides the published pure bound; zero rows are defined.
 
     >>> import numpy as np
     >>> from discreet import Rng
@@ -43,7 +43,7 @@ class VonMisesFisher:
     dimension: int
 
     def __post_init__(self) -> None:
-        """Refuse an infinite concentration and a sphere of no dimension."""
+        """Check the fields."""
         non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
         whole("dimension", self.dimension, 2, "A direction needs at least two coordinates.")
 
@@ -60,7 +60,7 @@ class VonMisesFisher:
         return cosines.mean_cosine(self.kappa, self.dimension)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
-        """Return a random unit vector for each row, in the kind and precision of the input."""
+        """Return a random unit vector for each row, in the type and precision of the input."""
         return self._released(x, rng, 1.0)
 
     def estimate(self, x: Array, rng: Rng) -> Array:
@@ -74,34 +74,33 @@ class VonMisesFisher:
         return in_kind(directions_around(flat, cosine, sine, rng, length).view(vectors.shape), x)
 
     def cosines(self, count: int, rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return only the cosines <u, y> of `count` releases, in float64, for noise that is streamed elsewhere."""
+        """Return only the cosines <u, y> of `count` releases, in float64, for noise that is generated elsewhere."""
         import torch
 
-        drawn, _ = cosines.draw_cosines(self.kappa, self.dimension, count, rng.floats())
-        return torch.from_numpy(drawn).to(device)
+        cosine, _ = cosines.draw_cosines(self.kappa, self.dimension, count, rng.floats())
+        return torch.from_numpy(cosine).to(device)
 
     def log_density(self, y: Array, x: Array) -> Array:
         """Return the log-density of the release y given the direction of x, with respect to surface area.
 
-        Where x is zero the release is uniform.
+        If x is zero the release is uniform.
         """
         import torch
 
-        released, given = vectors_of(y, self.dimension), vectors_of(x, self.dimension)
-        released, given = released.double(), given.double()
-        length = torch.linalg.vector_norm(given, dim=-1)
+        released, vectors = (vectors_of(array, self.dimension).double() for array in (y, x))
+        length = torch.linalg.vector_norm(vectors, dim=-1)
         if not bool(torch.isfinite(length).all()):
-            raise DataError("Expected finite vectors, found NaN or infinity. Clip or clean them first.")
-        cosine = (released * given).sum(-1) / torch.where(length > 0, length, 1.0)
+            raise DataError("Expected finite vectors, got NaN or infinity. Clean them first.")
+        cosine = (released * vectors).sum(-1) / torch.where(length > 0, length, 1.0)
         uniform = -cosines.log_sphere_area(self.dimension)
         return in_kind(torch.where(length > 0, self.kappa * cosine + self.log_normaliser, uniform), y)
 
     @property
     def pure_epsilon(self) -> float:
-        """The bound on the loss that needs no delta: 2 * kappa, for any two directions."""
+        """The bound on the loss at delta 0: 2 * kappa, for any two directions."""
         return 2 * self.kappa
 
     @property
     def log_normaliser(self) -> float:
-        """The log of the density's constant, C in C exp(kappa <u, y>)."""
+        """The log of the normalizing constant C of the density C exp(kappa <u, y>)."""
         return -cosines.log_mean_exp(self.kappa, self.dimension) - cosines.log_sphere_area(self.dimension)

@@ -1,7 +1,4 @@
-"""Intervals: how far a measured mean or rate may lie from the true one, as pure functions.
-
-Trade-off (ROC) curves of a membership test: how many members it finds at each share of false alarms.
-"""
+"""Confidence intervals of means and rates, and true-positive rates of a membership test."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ import numpy.typing as npt
 from discreet.core.errors import invalid, open_probability, whole
 from discreet.core.randomness import Rng
 
-_FEW = 10  # scores of which a bootstrap says too little
-_AT_ONCE = 2**22  # numbers drawn in one go, so that a large sample does not fill the memory
+_FEW = 10  # a bootstrap is unreliable for fewer scores
+_AT_ONCE = 2**22  # numbers sampled at a time, to limit memory
 
 
 def bootstrap(
@@ -27,23 +24,18 @@ def bootstrap(
 ) -> tuple[float, float]:
     """Return the percentile bootstrap interval of a mean.
 
-    It is approximate, and too narrow for few values; a sample without any spread gives an interval of no width. For a
-    rate of successes use `clopper_pearson`, which holds for every sample size.
+    It is approximate and too narrow for few values; a constant sample gives an interval of width 0. For a success rate
+    use `clopper_pearson`, which holds for every sample size.
 
     >>> low, high = bootstrap([0.0, 1.0] * 50, rng=Rng(0))
     >>> 0.38 < low < 0.43 < 0.57 < high < 0.62
     True
     """
     open_probability("confidence", confidence)
-    whole("draws", draws, 100, "Fewer draws do not show the tails.")
+    whole("draws", draws, 100, "Fewer draws do not resolve the tails.")
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
-        raise invalid(
-            "values",
-            sample.shape,
-            "a one-dimensional array of finite numbers, at least one",
-            "There is no mean of none.",
-        )
+        raise invalid("values", sample.shape, "a one-dimensional array of at least one finite number")
     size = len(sample)
     means = np.empty(draws)
     step = max(1, _AT_ONCE // size)
@@ -54,16 +46,16 @@ def bootstrap(
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     mean = float(sample.mean())
-    return min(float(low), mean), max(float(high), mean)  # rounding must not put the mean outside
+    return min(float(low), mean), max(float(high), mean)  # rounding must not exclude the mean
 
 
 def score_interval(
     values: Sequence[float] | npt.NDArray[np.float64], *, rng: Rng, confidence: float = 0.95, least: float = 0.0
 ) -> tuple[float, float]:
-    """Return an interval of the mean of scores between `least` and 1: bootstrap, and where that is blind, Hoeffding's.
+    """Return an interval of the mean of scores between `least` and 1: the bootstrap, or Hoeffding's where that fails.
 
-    Fewer than ten scores, or scores that are all alike, show no spread that a bootstrap could draw from. Chernoff's and
-    Hoeffding's bound needs none and holds for every sample size.
+    The bootstrap fails for fewer than ten scores and for equal scores. The Chernoff-Hoeffding bound holds for every
+    sample size and any spread.
 
     Paper: Hoeffding 1963, Probability inequalities for sums of bounded random variables, theorem 1.
 
@@ -75,17 +67,17 @@ def score_interval(
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim == 1 and sample.size >= _FEW and np.ptp(sample) > 0:
         return bootstrap(sample, rng=rng, confidence=confidence)
-    low, high = bootstrap(sample, rng=rng, confidence=confidence)  # rejects what has no mean
+    low, high = bootstrap(sample, rng=rng, confidence=confidence)  # rejects invalid values
     mean = (float(sample.mean()) - least) / (1 - least)
     if not -1e-9 <= mean <= 1 + 1e-9:
-        raise invalid("values", float(sample.mean()), f"between {least} and 1", "These limits are for such scores.")
+        raise invalid("values", float(sample.mean()), f"between {least} and 1")
     limits = _hoeffding(min(max(mean, 0.0), 1.0), len(sample), 1 - confidence)
-    wide = [least + (1 - least) * limit for limit in limits]
-    return min(low, wide[0]), max(high, wide[1])
+    bounds = [least + (1 - least) * limit for limit in limits]
+    return min(low, bounds[0]), max(high, bounds[1])
 
 
 def _hoeffding(mean: float, count: int, miss: float) -> tuple[float, float]:
-    """Return the rates whose relative entropy to the mean is what `count` scores may show with probability `miss`."""
+    """Return the smallest and largest rate that `count` scores with this mean do not exclude at level `miss`."""
     from scipy.special import rel_entr
 
     allowed = math.log(2 / miss) / count
@@ -104,7 +96,7 @@ def _hoeffding(mean: float, count: int, miss: float) -> tuple[float, float]:
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of a rate: it holds the true rate at least as often as it says.
+    """Return the exact interval of a rate: its coverage is at least the confidence.
 
     >>> [round(limit, 4) for limit in clopper_pearson(100, 100)]
     [0.9638, 1.0]
@@ -119,7 +111,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's interval of a rate: close to what it says on average, shorter than the exact one.
+    """Return Wilson's interval of a rate: its coverage is close to the confidence on average, and it is shorter.
 
     >>> [round(limit, 4) for limit in wilson(100, 100)]
     [0.963, 1.0]
@@ -135,10 +127,10 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
 
 def _check(successes: int, trials: int, confidence: float) -> None:
-    whole("trials", trials, 1, "There is no rate of none.")
+    whole("trials", trials)
     whole("successes", successes, 0)
     if successes > trials:
-        raise invalid("successes", successes, f"at most trials={trials}", "")
+        raise invalid("successes", successes, f"at most trials={trials}")
     open_probability("confidence", confidence)
 
 
@@ -149,35 +141,34 @@ Rate = tuple[float, float, float]
 def true_positive_rates(
     members: Sequence[float] | Floats, others: Sequence[float] | Floats, false_positive_rates: Sequence[float]
 ) -> list[Rate | None]:
-    """Return the share of members found at each share of false alarms, with its exact 95% interval.
+    """Return the true-positive rate at each false-positive rate, with its exact 95% interval.
 
-    Scores are higher for what looks like a member. The threshold is the lowest at which false alarms are within the
-    rate with 95% confidence, so that a few others are not taken to show a rate they cannot show: where even none above
-    the threshold would not, there is no figure.
+    Scores are higher for likely members. The threshold is the lowest at which the false-positive rate holds with 95%
+    confidence. If there are too few non-members to show the rate even with no false positive, the result is None.
 
-    >>> found = true_positive_rates([3, 4], [1, 2, 0, 1] * 25, [0.05, 0.001])
-    >>> found[0][0], found[1]
+    >>> rates = true_positive_rates([3, 4], [1, 2, 0, 1] * 25, [0.05, 0.001])
+    >>> rates[0][0], rates[1]
     (1.0, None)
     """
     inside, outside = np.asarray(members, dtype=np.float64), np.sort(np.asarray(others, dtype=np.float64))[::-1]
     if not inside.size or not outside.size:
-        raise invalid("members", inside.size, "at least 1, with at least 1 other", "There is no rate of none.")
-    found: list[Rate | None] = []
+        raise invalid("members", inside.size, "at least 1, with at least 1 other")
+    rates: list[Rate | None] = []
     for rate in false_positive_rates:
         allowed = _allowed(len(outside), rate)
         if allowed is None:
-            found.append(None)
+            rates.append(None)
             continue
         hits = len(inside) if allowed == len(outside) else int((inside > outside[allowed]).sum())
-        found.append((hits / len(inside), *clopper_pearson(hits, len(inside))))
-    return found
+        rates.append((hits / len(inside), *clopper_pearson(hits, len(inside))))
+    return rates
 
 
 def _allowed(others: int, rate: float) -> int | None:
-    """Return how many others may stand above the threshold for the rate to hold with 95% confidence."""
+    """Return how many non-members may exceed the threshold for the rate to hold with 95% confidence."""
     if rate >= 1:
         return others
-    low, high = -1, others  # the largest count that shows the rate lies from `low` to below `high`
+    low, high = -1, others  # the largest count that shows the rate is in [low, high)
     while high - low > 1:
         middle = (low + high) // 2
         if clopper_pearson(middle, others, 0.90)[1] <= rate:

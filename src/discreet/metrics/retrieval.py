@@ -1,12 +1,13 @@
-"""How close the sentence that an attacker names is to the true one, and how many private vectors it has rebuilt.
+"""Retrieval metrics: similarity of the retrieved sentences to the true ones, and recovered private vectors.
 
 Paper: Huang et al. 2020, TextHide, section 4.4: identity, Jaccard, TF-IDF cosine, same label, cosine of embeddings.
-Differs: what the paper calls Jaccard distance is a similarity. Every figure stands beside what a sentence drawn at
-random from the attacker's index scores.
+Differs: the Jaccard distance of the paper is a similarity. Every metric is reported with the score of a random sentence
+from the attacker's index.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -17,12 +18,12 @@ from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics.intervals import clopper_pearson, score_interval
-from discreet.metrics.text import Embedder, jaccard
+from discreet.metrics.text import Embedder, jaccard, unit_rows
 
 Doubles = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
-_DRAWS = 8  # random answers to each query, of which the chance level is the mean
+_DRAWS = 8  # random sentences per query; the chance level is their mean score
 
 
 def retrieval(
@@ -36,10 +37,10 @@ def retrieval(
     true_labels: Sequence[int] | None = None,
     index_labels: Sequence[int] | None = None,
 ) -> tuple[Leakage, ...]:
-    """Return the paper's measures of the sentences named against the true ones, each beside its random baseline.
+    """Return the metrics of the retrieved sentences against the true ones, each with its random baseline.
 
-    `index` is what the attacker chose from. Without labels (of all three) there is no same label, and without an
-    embedder no embedding cosine.
+    `index` holds the sentences that the attacker chose from. `same_label` needs all three labels, `embedding_cosine`
+    an embedder.
 
     >>> for leak in retrieval(["a b", "c d"], ["a b", "c e"], ["a b", "c d", "c e", "f"], rng=Rng(0)): print(leak)
     identity 0.500 [0.013, 0.987] (n = 2, chance 0.250)
@@ -47,44 +48,42 @@ def retrieval(
     tfidf_cosine 0.692 [0.029, 1.000] (n = 2, chance 0.384)
     """
     _same_number(guesses, truths, index)
-    drawn = (rng.fork("chance").uniform(_DRAWS * len(truths)) * len(index)).astype(np.int64).reshape(_DRAWS, -1)
+    random_rows = (rng.fork("chance").uniform(_DRAWS * len(truths)) * len(index)).astype(np.int64).reshape(_DRAWS, -1)
     same = [float(guess == truth) for guess, truth in zip(guesses, truths, strict=True)]
-    counts: dict[str, int] = {}
-    for text in index:
-        counts[text] = counts.get(text, 0) + 1
-    leaks = [_rate("identity", same, float(np.mean([counts.get(text, 0) for text in truths])) / len(index))]
+    counts = Counter(index)
+    leaks = [_rate("identity", same, float(np.mean([counts[text] for text in truths])) / len(index))]
     overlap = [jaccard(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
-    by_chance = [jaccard(index[row], truths[i]) for rows in drawn for i, row in enumerate(rows.tolist())]
+    by_chance = [jaccard(index[row], truths[i]) for rows in random_rows for i, row in enumerate(rows.tolist())]
     leaks.append(_mean("jaccard", overlap, float(np.mean(by_chance)), rng))
-    leaks.append(_cosine("tfidf_cosine", _tfidf(index), guesses, truths, index, drawn, rng))
+    leaks.append(_cosine("tfidf_cosine", _tfidf(index), guesses, truths, index, random_rows, rng))
     if guessed_labels is not None and true_labels is not None and index_labels is not None:
         agree = [float(a == b) for a, b in zip(guessed_labels, true_labels, strict=True)]
-        random_labels = np.asarray(index_labels)[drawn]
+        random_labels = np.asarray(index_labels)[random_rows]
         leaks.append(_rate("same_label", agree, float((random_labels == np.asarray(true_labels)).mean())))
     if embed is not None:
-        leaks.append(_cosine("embedding_cosine", _unit_rows(embed), guesses, truths, index, drawn, rng))
+        leaks.append(_cosine("embedding_cosine", _unit_vectors(embed), guesses, truths, index, random_rows, rng))
     return tuple(leaks)
 
 
 def constituents(
-    found: Sequence[Collection[int]], truth: Sequence[Collection[int]], index_size: int, *, rng: Rng
+    guesses: Sequence[Collection[int]], truths: Sequence[Collection[int]], index_size: int, *, rng: Rng
 ) -> Leakage:
-    """Return which part of each mixture's sentences were named, as many being named as there are.
+    """Return the fraction of each mixture's sentences that were named, given as many guesses as sentences.
 
     >>> print(constituents([(3, 1, 7)], [{1, 2}], 10, rng=Rng(0)))
     constituents 0.500 [0.000, 1.000] (n = 1, chance 0.200)
     """
-    if len(found) != len(truth) or not truth:
-        raise invalid("found", len(found), f"as many as mixtures, {len(truth)}, and at least one", "")
-    parts = [len(set(list(a)[: len(set(b))]) & set(b)) / len(set(b)) for a, b in zip(found, truth, strict=True)]
-    chance = float(np.mean([len(set(b)) / index_size for b in truth]))
+    if len(guesses) != len(truths) or not truths:
+        raise invalid("guesses", len(guesses), f"one for each of {len(truths)} mixtures, at least one")
+    parts = [len(set(list(a)[: len(set(b))]) & set(b)) / len(set(b)) for a, b in zip(guesses, truths, strict=True)]
+    chance = float(np.mean([len(set(b)) / index_size for b in truths]))
     return _mean("constituents", parts, chance, rng)
 
 
 def recovered(
     guesses: npt.ArrayLike, truths: npt.ArrayLike, threshold: float = 0.95, *, chance: float | None = None
 ) -> Leakage:
-    """Return the part of the private vectors that were rebuilt to a cosine, after the best one-to-one matching.
+    """Return the fraction of private vectors recovered with at least this cosine, after the best one-to-one matching.
 
     >>> print(recovered([[0.0, 2.0]], [[1.0, 0.0], [0.1, 1.0]]))
     recovered_0.95 0.500 [0.013, 0.987] (n = 2)
@@ -94,12 +93,12 @@ def recovered(
 
 
 def matched_cosines(guesses: npt.ArrayLike, truths: npt.ArrayLike) -> Doubles:
-    """Return the cosine of each private vector with the guess that the best one-to-one matching gives it, or -1."""
+    """Return the cosine of each private vector with its guess in the best one-to-one matching, or -1 without one."""
     from scipy.optimize import linear_sum_assignment
 
-    first, second = (_unit(np.atleast_2d(np.asarray(rows, dtype=np.float64))) for rows in (guesses, truths))
+    first, second = (unit_rows(np.atleast_2d(rows)) for rows in (guesses, truths))
     if first.shape[1] != second.shape[1]:
-        raise invalid("guesses.width", first.shape[1], f"{second.shape[1]}, that of the truths", "")
+        raise invalid("guesses.width", first.shape[1], f"{second.shape[1]}, the width of the truths")
     out = np.full(len(second), -1.0)
     cosines = first @ second.T
     rows, columns = linear_sum_assignment(cosines, maximize=True)
@@ -113,13 +112,13 @@ def _cosine(
     guesses: Sequence[str],
     truths: Sequence[str],
     index: Sequence[str],
-    drawn: Rows,
+    random_rows: Rows,
     rng: Rng,
 ) -> Leakage:
     """Return the mean cosine of unit vectors, sparse or dense."""
     true = vectors_of(list(truths))
     values = _products(vectors_of(list(guesses)), true)
-    random = [_products(vectors_of([index[row] for row in rows.tolist()]), true).mean() for rows in drawn]
+    random = [_products(vectors_of([index[row] for row in rows.tolist()]), true).mean() for rows in random_rows]
     return _mean(metric, values.tolist(), float(np.mean(random)), rng)
 
 
@@ -129,20 +128,15 @@ def _products(first: Any, second: Any) -> Doubles:
 
 
 def _tfidf(index: Sequence[str]) -> Callable[[Sequence[str]], Any]:
-    """Return a function from texts to TF-IDF vectors of length 1, with the document frequencies of the index."""
+    """Return a function from texts to unit TF-IDF vectors with the document frequencies of the index."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     fitted = TfidfVectorizer(lowercase=True, token_pattern=r"\S+").fit(index)
     return lambda texts: fitted.transform(texts)
 
 
-def _unit_rows(embed: Embedder) -> Callable[[Sequence[str]], Doubles]:
-    return lambda texts: _unit(np.asarray(embed(texts), dtype=np.float64))
-
-
-def _unit(rows: Doubles) -> Doubles:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(lengths > 0, lengths, 1.0))
+def _unit_vectors(embed: Embedder) -> Callable[[Sequence[str]], Doubles]:
+    return lambda texts: unit_rows(embed(texts))
 
 
 def _rate(metric: str, hits: Sequence[float], chance: float | None) -> Leakage:
@@ -157,6 +151,6 @@ def _mean(metric: str, values: Sequence[float], chance: float, rng: Rng) -> Leak
 
 def _same_number(guesses: Sequence[str], truths: Sequence[str], index: Sequence[str]) -> None:
     if len(guesses) != len(truths) or not truths:
-        raise invalid("guesses", len(guesses), f"as many as truths, {len(truths)}, and at least one", "Give one each.")
+        raise invalid("guesses", len(guesses), f"one for each of {len(truths)} truths, at least one")
     if not index:
         raise invalid("index", 0, "at least 1 sentence", "The random baseline is sampled from it.")

@@ -1,6 +1,6 @@
-"""Every metric by name: its label, what it compares, its function and its chance level. Adding one is one entry.
+"""The table of metrics: name, label, what is compared, function and chance level. Add a metric as one entry.
 
-A function is either a `pair`, which scores one guess against one truth, or a `sample`, which measures all of them.
+The function is either `pair`, which scores one guess against one truth, or `sample`, which measures a whole sample.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from discreet.metrics.text import Embedder, Pair, meteor, universal_sentence_enc
 class Compares(Enum):
     """What a metric compares."""
 
-    TEXTS = "texts"  # a text that was read with the true one
-    WORDS = "words"  # the words of both, without their order
-    CANDIDATES = "candidates"  # a text that was chosen among candidates with the true one
-    INDICES = "indices"  # the candidate that was named with the right one
+    TEXTS = "texts"  # a reconstructed text with the true one
+    WORDS = "words"  # the words of both, in any order
+    CANDIDATES = "candidates"  # a text chosen among candidates with the true one
+    INDICES = "indices"  # the index of a candidate with the true one
 
 
 class Chance(Enum):
-    """What the chance level of a metric is."""
+    """The chance level of a metric."""
 
     OTHER_TRUTHS = "what the same guesses score against other truths"
     RANDOM_CANDIDATE = "what a candidate drawn at random scores"
@@ -37,7 +37,7 @@ class Chance(Enum):
 
 @dataclass(frozen=True)
 class Sample:
-    """Guesses and truths in the same order, the candidates that an attacker chose among, and an encoder of texts."""
+    """Guesses and truths in the same order, the candidates of the attacker, and an encoder of texts."""
 
     guesses: Sequence[str]
     truths: Sequence[str]
@@ -47,10 +47,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Metric:
-    """One way to say how much a guess gives away.
+    """A measure of how much private text a guess reveals.
 
-    `label` is for sentences and reports, `short` for the head of a table. `is_rate` says that every single value is 0
-    or 1, and `least` is the least value that it can have.
+    `label` is used in sentences and reports, `short` in table headers. `is_rate` is true if every single value is 0 or
+    1. `least` is the smallest possible value.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Metric:
         0.5
         """
         if self.pair is None:
-            raise invalid("metric", self.name, "one that scores single texts", "It measures a sample as a whole.")
+            raise invalid("metric", self.name, "a metric of single texts", "This one measures a whole sample.")
         return float(self.pair(guess, truth))
 
     def leakage(self, sample: Sample, rng: Rng) -> Leakage:
@@ -82,7 +82,7 @@ class Metric:
 
 def _semantic_cosine(sample: Sample, rng: Rng) -> Leakage:
     if sample.embed is None:
-        raise invalid("embed", None, "an encoder of texts", "Meaning is compared by its vectors.")
+        raise invalid("embed", None, "an encoder of texts", "The metric compares its vectors.")
     return text.semantic_cosine(sample.guesses, sample.truths, embed=sample.embed, rng=rng)
 
 
@@ -92,7 +92,7 @@ def _use_cosine(sample: Sample, rng: Rng) -> Leakage:
 
 
 def _retrieved(name: str, sample: Sample, rng: Rng) -> Leakage:
-    """Return one of the measures of texts that were chosen among candidates."""
+    """Return one of the retrieval metrics."""
     embed = sample.embed if name == "embedding_cosine" else None
     measured = retrieval(sample.guesses, sample.truths, sample.candidates, rng=rng, embed=embed)
     return next(leakage for leakage in measured if leakage.metric == name)
@@ -167,7 +167,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
 def label_of(metric: str) -> str:
-    """Return the label of a metric, or its own words where the table does not have it.
+    """Return the label of a metric, or its name in words if it is not in the table.
 
     >>> label_of("rouge_1"), label_of("own_metric")
     ('words read (ROUGE-1)', 'own metric')
@@ -176,5 +176,5 @@ def label_of(metric: str) -> str:
 
 
 def short_label_of(metric: str) -> str:
-    """Return the label of a metric for the head of a table."""
+    """Return the label of a metric for a table header."""
     return METRICS[metric].short if metric in METRICS else metric

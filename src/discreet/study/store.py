@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from discreet.core.errors import DataError, OutputError, shown
-from discreet.core.files import sync_folder, write_all
+from discreet.core.files import sync_path, write_all
 from discreet.core.guarantee import Guarantee
 from discreet.core.types import Leakage, Trial
 
@@ -41,7 +41,7 @@ class Store:
                 f"Expected no other sweep in {str(folder)!r}. One is running; wait for it, or choose another folder."
             ) from None
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        sync_folder(folder)  # both may be new
+        sync_path(folder)  # both may be new
         lines, whole = _lines(self.path)
         if whole < os.fstat(self._file).st_size:
             os.ftruncate(self._file, whole)

@@ -19,7 +19,7 @@ import torch
 
 from discreet.catalog import protection_from_table
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line, setting
-from discreet.core.files import cannot_write, load_tensors, save_tensors, sync_folder, sync_tree, write_atomic
+from discreet.core.files import cannot_write, load_tensors, save_tensors, sync_path, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
@@ -185,7 +185,7 @@ def finish(
             write_atomic(workspace / name, text, private=False)
         sync_tree(workspace)
         workspace.rename(out)
-        sync_folder(out.parent)
+        sync_path(out.parent)
         # Only now: a run that could not be given its name must still be able to resume with the same noise.
         forget_secrets(out)
     except OSError as error:

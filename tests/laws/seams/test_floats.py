@@ -38,7 +38,7 @@ from discreet.mechanisms.laplace import L2Laplace, Laplace
 from discreet.mechanisms.priv_unit import PrivUnit
 from discreet.mechanisms.randomized_response import RandomizedResponse
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-from discreet.mechanisms.word_metric import WordChoice, WordNoise, noisy_places
+from discreet.mechanisms.word_metric import WordChoice, WordNoise, noisy_points
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
@@ -157,7 +157,7 @@ def cases() -> dict[str, Case]:
     for kind, strength in (("vmf", 256.0), ("privunit", 150.0)):
         layer = LDPLayer(kind, 256, strength)
         book[f"LDPLayer, {kind}"] = of_rows(layer, 256, 1 / 16, math.sqrt(layer.variance))
-    book["noisy words"] = of_rows(lambda x, rng: noisy_places(x.double(), 8.0, rng).float(), 256, 1.0, 2.0)
+    book["noisy words"] = of_rows(lambda x, rng: noisy_points(x.double(), 8.0, rng).float(), 256, 1.0, 2.0)
     for mechanism in ("gaussian", "laplace", "laplace-l2"):
         book[f"Encodings, {mechanism}"] = encodings(mechanism)
         book[f"LiveEncodings, {mechanism}"] = live_encodings(mechanism)

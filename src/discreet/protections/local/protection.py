@@ -681,7 +681,7 @@ class SentAgain:
         """Return the noise of a step, and the labels' answers."""
         layer, secret = self.protect.training, self.secret.fork("noise", step)
         # In float64 until it is added: rounded noise would show what it was added to.
-        noise = Gaussian(self.noise_std(len(rows))).drawn((*shape[:-1], layer.dimension), secret, self.device)
+        noise = Gaussian(self.noise_std(len(rows))).sample((*shape[:-1], layer.dimension), secret, self.device)
         drawn = {"noise": noise}
         if self.response is not None:
             truth = torch.zeros(len(rows), dtype=torch.int64)

@@ -18,7 +18,7 @@ from discreet.core.errors import positive, whole
 from discreet.core.guarantee import FLOATING_POINT, Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
-from discreet.mechanisms.word_metric import noisy_places
+from discreet.mechanisms.word_metric import noisy_points
 from discreet.protections.words.swap import METRIC
 from discreet.protections.words.table import WordTable
 
@@ -67,7 +67,7 @@ class TokenNoise:
         vectors = torch.zeros(len(split), most, width)
         price = self.epsilon_per_word / self.table.diameter
         for row, words in enumerate(split):
-            vectors[row, : len(words)] = noisy_places(self.table.vectors_of(words), price, rng).float()
+            vectors[row, : len(words)] = noisy_points(self.table.vectors_of(words), price, rng).float()
         stated = guarantee(
             SelfComposedDpEvent(self.event, most),
             delta=0.0,
