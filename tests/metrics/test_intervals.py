@@ -46,7 +46,7 @@ def test_what_has_no_interval_is_refused() -> None:
         clopper_pearson(4, 3)
     with pytest.raises(SettingError, match="trials to be .*, got 0"):
         wilson(0, 0)
-    with pytest.raises(SettingError, match="finite numbers"):
+    with pytest.raises(SettingError, match="finite number"):
         bootstrap([], rng=Rng(0))
     with pytest.raises(SettingError, match="confidence to be .*, got 1"):
         bootstrap([1.0], rng=Rng(0), confidence=1)

@@ -62,7 +62,7 @@ def test_vectors_are_matched_one_to_one() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(SettingError, match="guesses to be as many as truths, 2.*, got 1"):
+    with pytest.raises(SettingError, match="guesses to be one for each of 2 truths.*, got 1"):
         retrieval(["a"], ["a", "b"], ["a"], rng=Rng(0))
     with pytest.raises(SettingError, match="index to be .*, got 0"):
         retrieval(["a"], ["a"], [], rng=Rng(0))

@@ -73,7 +73,7 @@ def test_meaning_is_compared_by_the_embedder_that_is_given() -> None:
 
 
 def test_wrong_numbers_and_names_are_refused() -> None:
-    with pytest.raises(SettingError, match="as many as truths, 5"):
+    with pytest.raises(SettingError, match="one for each of 5 truths"):
         text_leakage("rouge_l", ["a"], TRUTHS, rng=Rng(0))
     with pytest.raises(SettingError, match="Did you mean 'rouge_l'"):
         text_leakage("rouge_k", TRUTHS, TRUTHS, rng=Rng(0))
