@@ -284,10 +284,10 @@ def test_a_thousand_steps_cost_what_is_published() -> None:
         assert ledger.guarantee(1e-5).epsilon == pytest.approx(1.829, abs=0.01)
 
 
-def test_without_a_budget_a_delta_is_asked_for() -> None:
+def test_without_a_budget_a_delta_is_required() -> None:
     with open_ledger(None) as ledger:
         for ask in (ledger.guarantee, ledger.epsilon, lambda: ledger.remaining(STEP)):
-            with pytest.raises(SettingError, match="Give a delta"):
+            with pytest.raises(SettingError, match="to be set, got None"):
                 ask()
 
 
