@@ -1,1 +1,1 @@
-"""What a mechanism costs: events, accountants, calibration, and the ledger. Never a tensor."""
+"""Privacy accounting: events, accountants, calibration and the ledger, without tensors."""

@@ -1,1 +1,1 @@
-"""The nouns that travel between the rooms, and the few habits all rooms share."""
+"""Shared types and conventions: guarantees, errors, randomness, files and settings."""

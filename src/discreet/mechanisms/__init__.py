@@ -1,1 +1,1 @@
-"""Randomness applied to a value: frozen dataclasses with public settings, an explicit source, and a cost, `.event`."""
+"""Mechanisms: frozen dataclasses with public parameters that randomize a value and have a cost, `.event`."""
