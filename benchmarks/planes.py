@@ -40,7 +40,7 @@ from discreet.core.types import Leakage, Trial
 from discreet.data.corpus import Corpus
 from discreet.metrics.text import match, text_leakage
 from discreet.models.classifier import Classifier
-from discreet.releases.protected import by_adjacency
+from discreet.releases.protected import epsilon_by_adjacency
 from discreet.study.grid import key_of
 from discreet.study.store import NAME as TRIALS
 from discreet.study.store import Store, read_trials
@@ -155,7 +155,7 @@ def plane(
             made = trainings.get(name_of(setting))
             if made is None:
                 continue
-            columns = by_adjacency(built(setting, model), DELTA)
+            columns = epsilon_by_adjacency(built(setting, model), DELTA)
             leakages, texts, facts = measured(setting, readings, rng, columns)
             details = {"evaluated_rows": evaluated, "texts": texts, "attacks": facts, "trained": asked.train}
             store.append(key_of(made.settings, asked.seed), replace(made, leakages=leakages, details=details))

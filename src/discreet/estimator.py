@@ -19,11 +19,10 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, Columns, TextSource, unit_ids
 from discreet.experiment.training import (
     RunOptions,
-    RunRequest,
-    counting,
-    described,
+    check_shared_classes,
+    describe_guarantee,
     run_settings,
-    shared_classes_only,
+    shared_accounting,
 )
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.protections.base import RepresentationProtection
@@ -31,7 +30,7 @@ from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
 from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings, public_corpus
-from discreet.training.run_folder import finish, load_run, prepared, workspace_of
+from discreet.training.run_folder import RunChoices, finish, load_run, prepared, workspace_of
 
 if TYPE_CHECKING:
     from discreet.protections.base import Protection
@@ -97,7 +96,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             positive("budget", self.budget, "It is the most epsilon that these people may lose in all trainings.")
         corpus, names = self._corpus(texts, labels, groups)
         if self.protect is not None and self.classes is None:
-            shared_classes_only(corpus)
+            check_shared_classes(corpus)
         asked = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
         settings = model_settings(asked, self.protect, corpus.unit_count)
         model = Classifier.build(corpus, settings, rng=Rng(self.seed).fork("model")).to(find_device("auto"))
@@ -115,9 +114,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             shared = None if self.ledger is None else Path(self.ledger)
             options = RunOptions(ledger=shared, budget=self.budget, say=_warn)
-            with plan.open_ledger() as own, counting(plan, model, corpus, own, Path(_SOURCE), options) as total:
+            with (
+                plan.open_ledger() as own,
+                shared_accounting(plan, model, corpus, own, Path(_SOURCE), options) as total,
+            ):
                 trained = train_model(model, corpus, plan, ledger=own)
-                metrics = described(plan, trained, own)
+                metrics = describe_guarantee(plan, trained, own)
                 total()
         if isinstance(plan.protect, RepresentationProtection):
             plan.protect.end(model)
@@ -125,7 +127,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = names
         self._metrics = {"finished": True, "guarantee": None, **metrics, "steps": trained.steps}
         self._settings = run_settings(
-            RunRequest(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
+            RunChoices(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
         )
         return self
 

@@ -41,4 +41,4 @@ def test_rows_of_what_is_built_in_count_held_out_ones_too() -> None:
         request = RunRequest(TextSource("notes", rows=rows), ModelSettings(), TrainSettings())
         plan = SimpleNamespace(rows=len(corpus.split("train")), steps=1)
         warn_of_size(request, plan, corpus, said.append)  # type: ignore[arg-type]
-    assert len(said) == 1 and "rows=41 keeps them all" in said[0]
+    assert len(said) == 1 and "rows=41 uses all of them" in said[0]

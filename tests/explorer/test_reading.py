@@ -52,7 +52,7 @@ def test_noise_is_certified_and_bounded_and_hides(stage: Stage, menu: Menu) -> N
 
 
 def test_where_texts_are_few_one_of_n_names_one_of_those(scenes: dict[str, Scene], menu: Menu) -> None:
-    few = {kind: replace(scene, rows=scene.rows.take(range(5)), kept={}) for kind, scene in scenes.items()}
+    few = {kind: replace(scene, rows=scene.rows.take(range(5)), cache={}) for kind, scene in scenes.items()}
     found = read(
         Question(TYPED, "dp-sgd", "one-of-n", {"epsilon": 1.0}), Stage("few", few.__getitem__), menu, seconds=5
     )

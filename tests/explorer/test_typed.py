@@ -44,7 +44,7 @@ def test_vectors_are_the_encoder_s_and_nothing_of_the_sentence_stays_behind(scen
     plain = encode(base.model, Corpus("a", texts), None, "float32").vectors
     np.testing.assert_allclose(scene.vectors(texts), plain, atol=1e-5)
     scene.gram(scene.draw(6, Rng(0)))
-    assert TYPED not in repr(base.kept) and TYPED not in repr(scene)
+    assert TYPED not in repr(base.cache) and TYPED not in repr(scene)
 
 
 def test_pairs_are_refused(scenes: dict[str, Scene]) -> None:

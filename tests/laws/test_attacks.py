@@ -18,8 +18,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Knowledge, Release, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.attack import knowledge, mixing, released
-from discreet.experiment.scoring import compared, metrics_for
+from discreet.experiment.attack import knowledge, make_release, metrics_for, mixing, score_guess
 from discreet.metrics.table import METRICS
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import quiet
@@ -150,7 +149,7 @@ def test_a_release_that_tells_nothing_gives_chance_level(name: str, scene: Scene
         scores = [
             METRICS[metric].score(example.guess, example.scored)
             for row in range(ROWS)
-            for example in compared(attack, guess, scene.rows.take([row]), model, (metric,), 0)
+            for example in score_guess(attack, guess, scene.rows.take([row]), model, (metric,), 0)
         ]
         hits += is_named(scores, truth, Rng(7).fork("ties", trial))
     assert not beyond_chance(hits), f"{hits} of {TRIALS} right where {TRIALS / ROWS} are chance"
@@ -171,7 +170,7 @@ def test_the_same_source_gives_the_same_guess(name: str, scene: Scene) -> None:
     rows = scene.rows.take([0])
     attack, model, knows = prepared(name, scene, rows)
     attack = quickly(attack)
-    seen = released(request_for(name), model, rows, Rng(0)).seen
+    seen = make_release(request_for(name), model, rows, Rng(0)).seen
     first, second = (attack.run(seen, knows, Rng(3)) for _ in range(2))
     assert first.texts == second.texts and first.indices == second.indices
 
@@ -181,7 +180,7 @@ def test_neither_the_release_nor_the_knowledge_holds_the_truth(name: str, scene:
     rows = scene.rows.take([0, 1])
     attack, model, knows = prepared(name, scene, rows)
     for protect in (None, DPSGD(1.0, 1.0)) if name in GRADIENTS else (None,):
-        seen = released(request_for(name, protect=protect), model, rows, Rng(0)).seen
+        seen = make_release(request_for(name, protect=protect), model, rows, Rng(0)).seen
         assert not set(rows.texts) & set(strings(seen))
     assert not set(rows.texts) & set(knows.auxiliary)
     if attack.sees.kind == GRADIENT:
@@ -217,9 +216,7 @@ def test_a_protection_of_something_else_is_refused(name: str, scene: Scene) -> N
         place = "update"
         stored = True
 
-    with pytest.raises(
-        DiscreetError, match=f"fits other, found {name}, which reads gradients.* Under other updates leave"
-    ):
+    with pytest.raises(DiscreetError, match=f"fits other, got {name}, which reads gradients.* other releases updates"):
         run_attack(request_for(name, protect=Other()), scene)
 
 
@@ -228,7 +225,7 @@ def test_a_protection_of_gradients_is_refused_for_vectors_before_any_text_is_enc
     name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("discreet.experiment.attack.knowledge", lambda *given: pytest.fail("it took its time"))
-    with pytest.raises(UnsupportedError, match=f"fits dp-sgd, found {name}, which reads sentence vectors"):
+    with pytest.raises(UnsupportedError, match=f"fits dp-sgd, got {name}, which reads sentence vectors"):
         run_attack(request_for(name, protect=DPSGD(1.0, 1.0)), scene)
 
 
@@ -249,4 +246,4 @@ def test_no_identification_beats_the_bound(kind: str, steps: int, scene: Scene) 
         reached.append(leak.value)
     assert reached[0] > 0.99 and reached[-1] < 0.5
     assert all(a >= b - 0.01 for a, b in itertools.pairwise(reached))
-    assert sum(isinstance(key, tuple) and key[0] == "gram" for key in scene.kept) == 1  # it served all strengths
+    assert sum(isinstance(key, tuple) and key[0] == "gram" for key in scene.cache) == 1  # it served all strengths

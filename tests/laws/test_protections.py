@@ -216,7 +216,7 @@ def one_release(case: Case, model: Classifier, corpus: Corpus, sensitive: Path) 
 
 def study_protection(case: Case, encoder: Path, corpus: Corpus, folder: Path, sensitive: Path) -> Any:
     """Return the protection that a trial of a study runs."""
-    from discreet.experiment.training import plan_for
+    from discreet.experiment.training import make_plan
     from discreet.study.trial import training_request
 
     given = {key: str(sensitive) if value == SENSITIVE else value for key, value in case.values.items()}
@@ -227,7 +227,7 @@ def study_protection(case: Case, encoder: Path, corpus: Corpus, folder: Path, se
         "protection": {"name": case.name, **with_delta(case.name, given)},
     }
     asked = training_request(settings, corpus, 0)
-    return plan_for(asked, Classifier.build(corpus, asked.model, rng=Rng(0)), corpus, lambda text: None).protect
+    return make_plan(asked, Classifier.build(corpus, asked.model, rng=Rng(0)), corpus, lambda text: None).protect
 
 
 DECLARED = {  # what callers may ask of a protection, by its place

@@ -37,4 +37,4 @@ def test_what_old_trials_did_not_record_is_left_out() -> None:
     assert describe_release({}) == "not recorded"
     assert describe_release({"kind": "gradient"}) == "the gradient of 1 text at the model, once; ?"
     assert describe_release({"kind": "gradient", "scope": TRAINING, "steps": 9}).count("probability") == 0
-    assert describe_knowledge({}) == "The attacker was given besides: nothing."
+    assert describe_knowledge({}) == "The attacker also knows: nothing."

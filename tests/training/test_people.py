@@ -465,7 +465,7 @@ def test_a_population_below_the_number_of_units_is_told_with_its_delta(
     for name, more, warned in (("a", ("--delta", "auto"), True), ("b", (), False)):
         assert go(toy_csv, encoder, tmp_path / name, "--population", "5", *more) == 0
         err = capsys.readouterr().err
-        assert re.search(r"the population is 5\. The guarantee holds; batches hold \d+ times as many as asked for", err)
+        assert re.search(r"the population is 5\. The guarantee holds; batches are \d+ times as large as requested", err)
         assert (large in err) is warned
     assert go(toy_csv, encoder, tmp_path / "c", "--population", "500", "--delta", "auto") == 0
     err = capsys.readouterr().err

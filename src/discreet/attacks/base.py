@@ -1,6 +1,6 @@
-"""What every attack declares: the release it sees, what it returns, what it needs, and one verb, `run`.
+"""The contract of attacks: the release an attack reads, what it returns and needs, and one method, `run`.
 
-A time that may end a search early. Searches count steps; a limit is for someone who waits, and is off by default.
+`TimeLimit` can end a search early. Searches count their steps, and there is no time limit by default.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 
 class Returns(Enum):
-    """What a guess holds."""
+    """The content of a guess."""
 
     TEXTS = "texts"
-    BAG_OF_WORDS = "bag of words"  # words or tokens without their order
-    INDICES = "indices"  # candidates, likeliest first
+    BAG_OF_WORDS = "bag of words"  # words or tokens without order
+    INDICES = "indices"  # candidates, most likely first
     SCORES = "scores"
 
 
 class Need(Enum):
-    """What an attack needs besides the release and the public model; the value is its name in `Knowledge.extra`."""
+    """What an attack needs besides the release and the public model; the value is the key in `Knowledge.extra`."""
 
     PRIOR = "prior"  # a language model of public text
-    CANDIDATES = "candidates"  # texts that the private ones are among
+    CANDIDATES = "candidates"  # texts that include the private ones
     PUBLIC_VECTORS = "public"  # vectors of public text
     AUXILIARY_VECTORS = "auxiliary"  # vectors of public texts whose words are known
-    PAIRS = "pairs"  # vectors of public text, protected and plain
-    CRAFTED_MODEL = "crafted model"  # clients use weights that the attacker made
+    PAIRS = "pairs"  # protected and unprotected vectors of public text
+    CRAFTED_MODEL = "crafted model"  # clients use weights that the attacker crafted
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """What the public settings of a defence say about released vectors.
+    """Public settings of a protection that describe released vectors.
 
-    `count` is the number of private texts in a release, `mix` how many are mixed in each vector, `masks` how many masks
-    are reused (0 is none, or a fresh one for each vector), and `masked` whether signs are hidden at all.
+    `count` is the number of private texts in a release, `mix` the number mixed into each vector, `masks` the number of
+    reused masks (0 for none, or a new one for each vector), and `masked` says whether signs are hidden.
     """
 
     count: int = 1
@@ -55,11 +55,11 @@ class Mixing:
 
 
 class Attack(ABC):
-    """Public settings, the fields of a frozen dataclass, and one verb.
+    """Base class: settings are the fields of a frozen dataclass, and `run` attacks a release.
 
-    A subclass says what it `sees`, what it `returns` and what it `needs`. `name` is its name in the catalog, which has
-    its label and its line of help. `aligned` says that there is one guess for each released vector, in their order, and
-    `has_time_limit` that it searches for at most `seconds`, one of its fields.
+    A subclass declares what it `sees`, `returns` and `needs`. `name` is its name in the catalog, which holds its label
+    and help. `aligned` means one guess for each released vector, in the same order. `has_time_limit` means that its field
+    `seconds` limits the search.
     """
 
     name: ClassVar[str] = ""
@@ -71,31 +71,31 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, seen: Any, knows: Knowledge, rng: Rng) -> Guess:
-        """Return what is read in a release."""
+        """Return the guess for a release."""
 
     @property
     def label(self) -> str:
-        """How the attack is called in a sentence."""
+        """The name of the attack in a sentence."""
         return ATTACKS[self.name].label if self.name in ATTACKS else self.name or type(self).__name__
 
     @property
     def summary(self) -> str:
-        """What the attack does, in one line."""
+        """The one-line help of the attack."""
         return ATTACKS[self.name].help if self.name in ATTACKS else ""
 
     @property
     def identifies(self) -> bool:
-        """Whether it names one of n candidates, so that its success has a proven bound."""
+        """Whether it identifies one of n candidates, so that its success has a proven bound."""
         return self.returns is Returns.INDICES
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the words that it reads have an order."""
+        """Whether the words of its guess have an order."""
         return self.returns is not Returns.BAG_OF_WORDS
 
     @property
     def crafts(self) -> bool:
-        """Whether the model whose release it sees is of its making."""
+        """Whether it crafts the model that clients use."""
         return Need.CRAFTED_MODEL in self.needs
 
     @property
@@ -104,52 +104,52 @@ class Attack(ABC):
         return False
 
     def craft(self, model: Classifier, rng: Rng) -> Classifier:
-        """Return the model that clients are given: the public one, or a copy with crafted weights."""
+        """Return the model that clients receive: the public one, or a copy with crafted weights."""
         return model
 
     def within(self, seconds: float | None) -> Self:
-        """Return the attack with a time limit on each search, where it searches."""
+        """Return the attack with a time limit on each search, if it has one."""
         if seconds is None or not self.has_time_limit:
             return self
         return dataclasses.replace(self, seconds=seconds)  # type: ignore[type-var]
 
     def informed(self, mixing: Mixing) -> Self:
-        """Return the attack with what the public settings of a defence say about released vectors."""
+        """Return the attack with the public settings of the protection that it uses."""
         return self
 
 
-_BEHIND = 0.1  # a loop whose steps are behind its time by this share of them is shortened
+_BEHIND = 0.1  # a loop is shortened if its share of steps is this far behind its share of the time
 
 
 class TimeLimit:
-    """A limit of `seconds`, or none, and whether it was `reached`, so that a result can say so.
+    """A limit of `seconds`, or none, and whether it was `reached`.
 
-    A search counts its steps. A limit changes nothing in it before it is clear that the steps do not fit, so the same
-    settings and seed give the same result on every machine where the limit is not reached.
+    A limit changes nothing until the steps of a search clearly do not fit, so the same settings and seed give the same
+    result on every machine where the limit is not reached.
     """
 
     def __init__(self, seconds: float | None = None, whole: TimeLimit | None = None) -> None:
-        """Begin to count now, or when the `whole` limit that this is a part of began."""
+        """Start now, or when the `whole` limit that this one is part of started."""
         self.seconds, self.whole = seconds, whole
         self.began: float = time.monotonic() if whole is None else whole.began
         self.reached = False
 
     @property
     def passed(self) -> float:
-        """The seconds that have passed."""
+        """The elapsed seconds."""
         return time.monotonic() - self.began
 
     @property
     def share(self) -> float:
-        """The share of the time that has passed; 0 without a limit."""
+        """The elapsed share of the limit; 0 without a limit."""
         return 0.0 if self.seconds is None else self.passed / self.seconds
 
     def until(self, share: float) -> TimeLimit:
-        """Return the limit that ends when a share of this one has passed."""
+        """Return the limit that ends after a share of this one."""
         return TimeLimit(None if self.seconds is None else self.seconds * share, self)
 
     def over(self, share: float = 1.0) -> bool:
-        """Return whether a share of the time has passed; called where work is left, so that the limit is reached.
+        """Return whether a share of the time has elapsed, and if so mark the limit as reached; call it if work is left.
 
         >>> limit = TimeLimit(1e-9)
         >>> limit.until(0.5).over(), limit.reached, TimeLimit().over()
@@ -161,9 +161,9 @@ class TimeLimit:
         return True
 
     def done(self, step: int, steps: int, began: float = 0.0, until: float = 1.0) -> float:
-        """Return how much of a loop is over, from 0 to 1; it began at a share of the time and may last until another.
+        """Return the progress of a loop, from 0 to 1; it runs from the share `began` of the time to the share `until`.
 
-        It is the share of the steps. Where they do not all fit, it is the share of the time, if that is more.
+        It is the share of the steps or, if the steps do not all fit, the share of the time if that is larger.
 
         >>> TimeLimit().done(30, 120), TimeLimit(3600.0).done(30, 120)
         (0.25, 0.25)

@@ -50,7 +50,7 @@ class PositionRows(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         whole("kept", self.kept)
         whole("beams", self.beams)
         non_negative("prior", self.prior)
@@ -156,7 +156,7 @@ class EmbeddingRows(Attack):
     returns: ClassVar[Returns] = Returns.BAG_OF_WORDS
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         non_negative("rounding", self.rounding)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:

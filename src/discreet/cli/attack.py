@@ -148,8 +148,8 @@ def attack(
         use_threads(threads)
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
+        from discreet.experiment.attack import DEFAULT_METRICS
         from discreet.experiment.identification import delta_of_run
-        from discreet.experiment.scoring import DEFAULT_METRICS
         from discreet.models.encoder import unknown_words
 
     name, split = options.attack, options.split
@@ -247,8 +247,8 @@ def _attacked(
 
     from discreet.cli.attack_table import reading
     from discreet.experiment import run_attack
+    from discreet.experiment.attack import metrics_for
     from discreet.experiment.identification import updates_of_run
-    from discreet.experiment.scoring import metrics_for
 
     results: list[AttackResult] = []
     main = metrics_for(request.attack, request.metrics)[0]

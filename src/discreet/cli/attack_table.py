@@ -381,7 +381,7 @@ def naming_others(scene: Scene, name: str, protections: Sequence[Protected]) -> 
 def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
     """Reject an attack on what a protection does not let go, and name those that fit; what is `built` says it all."""
     from discreet.experiment.identification import NOISY
-    from discreet.releases.description import GRADIENT, READS, REPRESENTATION, misfit
+    from discreet.releases.description import GRADIENT, READS, REPRESENTATION, misfit_error
     from discreet.releases.protected import fits
 
     place, identifies = protection_class(name).place, request.attack.identifies
@@ -399,7 +399,7 @@ def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
     # each of these needs nothing more
     example = next(one for one in ("rss", *_names(GRADIENT, identifies=True), "dager") if one in named)
     again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {example}"
-    error = misfit(request.label, NOISY if identifies else READS[kind], name, place)
+    error = misfit_error(request.label, NOISY if identifies else READS[kind], name, place)
     raise _NamesOthersError(error.message + f" These fit: {', '.join(named)}; for example `{again}`.")
 
 

@@ -1,8 +1,7 @@
-"""Whole stories: from a corpus to a trained model, and from a release to what an attacker reads in it."""
+"""Experiments: train a model once (`training`), attack once (`attack`), on the data and model of a `scene`."""
 
-from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
+from discreet.experiment.attack import AttackRequest, AttackResult, Example, run_attack
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
-from discreet.experiment.scoring import Example
 from discreet.experiment.training import RunOptions, RunRequest, load_corpus, run_training
 
 __all__ = [

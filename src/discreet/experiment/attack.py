@@ -1,4 +1,7 @@
-"""One attack from text to leakage: rows, a release, what an attacker knows, its guess, how close it came."""
+"""Attack once: select rows, release them, run the attack on each release, and score its guesses against the truth.
+
+`run_attack` is the whole sequence. The attack receives the release and `Knowledge`; only the scoring sees the truth.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,39 @@ from typing import Any
 
 from discreet.accounting.events import DpEvent
 from discreet.attacks.base import Attack, Mixing, Need
-from discreet.core.errors import invalid, open_probability, positive, setting, whole
+from discreet.core.errors import invalid, one_of, open_probability, positive, setting, whole
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Knowledge, Leakage, RepresentationRelease
+from discreet.core.types import GradientRelease, Guess, Knowledge, Leakage, RepresentationRelease
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler
 from discreet.experiment.scene import Scene
-from discreet.experiment.scoring import DEFAULT_METRICS, Example, compared, leakages, metrics_for, spelled
-from discreet.metrics.table import METRICS, Compares
+from discreet.metrics.table import METRICS, Compares, Sample
+from discreet.metrics.text import match
+from discreet.models import encoder
 from discreet.models.classifier import Classifier
-from discreet.models.encoder import unknown_share
-from discreet.releases.description import READS, attacker_given, misfit, release_facts
-from discreet.releases.protected import Released, as_they_leave, by_adjacency, fits, own_pairs, release_of
+from discreet.releases.description import READS, attacker_inputs, misfit_error, release_facts
+from discreet.releases.protected import (
+    Released,
+    attacker_pairs,
+    before_noise,
+    epsilon_by_adjacency,
+    fits,
+    release_of,
+)
 
-_PUBLIC = 2000  # public texts for attacks on vectors, which must encode them
+DEFAULT_METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
+BAG_METRICS = ("bag_recall", "jaccard")
+VECTOR_METRICS = ("exact_match", "jaccard", "rouge_l", "bag_recall")  # the guess is one of the candidate texts
+_PUBLIC = 2000  # public texts that are encoded for attacks on vectors
 
 
 @dataclass(frozen=True)
 class Updates:
-    """All updates of one training: how many, how often a unit is in one, and the event of all of them together.
+    """All updates of one training run: their number, the sampling rate and the event of their composition.
 
-    `per_step` is the number of units expected in an update, `certified` whether what the event costs is proven for it,
-    and `caveats` are those of the training that it was taken from.
+    `per_step` is the expected number of units in an update. `certified` is True if the cost of the event is proven.
+    `caveats` are those of the training run.
     """
 
     steps: int
@@ -45,16 +58,16 @@ class Updates:
 
 @dataclass(frozen=True)
 class AttackRequest:
-    """What is asked of an attack: which one, against which protection, on how much text, for how long.
+    """Settings of one attack: the attack, the protection, the number of texts and the time limit.
 
-    `protect` is the protection itself, or None for what an unprotected client sends. `delta` is that of the one
-    release attacked. `seconds` is an upper limit on the time of the search in each batch; what comes before, as fitting
-    a prior, is not counted. Searches count their steps, so without it the result does not depend on the machine.
-    `noise_seed` makes the noise repeatable, and the guarantee an estimate; without it noise comes from the
-    operating system. `candidates` counts what an attacker chooses among: 64 for 1-of-n, the whole split for vectors.
-    `steps` is how often the same rows are released, `draws` is for 1-of-n, which reads all `updates` of a training
-    where they are given, and `steps` releases of one record where not.
-    With `first_words` only so many first words of each text go into the gradient that is attacked.
+    `protect` is a resolved protection, or None for an unprotected client. `delta` applies to the one attacked release.
+    `seconds` limits the search in each batch; preparation, such as fitting a prior, does not count. Searches count
+    their steps, so without a limit the result does not depend on the machine. `noise_seed` makes the noise
+    reproducible and the guarantee an estimate; by default the noise comes from the operating system. `candidates` is
+    the number of texts that the attacker chooses among (default: 64 for 1-of-n, the whole split for vectors).
+    `steps` is the number of releases of the same rows. `draws` is the number of simulations for 1-of-n, which attacks
+    all `updates` of a training run if they are given, and `steps` releases of one record otherwise.
+    `first_words` truncates each text before the gradient is computed.
     """
 
     attack: Attack
@@ -75,43 +88,71 @@ class AttackRequest:
     updates: Updates | None = None
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
-        whole("batch_size", self.batch_size, 1, "It counts the texts in one release.")
-        whole("examples", self.examples, 1, "It counts the texts to attack.")
+        """Check the settings."""
+        whole("batch_size", self.batch_size, 1, "It is the number of texts in one release.")
+        whole("examples", self.examples, 1, "It is the number of texts to attack.")
         if self.examples % self.batch_size:
-            remedy = "Every release has a whole batch."
+            remedy = "Every release has a full batch."
             raise invalid("examples", self.examples, f"a multiple of {setting('batch_size', self.batch_size)}", remedy)
         if self.max_words is not None:
             whole("max_words", self.max_words)
         if self.first_words is not None:
             whole("first_words", self.first_words)
             if self.attack.sees is not GradientRelease:
-                remedy = "Other attacks look for whole texts among candidates; leave it out."
+                remedy = "Other attacks search for complete texts among candidates; leave it out."
                 raise invalid("first_words", self.first_words, "left out except for attacks on a gradient", remedy)
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for each batch; leave it out to let the attack finish.")
-        open_probability("delta", self.delta, "It belongs to the one release that is attacked; 1e-5 is usual.")
+        open_probability("delta", self.delta, "It applies to the one attacked release; 1e-5 is a common choice.")
         whole("metrics", len(self.metrics), 1, "Name at least one.")
         if self.candidates is not None:
-            whole("candidates", self.candidates, 2, "One of at least two.")
+            whole("candidates", self.candidates, 2, "The attacker chooses one of at least two.")
         whole("draws", self.draws, 1, "20000 give an interval of a few parts in a thousand.")
-        whole("steps", self.steps, 1, "It counts the releases of the same record.")
+        whole("steps", self.steps, 1, "It is the number of releases of the same record.")
 
     @property
     def label(self) -> str:
-        """The attack's name, as the request has it, or as the catalog has it."""
+        """The attack's name in the request, or else in the catalog."""
         return self.name or self.attack.name or type(self.attack).__name__
 
 
 @dataclass(frozen=True)
+class Example:
+    """One attacked text: the truth, the guess, and the scores of the guess.
+
+    Scores compare the guess with `spelling`: the truth as the tokenizer spells it, which may drop case, accents and
+    spaces around punctuation, but keeps characters that the tokenizer does not know, as no attack can recover those.
+
+    For an attack that returns a set of tokens from a gradient, truth and guess are the unordered tokens of the batch.
+    """
+
+    truth: str
+    guess: str
+    scores: Mapping[str, float] = field(default_factory=dict)
+    batch: int = 0
+    spelling: str | None = None
+
+    @property
+    def scored(self) -> str:
+        """The truth that scores compare with."""
+        return self.truth if self.spelling is None else self.spelling
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"truth": self.truth, "guess": self.guess, "batch": self.batch, **self.scores}
+
+
+@dataclass(frozen=True)
 class AttackResult:
-    """What an attack reached, on which release, and what is guaranteed for that release: never for a training.
+    """Leakage of an attack, the release it attacked, and the guarantee of that release, never of a training run.
 
-    Of several releases it is the one with the largest epsilon. `preparing` is the part of `seconds` before the first
-    release: public text is encoded then, a prior fitted. `stopped` counts the searches that a time limit ended early.
+    For several releases, the guarantee is the one with the largest epsilon. `preparing` is the part of `seconds`
+    before the first release, in which public text is encoded and a prior is fitted. `stopped` is the number of
+    searches that a time limit ended early.
 
-    `bound` is what no attack can exceed, where accounting knows it: for 1-of-n identification. `unknown_share` is the
-    share of tokens of the attacked texts that the tokenizer does not know, computed from private text for its owner.
+    `bound` is the success rate that no attack can exceed, where accounting proves one (1-of-n identification).
+    `unknown_share` is the share of tokens in the attacked texts that the tokenizer does not know; it is computed from
+    private text, for its owner.
     """
 
     attack: str
@@ -129,19 +170,19 @@ class AttackResult:
 
     @property
     def n(self) -> int:
-        """How many times it was tried."""
+        """The number of trials."""
         return self.leakages[0].n if self.leakages else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        promise = self.guarantee
+        guarantee = self.guarantee
         return {
             "attack": self.attack,
             "n": self.n,
             "leakage": [dataclasses.asdict(leakage) for leakage in self.leakages],
             "examples": [example.as_dict() for example in self.examples],
             "release": dict(self.release),
-            "guarantee": None if promise is None else {**promise.as_dict(), "sentence": promise.sentence()},
+            "guarantee": None if guarantee is None else {**guarantee.as_dict(), "sentence": guarantee.sentence()},
             "epsilon_by_adjacency": dict(self.epsilon_by_adjacency),
             **({} if self.bound is None else {"bound": self.bound}),
             "finished": self.finished,
@@ -159,18 +200,17 @@ def run_attack(
     watch: Callable[[Example], None] = lambda example: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> AttackResult:
-    """Take rows, release what a server would see of them, attack each release, and compare guesses with truths.
+    """Select rows, release what a server would see of them, attack each release, and score the guesses.
 
-    The attack is given the release and its knowledge; only the comparison sees the truth. The same seed attacks the
-    same rows of a scene whatever the protection, so that results can be set side by side.
+    The same seed attacks the same rows of a scene under every protection, so that results can be compared.
 
-    Guarantee: none for the result, which holds private texts; that of one release is in it.
+    Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
     """
     from discreet.experiment.identification import identify
 
     if request.attack.identifies:
         if request.first_words is not None:
-            raise invalid("first_words", request.first_words, "left out for 1-of-n", "It names whole texts.")
+            raise invalid("first_words", request.first_words, "left out for 1-of-n", "It compares complete texts.")
         return identify(request, scene)
     reject_misfit(request)
     began = time.monotonic()
@@ -180,27 +220,28 @@ def run_attack(
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
     attack = request.attack.within(request.seconds).informed(mixing(request))
     model = attack.craft(scene.model, rng.fork("craft"))
-    knows = knowledge(request, scene, model, rows)  # which holds nothing of the texts under attack, whole or cut
-    hidden = rows.texts
-    rows = beginnings(rows, request.first_words)
+    knows = knowledge(request, scene, model, rows)  # excludes the attacked texts, truncated or not
+    attacked = rows.texts
+    rows = truncate_words(rows, request.first_words)
     preparing = time.monotonic() - began
     examples: list[Example] = []
     facts: dict[str, Any] = {}
-    promise: Guarantee | None = None
+    guarantee: Guarantee | None = None
     finished, stopped = True, 0
     for number in range(len(rows) // request.batch_size):
         if number and should_stop():
             finished = False
             break
         batch = rows.take(range(number * request.batch_size, (number + 1) * request.batch_size))
-        made = released(request, model, batch, noise.fork("release", number), scene.partners(request.protect, batch))
-        guess = attack.run(made.seen, knows, rng.fork("attack", number))
+        partners = scene.partners(request.protect, batch)
+        release = make_release(request, model, batch, noise.fork("release", number), partners)
+        guess = attack.run(release.seen, knows, rng.fork("attack", number))
         stopped += bool(guess.details.get("stopped_by_time_limit"))
-        behind = batch if made.rows is None or not attack.aligned else batch.take(made.rows)
-        found = compared(attack, guess, behind, model, metrics, number)
+        truth = batch if release.rows is None or not attack.aligned else batch.take(release.rows)
+        scored = score_guess(attack, guess, truth, model, metrics, number)
         if not number:
             facts = release_facts(
-                made.seen,
+                release.seen,
                 model,
                 scene.origin,
                 request.protect,
@@ -208,32 +249,35 @@ def run_attack(
                 steps=request.steps,
                 first_words=request.first_words,
             )
-            facts["given"] = attacker_given(made.seen, knows, hidden, scene.public_origin, attack.crafts)
-        promise = with_larger_epsilon(promise, made.seen.guarantee)
-        examples += found
-        for example in found:
+            facts["given"] = attacker_inputs(release.seen, knows, attacked, scene.public_origin, attack.crafts)
+        guarantee = with_larger_epsilon(guarantee, release.seen.guarantee)
+        examples += scored
+        for example in scored:
             watch(example)
+    candidates: list[str] = []
+    if any(METRICS[metric].compares is Compares.CANDIDATES for metric in metrics):
+        candidates = [tokenizer_spelling(model, text) for text in knows.candidates]
     return AttackResult(
         attack=request.label,
-        leakages=leakages(examples, metrics, rng.fork("leakage"), _chosen_among(knows, model, metrics)),
+        leakages=measure_leakage(examples, metrics, rng.fork("leakage"), candidates),
         examples=tuple(examples),
         release=facts,
-        guarantee=promise,
-        epsilon_by_adjacency=by_adjacency(request.protect, request.delta, promise=promise),
+        guarantee=guarantee,
+        epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, stated=guarantee),
         seconds=time.monotonic() - began,
         finished=finished,
         preparing=preparing,
         stopped=stopped,
-        unknown_share=unknown_share(model.tokenizer, rows.texts),
+        unknown_share=encoder.unknown_share(model.tokenizer, rows.texts),
     )
 
 
-def released(
+def make_release(
     request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None = None
 ) -> Released:
-    """Return exactly what a server would see of a batch: the kind that the attack sees, under the protection.
+    """Return what a server would see of a batch under the protection, as the type that the attack reads.
 
-    Guarantee: that of the protection for this one release, in the release; none without one.
+    Guarantee: that of the protection for this one release, in the release; none without a protection.
     """
     reject_misfit(request)
     sees, protect = request.attack.sees, request.protect
@@ -241,24 +285,17 @@ def released(
 
 
 def reject_misfit(request: AttackRequest) -> None:
-    """Reject an attack on what its protection does not release, before any work is done for it."""
+    """Reject an attack on something that its protection does not release, before any work is done."""
     kind, protect = request.attack.sees.kind, request.protect
     if not fits(kind, protect):
-        raise misfit(request.label, READS[kind], protect.name, protect.place)
-
-
-def _chosen_among(knows: Knowledge, model: Classifier, metrics: Sequence[str]) -> list[str]:
-    """Return the candidates as guesses are spelled, where a metric compares with them."""
-    if not any(METRICS[metric].compares is Compares.CANDIDATES for metric in metrics):
-        return []
-    return [spelled(model, text) for text in knows.candidates]
+        raise misfit_error(request.label, READS[kind], protect.name, protect.place)
 
 
 def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Corpus) -> Knowledge:
-    """Return what the attacker has besides the release: the public model, public text, the settings of the defence.
+    """Return what the attacker has besides the release: the public model, public text and the protection's settings.
 
-    An attack with a prior over text gets one fitted to the public text. An attack on vectors gets candidates with
-    theirs: the texts under attack among others of their kind, in an order that says nothing.
+    An attack that needs a prior over text gets one fitted to the public text. An attack on vectors gets candidates and
+    their vectors: the attacked texts among others of the split, in random order.
     """
     public = scene.public_without(rows.texts)
     extra: dict[str, Any] = {}
@@ -269,25 +306,25 @@ def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Cor
     if request.attack.sees is RepresentationRelease:
         public = public[:_PUBLIC]
         candidates = scene.candidates(rows.texts, request.candidates, Rng(request.seed).fork("candidates"))
-        extra["vectors"] = as_they_leave(request.protect, scene.vectors(candidates))
-        if public:  # as vectors of the release are: a projection has other coordinates than the encoder
+        extra["vectors"] = before_noise(request.protect, scene.vectors(candidates))
+        if public:  # in the coordinates of the release: a projection changes those of the encoder
             extra |= {
-                need.value: as_they_leave(request.protect, scene.vectors(public))
+                need.value: before_noise(request.protect, scene.vectors(public))
                 for need in (Need.PUBLIC_VECTORS, Need.AUXILIARY_VECTORS)
                 if need in needs
             }
         if Need.PAIRS in needs:
             own = scene.own(public, len(rows))
-            extra[Need.PAIRS.value] = own_pairs(
+            extra[Need.PAIRS.value] = attacker_pairs(
                 request.protect, model, own, Rng(request.seed).fork("own"), delta=request.delta, steps=request.steps
             )
     return Knowledge(model, auxiliary=public, candidates=candidates, defence=request.protect, extra=extra)
 
 
-def beginnings(rows: Corpus, words: int | None) -> Corpus:
-    """Return rows cut to so many first words, or as they are.
+def truncate_words(rows: Corpus, words: int | None) -> Corpus:
+    """Return rows truncated to a number of words, or unchanged for None.
 
-    >>> beginnings(Corpus("toy", ("a b c", "d")), 2).texts
+    >>> truncate_words(Corpus("toy", ("a b c", "d")), 2).texts
     ('a b', 'd')
     """
     if words is None:
@@ -296,22 +333,103 @@ def beginnings(rows: Corpus, words: int | None) -> Corpus:
 
 
 def with_larger_epsilon(first: Guarantee | None, second: Guarantee | None) -> Guarantee | None:
-    """Return what holds for either of two releases: the larger epsilon, as a longer text may cost more."""
+    """Return the guarantee that holds for both releases: the one with the larger epsilon."""
     if first is None or second is None:
         return second or first
     return first if first.epsilon >= second.epsilon else second
 
 
 def mixing(request: AttackRequest) -> Mixing:
-    """Return what the public settings of the defence say about released vectors."""
+    """Return the public settings of the protection that describe released vectors."""
     protect = request.protect
     if protect is None:
         return Mixing(request.batch_size)
     return Mixing(request.batch_size, protect.mixes, protect.mask_count, protect.masked)
 
 
-def rate_of(sampler: Sampler | None, units: int) -> float | None:
-    """Return how likely a unit is to be in one update, where the sampler draws every update afresh."""
+def sampling_rate(sampler: Sampler | None, units: int) -> float | None:
+    """Return the probability that a unit is in one update, or None if updates are not sampled independently."""
     if isinstance(sampler, Poisson):
         return sampler.rate
     return sampler.size / units if isinstance(sampler, FixedSize) else None
+
+
+def metrics_for(attack: Attack, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics that apply to an attack; the default set is replaced by the one for what it returns.
+
+    An attack without word order is never scored by a metric that compares order.
+    """
+    names = tuple(names)
+    for name in names:
+        metric = METRICS[one_of("metric", name, [n for n, m in METRICS.items() if m.compares is not Compares.INDICES])]
+        if metric.compares is Compares.CANDIDATES and not (attack.aligned and Need.CANDIDATES in attack.needs):
+            remedy = f"It is for attacks that choose a candidate for each vector; {attack.label} does not."
+            raise invalid("metric", name, "left out", remedy)
+    default = names == DEFAULT_METRICS
+    if attack.is_ordered:
+        return VECTOR_METRICS if default and attack.sees is RepresentationRelease else names
+    unordered = tuple(name for name in names if METRICS[name].compares is Compares.WORDS)
+    return BAG_METRICS if default or not unordered else unordered
+
+
+def score_guess(
+    attack: Attack, guess: Guess, batch: Corpus, model: Classifier, metrics: Sequence[str], number: int
+) -> list[Example]:
+    """Return the texts of a batch with their guesses, matched to favor the attacker, and the scores.
+
+    A guess with every token right is right, if every character of the text has a token: case, accents and spaces that
+    the tokenizer drops do not count, characters that it does not know do.
+    """
+    texts: Sequence[str] = batch.texts
+    if batch.second is not None:
+        texts = [f"{first} {second}" for first, second in zip(batch.texts, batch.second, strict=True)]
+    if not attack.is_ordered and attack.aligned:  # the words of each text
+        shown = truths = [" ".join(dict.fromkeys(tokenizer_spelling(model, text).split())) for text in texts]
+        guesses: Sequence[str] = (*guess.texts, *[""] * len(batch))[: len(batch)]
+    elif not attack.is_ordered:
+        pieces = [piece for text in texts for piece in encoder.pieces(model.tokenizer, text)]
+        tokens = model.tokenizer.convert_ids_to_tokens(list(guess.indices))
+        special = set(model.tokenizer.all_special_tokens)
+        shown = truths = [" ".join(dict.fromkeys(pieces))]
+        guesses = [" ".join(token for token in tokens if token not in special)]
+    else:
+        truths = [tokenizer_spelling(model, text) for text in texts]
+        shown = [encoder.written(model.tokenizer, text, model.max_length) for text in texts]
+        guesses = [tokenizer_spelling(model, text) for text in guess.texts[: len(batch)]]
+        guesses = (*guesses, *[""] * (len(batch) - len(guesses))) if attack.aligned else match(guesses, truths)
+    return [
+        Example(text, answer, {m: METRICS[m].score(answer, truth) for m in metrics if METRICS[m].pair}, number, truth)
+        for text, truth, answer in zip(shown, truths, guesses, strict=True)
+    ]
+
+
+def measure_leakage(
+    examples: Sequence[Example], metrics: Sequence[str], rng: Rng, candidates: Sequence[str] = ()
+) -> tuple[Leakage, ...]:
+    """Return every metric over the examples with confidence interval, sample size and chance level.
+
+    `candidates` are the texts that the attacker chose among, as the model's tokenizer spells them.
+    """
+    guesses, truths = [e.guess for e in examples], [e.scored for e in examples]
+    sample = Sample(guesses, truths, candidates, sentence_vectors)
+    return tuple(METRICS[metric].leakage(sample, rng.fork(metric)) for metric in metrics)
+
+
+def tokenizer_spelling(model: Classifier, text: str) -> str:
+    """Return a text as the model's tokenizer spells it, truncated to the model's length; unknown words are kept."""
+    return encoder.spelled(model.tokenizer, text, model.max_length)
+
+
+def sentence_vectors(texts: Sequence[str]) -> Any:
+    """Return a vector for each text from the built-in sentence encoder; zeros for an empty text."""
+    import numpy as np
+    import torch
+
+    from discreet.data.batches import tokenise
+
+    model = Classifier.build(Corpus("meaning", ("a",), labels=(0,), label_names=("a", "b")), rng=Rng(0)).eval()
+    rows = tokenise(Corpus("texts", tuple(text or "." for text in texts)), model.tokenizer, model.max_length)
+    with torch.no_grad():
+        vectors = [model.represent(rows.batch(np.array([i])).inputs)[0] for i in range(len(rows))]
+    nonempty = torch.tensor([[float(bool(text.strip()))] for text in texts])
+    return (torch.stack(vectors) * nonempty).numpy()

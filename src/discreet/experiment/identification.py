@@ -1,4 +1,4 @@
-"""1-of-n beside its bound: how often the right candidate is named, and how often any attack could name it."""
+"""1-of-n identification with its bound: how often the attack identifies the candidate, and how often any attack can."""
 
 from __future__ import annotations
 
@@ -10,171 +10,169 @@ import numpy as np
 from discreet.accounting.events import DpEvent, NoGuaranteeDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.risk import most_identified
-from discreet.attacks.identification import Identified, direction_sweep, gaussian_sweep, training_sweep
+from discreet.attacks.identification import Floats, Identified, direction_sweep, gaussian_sweep, training_sweep
 from discreet.core.errors import UnsupportedError, invalid, setting
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.core.types import TRAINING, UPDATE, Leakage
 from discreet.data.corpus import Corpus
-from discreet.experiment.attack import AttackRequest, AttackResult, Updates
+from discreet.data.samplers import FixedSize, Poisson
+from discreet.experiment.attack import AttackRequest, AttackResult, Updates, sampling_rate
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.metrics.intervals import clopper_pearson
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.releases.description import gradient_facts, misfit
-from discreet.releases.protected import by_adjacency
+from discreet.releases.description import gradient_facts, misfit_error
+from discreet.releases.protected import epsilon_by_adjacency
 
 if TYPE_CHECKING:
     from discreet.experiment.scene import Scene
     from discreet.training.run_folder import Run
 
 METRIC = "identified"
-NOISY = f"gradients under the noise of {DPSGD.name} or {DirDPSGD.name}"  # what it reads
-USUAL = 64  # candidates, where nothing else is said
-_DRAW_STEPS = 640_000  # draws times steps that are simulated of a training
+NOISY = f"gradients under the noise of {DPSGD.name} or {DirDPSGD.name}"  # the releases that 1-of-n can attack
+DEFAULT_CANDIDATES = 64
+_DRAW_STEPS = 640_000  # draws times steps of a training run that are simulated
+_UNPROTECTED = NoGuaranteeDpEvent("the release was not protected")
 
 
 def identify(request: AttackRequest, scene: Scene) -> AttackResult:
-    """Return how often the best attack names the right one of n, beside the most that any attack can reach.
+    """Return how often the best attack identifies the right one of n candidates, and the bound for any attack.
 
-    The releases are simulated exactly from the candidates' inner products, which the scene keeps: a second strength of
-    noise costs a fraction of a second. Over several steps the same model and record are released again and again. With
-    the updates of a training, the attacker sees all of them and does not know in which ones the record was.
+    The releases are simulated exactly from the candidates' inner products, which the scene caches: another noise
+    strength takes a fraction of a second. Over several steps, the same model and record are released repeatedly. With
+    the updates of a training run, the attacker sees all of them and does not know which ones contain the record.
 
-    Guarantee: that of the steps together, for a record that is in all of them, or that of the training; the noise of a
-        real release must be secret.
+    Guarantee: that of the composed steps, for a record that is in all of them, or that of the training run; the noise
+        of a real release must be secret.
     """
     began = time.monotonic()
-    _reject(request)
+    _check_request(request)
     rng = Rng(request.seed)
-    count = USUAL if request.candidates is None else request.candidates
+    count = DEFAULT_CANDIDATES if request.candidates is None else request.candidates
     rows = scene.draw(count, rng.fork("rows"), max_words=request.max_words, what="candidates")
-    simulated = _simulated if request.updates is None else _simulated_training
-    found = simulated(request, scene, rows, rng.fork("draws"))
-    low, high = clopper_pearson(found.hits, found.draws)
+    result = _simulate(request, scene, rows, rng.fork("draws"))
+    low, high = clopper_pearson(result.hits, result.draws)
     event, updates = _event(request), request.updates
-    promise = None
+    stated = None
     if request.protect is not None:
-        known = ("the record is known to be in every step",) if updates is None else ()
-        promise = guarantee(
+        assumed = ("the record is known to be in every step",) if updates is None else ()
+        stated = guarantee(
             event,
             delta=request.delta,
             adjacency=request.protect.adjacency,
-            # All updates of a run cost what its training costs a unit; in one release a candidate is a single record.
+            # All updates cost a unit what the training costs it; in one release a candidate is a single record.
             unit=rows.unit_name if rows.units is None or updates is not None else "record",
-            assumptions=(*known, "the noise is secret; here it was simulated"),
+            assumptions=(*assumed, "the noise is secret; here it was simulated"),
         ).with_caveats(frozenset() if updates is None else updates.caveats)
     proven = updates is None or updates.certified
     return AttackResult(
         attack=request.label,
-        leakages=(Leakage(METRIC, found.success, low, high, found.draws, found.chance),),
+        leakages=(Leakage(METRIC, result.success, low, high, result.draws, result.chance),),
         examples=(),
         release=_facts(request, scene, count),
-        guarantee=promise,
-        epsilon_by_adjacency=by_adjacency(
-            request.protect, request.delta, request.steps, event=None if updates is None else event
-        ),
+        guarantee=stated,
+        epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, event=event),
         seconds=time.monotonic() - began,
-        bound=most_identified(event, count, null_of(request.protect)) if proven else None,
+        bound=most_identified(event, count, null_adjacency(request.protect)) if proven else None,
     )
 
 
-def delta_of_run(run: Run, otherwise: float) -> float:
-    """Return the delta that a run's own guarantee is stated at, so that its attacks are compared with that."""
-    promise = run.metrics.get("guarantee")
-    return otherwise if not isinstance(promise, dict) else float(promise["delta"])
+def delta_of_run(run: Run, default: float) -> float:
+    """Return the delta of a run's own guarantee, so that its attacks are compared at the same delta."""
+    stated = run.metrics.get("guarantee")
+    return float(stated["delta"]) if isinstance(stated, dict) else default
 
 
-def null_of(protect: Any) -> Adjacency:
-    """Return the adjacency of the bound: the record against a null one, as the protection is accounted for.
+def null_adjacency(protect: Any) -> Adjacency:
+    """Return the adjacency of the bound, which compares the record with a null record, as the protection accounts.
 
-    The null record is absent from a sum, or empty in it; in place of a direction it is a uniform draw.
+    The null record is absent from a sum, or zero in it; for a direction it is a uniform draw.
     """
     stated = Adjacency.ZERO_OUT if protect is None else protect.adjacency
     return Adjacency.ZERO_OUT if stated is Adjacency.REPLACE_ONE else stated
 
 
-def _simulated(request: AttackRequest, scene: Scene, rows: Corpus, rng: Rng) -> Identified:
-    gram, protect = scene.gram(rows), request.protect
-    often: dict[str, int] = {"draws": request.draws, "steps": request.steps}
-    if isinstance(protect, DirDPSGD):
-        return direction_sweep(gram, [protect.concentration], protect.dimension, rng, **often)[0]
-    if protect is None:  # neither noise nor a clip: no gradient is longer than the longest
-        return gaussian_sweep(gram, [0.0], rng, clip_norm=float(np.sqrt(gram.diagonal().max())), **often)[0]
-    return gaussian_sweep(gram, [protect.noise_multiplier], rng, clip_norm=protect.clip_norm, **often)[0]
-
-
-def _simulated_training(request: AttackRequest, scene: Scene, rows: Corpus, rng: Rng) -> Identified:
-    """Return the attack's success from all updates of a training, simulated from inner products at one set of weights.
-
-    Of directional noise every vector is seen, shuffled. The attacker here adds up those of each update, subtracts what
-    is expected of the others, and takes the rest for normal: one way to read them, and within the bound of all ways.
-    """
+def _simulate(request: AttackRequest, scene: Scene, rows: Corpus, rng: Rng) -> Identified:
     gram, protect, updates = scene.gram(rows), request.protect, request.updates
-    assert updates is not None
-    draws = max(500, min(request.draws, 4000, _DRAW_STEPS // updates.steps))
-    often: dict[str, Any] = {"sampling_rate": updates.rate, "steps": updates.steps, "draws": draws}
-    if protect is None:
-        longest = float(np.sqrt(gram.diagonal().max()))
-        return gaussian_sweep(gram, [0.0], rng, clip_norm=longest, steps=updates.steps, draws=draws)[0]
+    steps, draws = request.steps, request.draws
+    if updates is not None:
+        steps, draws = updates.steps, max(500, min(request.draws, 4000, _DRAW_STEPS // updates.steps))
+    if protect is None:  # no noise, and no clipping: the largest norm clips nothing
+        largest = float(np.sqrt(gram.diagonal().max()))
+        return gaussian_sweep(gram, [0.0], rng, clip_norm=largest, steps=steps, draws=draws)[0]
+    if updates is not None:
+        return _simulate_training(gram, protect, updates, rng, draws)
     if isinstance(protect, DirDPSGD):
-        norms = np.sqrt(np.maximum(np.diag(gram), 1e-300))
-        along = VonMisesFisher(protect.concentration, protect.dimension).mean_cosine
-        spread = np.sqrt(updates.per_step * (1 - along**2) / protect.dimension)
-        if along == 0:
-            return Identified(protect.concentration, round(draws / len(rows)), draws, len(rows))
-        return training_sweep(gram / norms[:, None] / norms[None, :], [float(spread / along)], rng, **often)[0]
-    return training_sweep(gram, [protect.noise_multiplier], rng, clip_norm=protect.clip_norm, **often)[0]
+        return direction_sweep(gram, [protect.concentration], protect.dimension, rng, steps=steps, draws=draws)[0]
+    noise = [protect.noise_multiplier]
+    return gaussian_sweep(gram, noise, rng, clip_norm=protect.clip_norm, steps=steps, draws=draws)[0]
+
+
+def _simulate_training(gram: Floats, protect: Any, updates: Updates, rng: Rng, draws: int) -> Identified:
+    """Return the attack's success from all updates of a training run, simulated from inner products at fixed weights.
+
+    With directional noise the server sees every vector, shuffled. This attacker sums the vectors of each update,
+    subtracts the expectation of the others and treats the remainder as normal. That is one possible attack, so its
+    success is within the bound for all of them.
+    """
+    sampling: dict[str, Any] = {"sampling_rate": updates.rate, "steps": updates.steps, "draws": draws}
+    if not isinstance(protect, DirDPSGD):
+        return training_sweep(gram, [protect.noise_multiplier], rng, clip_norm=protect.clip_norm, **sampling)[0]
+    norms = np.sqrt(np.maximum(np.diag(gram), 1e-300))
+    mean = VonMisesFisher(protect.concentration, protect.dimension).mean_cosine
+    spread = np.sqrt(updates.per_step * (1 - mean**2) / protect.dimension)
+    if mean == 0:
+        return Identified(protect.concentration, round(draws / len(gram)), draws, len(gram))
+    return training_sweep(gram / norms[:, None] / norms[None, :], [float(spread / mean)], rng, **sampling)[0]
 
 
 def updates_of_run(run: Run, protect: Any) -> Updates | None:
-    """Return the updates of a finished run under a protection, or nothing if it recorded no sampler."""
-    from discreet.data.samplers import FixedSize, Poisson
+    """Return the updates of a finished run under a protection, or None if the run recorded no sampler."""
     from discreet.training.plan import step_cost
 
-    kept, metrics = run.metrics.get("sampler"), run.metrics
-    counted = metrics.get("units") or metrics.get("population")
-    if not isinstance(kept, dict) or not metrics.get("steps") or not counted:
+    stored, metrics = run.metrics.get("sampler"), run.metrics
+    units = int(metrics.get("units") or metrics.get("population") or 0)
+    if not isinstance(stored, dict) or not metrics.get("steps") or not units:
         return None
-    units, steps = int(counted), int(metrics["steps"])
-    sampler: Poisson | FixedSize
-    if "rate" in kept:
-        sampler, rate = Poisson(float(kept["rate"])), float(kept["rate"])
-    elif "size" in kept:
-        sampler, rate = FixedSize(int(kept["size"])), int(kept["size"]) / units
-    else:
+    steps = int(metrics["steps"])
+    sampler: Poisson | FixedSize | None = None
+    if "rate" in stored:
+        sampler = Poisson(float(stored["rate"]))
+    elif "size" in stored:
+        sampler = FixedSize(int(stored["size"]))
+    rate = sampling_rate(sampler, units)
+    if sampler is None or rate is None:
         return None
-    step = NoGuaranteeDpEvent("the release was not protected")
-    if protect is not None:
-        step = step_cost(protect, sampler, 0, units)[0]
-    promise = metrics.get("guarantee") or {}
-    # A fixed seed says nothing against the bound: the noise that is attacked here is simulated.
-    caveats = frozenset(map(Caveat, promise.get("caveats", ()))) - {Caveat.FIXED_SEED}
+    step = _UNPROTECTED if protect is None else step_cost(protect, sampler, 0, units)[0]
+    stated = metrics.get("guarantee") or {}
+    # A fixed seed does not invalidate the bound: the attacked noise is simulated here.
+    caveats = frozenset(map(Caveat, stated.get("caveats", ()))) - {Caveat.FIXED_SEED}
     return Updates(steps, rate, SelfComposedDpEvent(step, steps), rate * units, not caveats, caveats)
 
 
 def _event(request: AttackRequest) -> DpEvent:
     if request.protect is None:
-        return NoGuaranteeDpEvent("the release was not protected")
+        return _UNPROTECTED
     if request.updates is not None:
         return request.updates.event
     event = request.protect.event
     return event if request.steps == 1 else SelfComposedDpEvent(event, request.steps)
 
 
-def _reject(request: AttackRequest) -> None:
+def _check_request(request: AttackRequest) -> None:
     protect = request.protect
     if protect is not None and not isinstance(protect, DPSGD | DirDPSGD):
-        raise misfit(request.label, NOISY, protect.name, protect.place)
+        raise misfit_error(request.label, NOISY, protect.name, protect.place)
     if request.batch_size != 1:
-        remedy = "The other members of the batch are known to this attacker and subtracted; they change nothing."
+        remedy = "This attacker knows the other members of the batch and subtracts them; they change nothing."
         raise invalid("batch_size", request.batch_size, "1 for 1-of-n", remedy)
     if isinstance(protect, DPSGD) and protect.clipping != "flat":
-        raise invalid("clipping", protect.clipping, "flat for 1-of-n", "Inner products of whole gradients are used.")
+        raise invalid("clipping", protect.clipping, "flat for 1-of-n", "It uses inner products of whole gradients.")
     if isinstance(protect, DirDPSGD) and len(protect.blocks) != 1:
         raise UnsupportedError(
-            f"Expected one block of directions for 1-of-n, found {len(protect.blocks)}. Inner products of whole "
-            f"gradients are used; use {setting('partition', 'whole')}."
+            f"Expected one block of directions for 1-of-n, got {len(protect.blocks)}. It uses inner products of whole "
+            f"gradients; use {setting('partition', 'whole')}."
         )
 
 
@@ -191,7 +189,7 @@ def _facts(request: AttackRequest, scene: Scene, count: int) -> dict[str, Any]:
         "given": [
             "the model and its weights",
             f"{count:,} candidate texts with their labels, the private one among them",
-            "all other members of the batch, and the length to which gradients are clipped",
+            "all other members of the batch, and the clipping norm",
             *(["the strength of the noise"] if request.protect is not None else []),
         ],
         "candidates": count,

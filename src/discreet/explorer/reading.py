@@ -16,8 +16,15 @@ from discreet.core.errors import DataError, Message, UnsupportedError, invalid, 
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import check_texts
-from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
-from discreet.experiment.scoring import DEFAULT_METRICS, Example, metrics_for, spelled
+from discreet.experiment.attack import (
+    DEFAULT_METRICS,
+    AttackRequest,
+    AttackResult,
+    Example,
+    metrics_for,
+    run_attack,
+    tokenizer_spelling,
+)
 from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, checked, misfit, started
 from discreet.explorer.stage import Stage
 from discreet.explorer.typed import TypedScene
@@ -93,7 +100,7 @@ def read(
         size = 1  # nothing is mixed
     scene = stage.typed(question.sentence.strip(), question.label, kind)
     identifies = attack.identifies
-    count = min(CANDIDATES, max(2, scene.different())) if identifies else CANDIDATES  # a small corpus has fewer
+    count = min(CANDIDATES, max(2, scene.count_distinct())) if identifies else CANDIDATES  # a small corpus has fewer
     say(f"Comparing {count} sentences; the first time takes longest" if identifies else "Releasing and attacking")
     request = AttackRequest(
         attack,
@@ -151,7 +158,7 @@ def shown(found: AttackResult, attack: Attack, scene: TypedScene, kind: str) -> 
     if not attack.is_ordered and kind == GRADIENT:
         every = found.examples[0]  # the words of the whole batch, in no order
         return replace(every, truth=typed, spelling=every.scored)
-    truth = spelled(scene.model, typed)
+    truth = tokenizer_spelling(scene.model, typed)
     if not attack.is_ordered:
         truth = " ".join(dict.fromkeys(truth.split()))
     main = _main(attack, truth)

@@ -59,14 +59,14 @@ class TypedScene(Scene):
         if count == 1:
             return self.typed
         drawn = super().draw(count, rng, max_words=max_words, what=what)
-        self.kept["drawn"] = drawn
+        self.cache["drawn"] = drawn
         others = [row for row, text in enumerate(drawn.texts) if text not in self.typed.texts][: count - 1]
         return _after(self.typed, drawn.take(others))
 
     def vectors(self, texts: Sequence[str]) -> Tensor:
         """Return the public encoder's vectors of texts; those of the scene are computed once for all sentences."""
         known = set(self.base.rows.texts)
-        kept: dict[str, Tensor] = self.kept.setdefault("vectors", {})
+        kept: dict[str, Tensor] = self.cache.setdefault("vectors", {})
         for text in texts:
             if text not in known and text not in kept:
                 kept[text] = encode(self.model, Corpus("typed", (text,)), None, "float32").vectors[0].cpu()
@@ -81,16 +81,16 @@ class TypedScene(Scene):
     def gram(self, candidates: Corpus) -> npt.NDArray[np.float64]:
         """Return the inner products of candidates' gradients; a new sentence costs a row of them, not all."""
         key = ("gram", candidates.texts, candidates.labels, candidates.scores)
-        if key not in self.kept:
-            drawn: Corpus = self.kept["drawn"]
+        if key not in self.cache:
+            drawn: Corpus = self.cache["drawn"]
             places = [drawn.texts.index(text) for text in candidates.texts[1:]]
             every = self.base.gram(drawn)
             own, row = products(self.model, self.typed, candidates.take(range(1, len(candidates))))
             square = np.empty((len(candidates), len(candidates)))
             square[0, 0], square[0, 1:], square[1:, 0] = own, row, row
             square[1:, 1:] = every[np.ix_(places, places)]
-            self.kept[key] = square
-        found: npt.NDArray[np.float64] = self.kept[key]
+            self.cache[key] = square
+        found: npt.NDArray[np.float64] = self.cache[key]
         return found
 
 

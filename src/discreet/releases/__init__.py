@@ -1,1 +1,1 @@
-"""Releases: what an outsider sees of private text, made under a protection, and described in words."""
+"""Releases: what an outsider sees of private text, with or without a protection, and its description in words."""

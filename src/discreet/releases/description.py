@@ -1,6 +1,6 @@
-"""What was released, what the attacker was given besides, and which attack fits: facts, and one wording of them.
+"""Descriptions of a release and of the attacker's knowledge, as plain values and in words.
 
-The command line, the report and the explorer use the same words.
+The command line, the report and the explorer use the same wording.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from discreet.models.classifier import Classifier
 
 GRADIENT, REPRESENTATION, TEXT = GradientRelease.kind, RepresentationRelease.kind, TextRelease.kind
-READS = {GRADIENT: "gradients", REPRESENTATION: "sentence vectors"}  # by the kind of release that an attack sees
+READS = {GRADIENT: "gradients", REPRESENTATION: "sentence vectors"}  # by the kind of release that an attack reads
 LEAVES = {**READS, TEXT: "gradients of rewritten texts"}  # by the place of a protection
-# What an attacker may hold besides, by its name in `Knowledge.extra`.
+# Descriptions of the entries of `Knowledge.extra`.
 _EXTRA = {
     "prior": "a language model fitted to the texts above",
     "vectors": "the vectors of the candidates",
     "public": "the vectors of the texts above",
     "auxiliary": "the vectors of the texts above",
-    "pairs": "vectors of the texts above that it protected itself, beside the plain ones",
+    "pairs": "protected and unprotected vectors of the texts above, which it computed itself",
 }
 
 
-def misfit(attack: str, reads: str, protect: str, place: str) -> UnsupportedError:
-    """Return the error for an attack on one thing and a protection that lets go of another.
+def misfit_error(attack: str, reads: str, protect: str, place: str) -> UnsupportedError:
+    """Return the error for an attack that reads something other than what a protection releases.
 
-    >>> print(misfit("rss", READS[REPRESENTATION], "dp-sgd", GRADIENT))
-    Expected an attack that fits dp-sgd, found rss, which reads sentence vectors. Under dp-sgd gradients leave: choose \
-an attack on those, or another protection.
+    >>> print(misfit_error("rss", READS[REPRESENTATION], "dp-sgd", GRADIENT))
+    Expected an attack that fits dp-sgd, got rss, which reads sentence vectors. dp-sgd releases gradients: choose an \
+attack on those, or another protection.
     """
     return UnsupportedError(
-        f"Expected an attack that fits {protect}, found {attack}, which reads {reads}. Under {protect} "
-        f"{LEAVES.get(place, f'{place}s')} leave: choose an attack on those, or another protection."
+        f"Expected an attack that fits {protect}, got {attack}, which reads {reads}. {protect} releases "
+        f"{LEAVES.get(place, f'{place}s')}: choose an attack on those, or another protection."
     )
 
 
@@ -50,9 +50,9 @@ def release_facts(
     steps: int,
     first_words: int | None = None,
 ) -> dict[str, Any]:
-    """Return what the attacker saw as plain values: which numbers, of how many texts, how often, how protected.
+    """Return a release as plain values: its size, the number of texts and releases, and the protection.
 
-    `origin` says which model it is.
+    `origin` names the model.
     """
     facts: dict[str, Any] = {"model": origin, "batch_size": batch_size, "steps": steps}
     if isinstance(seen, GradientRelease):
@@ -69,15 +69,15 @@ def release_facts(
     return {**facts, "protection": None if protect is None else protect.facts()}
 
 
-def attacker_given(seen: Release, knows: Knowledge, attacked: Sequence[str], origin: str, crafted: bool) -> list[str]:
-    """Return in words all that an attacker was given besides the release: what is passed to it, and nothing else.
+def attacker_inputs(seen: Release, knows: Knowledge, attacked: Sequence[str], origin: str, crafted: bool) -> list[str]:
+    """Return, in words, everything that is passed to an attacker besides the release.
 
-    `attacked` are the texts under attack, `origin` says where the attacker's own text comes from, and `crafted` whether
-    the model whose release it sees is of its making.
+    `attacked` are the attacked texts, `origin` describes the attacker's own texts, and `crafted` says that the attacker
+    crafted the model.
     """
     given: list[str] = []
     if knows.model is not None:
-        given.append("the model and its weights" + (", which it made itself" if crafted else ""))
+        given.append("the model and its weights" + (", which it crafted" if crafted else ""))
     if isinstance(seen, GradientRelease):
         given.append(f"the number of texts in a release ({seen.batch_size})")
         given += ["the length of each text in tokens"] if seen.lengths is not None else []
@@ -99,7 +99,7 @@ def attacker_given(seen: Release, knows: Knowledge, attacked: Sequence[str], ori
 
 
 def gradient_facts(sizes: Mapping[str, int], model: Classifier) -> dict[str, Any]:
-    """Return which of the model's parameters a release holds, and how many numbers they are."""
+    """Return the parameters of the model in a release, and their number of elements."""
     numbers = sum(sizes.values())
     return {
         "kind": GRADIENT,
@@ -110,7 +110,7 @@ def gradient_facts(sizes: Mapping[str, int], model: Classifier) -> dict[str, Any
 
 
 def parameters(names: set[str], numbers: int, every: set[str]) -> str:
-    """Return which parameters these are, in a few words.
+    """Return a short description of a set of parameters.
 
     >>> parameters({"head.weight", "head.bias"}, 770, {"encoder.weight", "head.weight", "head.bias"})
     'head only: 2 tensors, 770 numbers'
@@ -129,9 +129,9 @@ def parameters(names: set[str], numbers: int, every: set[str]) -> str:
 
 
 def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, protection: bool = False) -> str:
-    """Return what the attacker saw, in a sentence's worth of words.
+    """Return a one-line description of a release.
 
-    `texts` names the texts behind it, where they are not just counted; `protection` adds how it was protected.
+    `texts` replaces the number of texts; `protection` adds the protection.
 
     >>> facts = {"kind": "representation", "vectors": 1, "width": 32, "model": "a fresh minilm", "protection": None}
     >>> describe_release(facts, protection=True)
@@ -160,18 +160,18 @@ def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, prot
         what = f"{count} of {facts.get('width', '?')} numbers from {texts} at {model}, {times}"
     if not protection:
         return what
-    from discreet.protections.base import in_words  # here, because it loads torch, which a report does without
+    from discreet.protections.base import in_words  # imported here: it loads torch, which a report does not need
 
     return f"{what}; {'no protection' if facts.get('protection') is None else in_words(facts['protection'])}"
 
 
 def describe_knowledge(facts: Mapping[str, Any]) -> str:
-    """Return all that the attacker was given besides the release, in a sentence.
+    """Return a sentence that lists everything the attacker knows besides the release.
 
     >>> describe_knowledge({"given": ["the model and its weights"]})
-    'The attacker was given besides: the model and its weights.'
+    'The attacker also knows: the model and its weights.'
     """
-    return f"The attacker was given besides: {'; '.join(facts.get('given') or ['nothing'])}."
+    return f"The attacker also knows: {'; '.join(facts.get('given') or ['nothing'])}."
 
 
 def _short(count: int) -> str:

@@ -1,6 +1,6 @@
-"""Exactly what a server would see of one step, before and after protection: what the gradient attacks are given.
+"""Releases of one training step, with and without protection, as a server sees them and gradient attacks read them.
 
-Vectors that leave one by one are in `representation`.
+Releases of single vectors are in `representation`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from discreet.protections.base import GradientProtection, Live, Once, Representa
 from discreet.training.plan import delta_for
 from discreet.training.private import as_drawn
 
-ENCODER_OPEN = "the gradient of the encoder shows what went into it, whatever was done to its output"
+ENCODER_OPEN = "the gradient of the encoder reveals its input, however its output is protected"
 _KNOWN = "lengths and labels are known too"
 ONE_RELEASE = "this one release alone, of vectors whose encoder is public or counted apart"
 
@@ -30,9 +30,9 @@ ONE_RELEASE = "this one release alone, of vectors whose encoder is public or cou
 def open_release(model: Classifier, batch: Corpus) -> GradientRelease:
     """Return the mean gradient of a batch as an unprotected client would send it.
 
-    Guarantee: none, a gradient gives its text away.
+    Guarantee: none, a gradient reveals its text.
     """
-    sums, lengths = _sums(model, batch, None, Rng(0))
+    sums, lengths = _gradient_sums(model, batch, None, Rng(0))
     return GradientRelease(
         gradients={name: value / len(batch) for name, value in sums.items()},
         batch_size=len(batch),
@@ -51,23 +51,23 @@ def protected_release(
     delta: float,
     adjacency: Adjacency | None = None,
 ) -> GradientRelease:
-    """Return the gradient of a batch as it leaves a protection, with the guarantee of this one release alone.
+    """Return the protected gradient of a batch, with the guarantee of this one release alone.
 
-    The batch is taken to be known to the receiver, so nothing is gained by sampling, and the rows of one unit count as
-    one example.
+    The receiver is assumed to know the batch, so sampling does not amplify privacy. The rows of one unit count as one
+    example.
 
     Guarantee: that of one use of the protection, for each unit in the batch, in the release; an estimate unless `rng`
-        is secret (`Rng.secret`), as whoever knows its seed can take the noise away.
+        is secret (`Rng.secret`), as anyone who knows its seed can subtract the noise.
     """
     from discreet.accounting.interpret import guarantee
 
     check_protection(protect, "gradient")
-    rng = fresh(rng, model, batch, protect)
-    sums, lengths = _sums(model, batch, protect, rng.fork("directions"))
-    released = protect.release(sums, rng.fork("noise"))
+    rng = release_rng(rng, model, batch, protect)
+    sums, lengths = _gradient_sums(model, batch, protect, rng.fork("directions"))
+    noisy = protect.release(sums, rng.fork("noise"))
     units = float(batch.unit_count)
     return GradientRelease(
-        gradients={name: value / units for name, value in released.items()},
+        gradients={name: value / units for name, value in noisy.items()},
         batch_size=len(batch),
         divisor=units,
         noise_std=protect.noise_scale / units,
@@ -95,18 +95,18 @@ def hidden_release(
     public: Corpus | None = None,
     delta: float | None = None,
 ) -> GradientRelease:
-    """Return the mean gradient of a batch whose vectors were hidden between encoder and head, as a client sends it.
+    """Return the mean gradient of a batch whose vectors are protected between encoder and head, as a client sends it.
 
-    The batch is taken to be known to the receiver, so nothing is gained by sampling.
+    The receiver is assumed to know the batch, so sampling does not amplify privacy.
 
-    Guarantee: that of the hidden vectors where the gradient is of the head alone; none with the encoder's, which still
-        comes from the tokens, and none for TextHide.
+    Guarantee: that of the protected vectors if only the head has a gradient; none with a gradient of the encoder, which
+        depends on the tokens, and none for TextHide.
     """
     from discreet.training.hidden import hidden_batch, hidden_losses, refuse_units, same_kind
 
     check_protection(protect, "representation")
     protect.check(len(batch), len(batch))
-    rng = fresh(rng, model, batch, protect, public)
+    rng = release_rng(rng, model, batch, protect, public)
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
     other = None
     if protect.needs_public:
@@ -114,34 +114,30 @@ def hidden_release(
     live = protect.live(len(batch), model.width, model.classes, rng, model.device)
     if protect.priced:
         refuse_units(batch, protect)
-    drawn = np.arange(len(batch), dtype=np.int64)
-    hidden = hidden_batch(model, tokens, other, protect, live, rng, drawn, 0, 0)
+    rows = np.arange(len(batch), dtype=np.int64)
+    hidden = hidden_batch(model, tokens, other, protect, live, rng, rows, 0, 0)
     was_training = model.training
     model.eval()
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     loss = hidden_losses(model, protect, live, hidden.inputs, hidden.targets).mean()
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
     model.train(was_training)
-    gradients = {
-        name: torch.zeros_like(p) if gradient is None else gradient
-        for (name, p), gradient in zip(parameters.items(), found, strict=True)
-    }
-    promise = of_one_release(live.cost(0, 0)[0], live, batch, rng, delta)
-    promise = replace(promise, assumptions=(*promise.assumptions, _KNOWN))
-    if promise.exists and not model.settings.frozen:
-        promise = replace(promise, epsilon=float("inf"), certified=False, reason=ENCODER_OPEN)
+    stated = one_release_guarantee(live.cost(0, 0)[0], live, batch, rng, delta)
+    stated = replace(stated, assumptions=(*stated.assumptions, _KNOWN))
+    if stated.exists and not model.settings.frozen:
+        stated = replace(stated, epsilon=float("inf"), certified=False, reason=ENCODER_OPEN)
     return GradientRelease(
-        gradients=gradients,
+        gradients=dict(zip(parameters, gradients, strict=True)),
         batch_size=len(batch),
         divisor=float(len(batch)),
         lengths=tuple(tokens.lengths.tolist()),
         labels=batch.labels,
-        guarantee=promise,
+        guarantee=stated,
     )
 
 
 def rewritten_release(model: Classifier, batch: Corpus, protect: Any, rng: Rng, *, delta: float) -> GradientRelease:
-    """Return the gradient of a batch whose texts were rewritten first; what follows is post-processing.
+    """Return the gradient of a batch whose texts are rewritten first; the gradient is post-processing.
 
     Guarantee: that of the rewritten texts, in the release.
     """
@@ -149,41 +145,41 @@ def rewritten_release(model: Classifier, batch: Corpus, protect: Any, rng: Rng, 
 
     check_protection(protect, TextRelease.kind)
     seen = open_release(model, protect.rewrite(batch, rng.fork("rewrite")))
-    promise = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
-    return replace(seen, guarantee=protect.stated(as_drawn(promise, rng)))
+    stated = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
+    return replace(seen, guarantee=protect.stated(as_drawn(stated, rng)))
 
 
-def fresh(rng: Rng, *released: Any) -> Rng:
-    """Return a source of a release's own: two releases from one secret must not share their noise.
+def release_rng(rng: Rng, *parts: Any) -> Rng:
+    """Return a generator for one release: two releases from one secret must not share their noise.
 
-    It holds a number drawn from the source and a hash of all that is released: the model, the rows and the protection.
-    So another source made from the same secret repeats its noise only for the same release. A fixed seed repeats its
-    noise, which is what it is for; the guarantee is then an estimate.
+    It depends on a number drawn from the secret and a hash of everything that is released: the model, the rows and the
+    protection. So another generator from the same secret repeats its noise only for the same release. A fixed seed
+    repeats its noise by design; the guarantee is then an estimate.
     """
-    return rng.fork("release", int(rng.words(1)[0]), digest(NOISE_FORMAT, released)) if rng.is_secret else rng
+    return rng.fork("release", int(rng.words(1)[0]), digest(NOISE_FORMAT, parts)) if rng.is_secret else rng
 
 
-def of_one_release(event: Any, about: Once | Live, corpus: Corpus, rng: Rng, delta: float | None) -> Guarantee:
-    """Return what a protection of vectors guarantees for one release of a corpus alone."""
+def one_release_guarantee(event: Any, protect: Once | Live, corpus: Corpus, rng: Rng, delta: float | None) -> Guarantee:
+    """Return the guarantee of a protection of vectors for one release of a corpus alone."""
     from discreet.accounting.interpret import guarantee
 
-    at = delta_for(corpus.unit_count) if delta is None else delta
+    delta = delta_for(corpus.unit_count) if delta is None else delta
     assumed = (ONE_RELEASE, FLOATING_POINT)
-    found = guarantee(event, delta=at, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
-    return about.stated(as_drawn(found, rng))
+    stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
+    return protect.stated(as_drawn(stated, rng))
 
 
-def _sums(
+def _gradient_sums(
     model: Classifier, batch: Corpus, protect: GradientProtection | None, rng: Rng
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Return the sum of a batch's gradients, protected or not, and the lengths of its texts in tokens."""
+    """Return the sum of a batch's gradients, clipped if protected, and the lengths of its texts in tokens."""
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
-    drawn = tokens.batch(np.arange(len(batch), dtype=np.int64))
+    rows = tokens.batch(np.arange(len(batch), dtype=np.int64))
     tape = Tape(model)
     was_training = model.training
-    model.eval()  # a client that sends gradients for others to use switches dropout off
+    model.eval()  # a client disables dropout for gradients that others will use
     with tape:
-        losses = model.losses(drawn.inputs, drawn.targets)
+        losses = model.losses(rows.inputs, rows.targets)
     model.train(was_training)
     owners = None if batch.units is None else torch.from_numpy(batch.unit_index).to(model.device)
     record = tape.backward(losses, owners if protect is not None else None)

@@ -1,4 +1,4 @@
-"""The vectors that a server would see of a corpus, and beside them the truth, for whoever measures an attack."""
+"""Releases of vectors: those that a server would see of a corpus, and the truth, for scoring an attack."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.base import RepresentationProtection, check_protection
-from discreet.releases.gradient import fresh, of_one_release
+from discreet.releases.gradient import one_release_guarantee, release_rng
 from discreet.training.encode import encode
 
 
 @dataclass(frozen=True, repr=False)
 class Mixture:
-    """The truth behind a release of vectors, for whoever measures an attack: which rows are in an output, how much.
+    """The truth of a release of vectors, for scoring an attack: the rows in each output and their weights.
 
-    `rows` and `weights` have one line per output, heaviest first; a public partner is row -1.
+    `rows` and `weights` are (outputs, rows), the largest weight first; a public partner is row -1.
     """
 
     rows: torch.Tensor
@@ -41,21 +41,20 @@ def representation_release(
     delta: float | None = None,
     cache: Path | None = None,
 ) -> tuple[RepresentationRelease, Mixture]:
-    """Return the vectors that a server would see of a corpus, and the truth behind them, which is no part of it.
+    """Return the vectors that a server would see of a corpus, and their truth, which is not released.
 
-    A stored protection releases all rows once; a live one hides every row once an epoch, in batches drawn at random, or
-    a fixed number of rows at every step, drawn and shuffled as in training.
-    Without a protection the vectors leave as they are. Vectors come in the order of the outputs, with their labels or
-    mixtures of labels.
+    A stored protection releases all rows once. A live one releases every row once per epoch in random batches, or a
+    fixed number of rows at every step, sampled and shuffled as in training. Without a protection the vectors are
+    released unchanged. Vectors are in the order of the outputs, with their labels or mixtures of labels.
 
-    Guarantee: that of the protection for this release alone, in the release; none without one.
+    Guarantee: that of the protection for this release alone, in the release; none without a protection.
     """
     if protect is not None:
         check_protection(protect, "representation")
     rows = encode(model, corpus, cache, "float32")
     if protect is None:
-        return RepresentationRelease(rows.vectors.clone(), rows.targets), _alone(len(rows))
-    rng = fresh(rng, model, corpus, protect, public, batch_size, epochs)
+        return RepresentationRelease(rows.vectors.clone(), rows.targets), _unmixed(len(rows))
+    rng = release_rng(rng, model, corpus, protect, public, batch_size, epochs)
     if protect.stored:
         return _stored_vectors(model, corpus, protect, rows, rng, delta)
     others = None
@@ -76,13 +75,15 @@ def _stored_vectors(
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return all rows, released once."""
     once = protect.once(corpus.unit_index, model.width, model.classes, rng)
-    # what is sent, not what a server then makes of it
+    # as sent, before any post-processing by the server
     vectors, labels = once.send(rows.vectors, rows.targets)
-    truth = _alone(len(rows))
+    truth = _unmixed(len(rows))
     if once.partners is not None and once.weights is not None:
-        truth = _heaviest(torch.from_numpy(once.partners), torch.from_numpy(once.weights))
-    promise = of_one_release(once.event, once, corpus, rng, delta)
-    return RepresentationRelease(vectors, labels, guarantee=promise), truth
+        weights = torch.from_numpy(once.weights)
+        order = weights.argsort(dim=1, descending=True)
+        truth = Mixture(torch.from_numpy(once.partners).gather(1, order), weights.gather(1, order).float())
+    stated = one_release_guarantee(once.event, once, corpus, rng, delta)
+    return RepresentationRelease(vectors, labels, guarantee=stated), truth
 
 
 def _live_vectors(
@@ -96,7 +97,8 @@ def _live_vectors(
     epochs: int,
     delta: float | None,
 ) -> tuple[RepresentationRelease, Mixture]:
-    """Return the rows of some epochs, hidden batch by batch as in training."""
+    """Return the rows of some epochs, released batch by batch as in training."""
+    from discreet.accounting.events import ComposedDpEvent
     from discreet.training.hidden import draw_hidden, refuse_units
     from discreet.training.plan import sampler_for
 
@@ -108,48 +110,37 @@ def _live_vectors(
         refuse_units(corpus, protect)
     sampler = sampler_for(protect, size, corpus.unit_count, count)
     per_epoch = sampler.steps_per_epoch(count)
-    seen, told, whose, weights = [], [], [], []
-    counted: dict[str, Any] = {}  # each name once, as in a ledger
+    released, targets, partners, weights = [], [], [], []
+    events: dict[str, Any] = {}  # each name once, as in a ledger
     for step in range(epochs * per_epoch):
         epoch = step // per_epoch
-        drawn = draw_hidden(sampler, step, count, rng)
-        event, name = live.cost(step, epoch, len(drawn))
-        counted[name] = event
-        chosen = torch.from_numpy(drawn).to(model.device)
-        secrets = live.draw(drawn, (len(drawn), model.width), step, epoch)
-        beside = None
+        batch = draw_hidden(sampler, step, count, rng)
+        event, name = live.cost(step, epoch, len(batch))
+        events[name] = event
+        index = torch.from_numpy(batch).to(model.device)
+        secrets = live.draw(batch, (len(batch), model.width), step, epoch)
+        public = None
         if others is not None:
-            picked = rng.fork("public", step).numpy("release").integers(0, len(others), len(drawn))
-            beside = others[torch.from_numpy(picked).to(model.device)]
-        vectors, labels = live.hide(rows.vectors[chosen], rows.targets[chosen], secrets, beside)
-        seen.append(vectors)
-        told.append(labels)
-        mixed = secrets["mix"].cpu() if "mix" in secrets else torch.eye(len(drawn))
-        heaviest = mixed.topk(min(protect.mixes, mixed.shape[1]), dim=1)
-        padded = torch.cat([torch.from_numpy(drawn), torch.full((mixed.shape[1] - len(drawn),), -1)])
-        whose.append(padded[heaviest.indices])
-        weights.append(heaviest.values)
-    most = max(part.shape[1] for part in whose)
+            sample = rng.fork("public", step).numpy("release").integers(0, len(others), len(batch))
+            public = others[torch.from_numpy(sample).to(model.device)]
+        vectors, labels = live.hide(rows.vectors[index], rows.targets[index], secrets, public)
+        released.append(vectors)
+        targets.append(labels)
+        mixed = secrets["mix"].cpu() if "mix" in secrets else torch.eye(len(batch))
+        largest = mixed.topk(min(protect.mixes, mixed.shape[1]), dim=1)
+        padded = torch.cat([torch.from_numpy(batch), torch.full((mixed.shape[1] - len(batch),), -1)])
+        partners.append(padded[largest.indices])
+        weights.append(largest.values)
+    width = max(part.shape[1] for part in partners)
     truth = Mixture(
-        torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1]), value=-1) for part in whose]),
-        torch.cat([torch.nn.functional.pad(part, (0, most - part.shape[1])) for part in weights]),
+        torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1]), value=-1) for part in partners]),
+        torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in weights]),
     )
-    promise = of_one_release(_composed(list(counted.values())), live, corpus, rng, delta)
-    return RepresentationRelease(torch.cat(seen), torch.cat(told), guarantee=promise), truth
+    cost = next(iter(events.values())) if len(events) == 1 else ComposedDpEvent(list(events.values()))
+    stated = one_release_guarantee(cost, live, corpus, rng, delta)
+    return RepresentationRelease(torch.cat(released), torch.cat(targets), guarantee=stated), truth
 
 
-def _alone(count: int) -> Mixture:
-    """Return the truth behind vectors of one row each."""
+def _unmixed(count: int) -> Mixture:
+    """Return the truth of vectors of one row each."""
     return Mixture(torch.arange(count)[:, None], torch.ones(count, 1))
-
-
-def _heaviest(rows: torch.Tensor, weights: torch.Tensor) -> Mixture:
-    order = weights.argsort(dim=1, descending=True)
-    return Mixture(rows.gather(1, order), weights.gather(1, order).float())
-
-
-def _composed(events: list[Any]) -> Any:
-    """Return the cost of all events together."""
-    from discreet.accounting.events import ComposedDpEvent
-
-    return events[0] if len(events) == 1 else ComposedDpEvent(events)

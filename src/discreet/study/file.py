@@ -186,8 +186,8 @@ def check(study: Study) -> None:
 
 
 def _metrics_of(table: Table, attack: Any) -> tuple[str, ...]:
+    from discreet.experiment.attack import metrics_for
     from discreet.experiment.identification import METRIC
-    from discreet.experiment.scoring import metrics_for
 
     metrics = metrics_for(attack, request_for(table, attack, None, delta=1e-5, seed=0).metrics)
     return (METRIC, METRIC + OF_UPDATE) if attack.identifies else metrics

@@ -27,9 +27,9 @@ from discreet.core.settings import as_dict, parse
 from discreet.core.types import TRAINING, UPDATE, Leakage, Trial
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment.attack import AttackResult, Updates, rate_of, run_attack
+from discreet.experiment.attack import AttackResult, Updates, run_attack, sampling_rate
 from discreet.experiment.scene import Scene
-from discreet.experiment.training import RunRequest, plan_for
+from discreet.experiment.training import RunRequest, make_plan
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import constant_utility, quality, utility_intervals
 from discreet.models.classifier import Classifier, ModelSettings
@@ -173,7 +173,7 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
         with one_at_a_time("encode"):  # the first trial fills the cache, the others read it
             for split in (corpus.split("train"), held_out):
                 ready(model, split, cache_folder(), request.train.precision)
-    plan = plan_for(request, model, corpus, lambda text: None)
+    plan = make_plan(request, model, corpus, lambda text: None)
     secret = None if plan.protect is None else plan.secret()
     with nullcontext() if plan.protect is None else plan.open_ledger() as ledger:
         done = train(model, corpus, plan, ledger=ledger, secret=secret, job=Job(cache=cache_folder()))
@@ -230,7 +230,7 @@ def _updates(plan: TrainingPlan, steps: int, guarantee: Guarantee | None, event:
     """Return what an attacker sees of all updates of a training, where they are gradients."""
     if plan.protect is None or event is None:
         return Updates(steps, 1.0, NoGuaranteeDpEvent("the release was not protected"))
-    rate = rate_of(plan.sampler, plan.units)
+    rate = sampling_rate(plan.sampler, plan.units)
     if rate is None or not isinstance(plan.protect, GradientProtection):
         return None
     proven = guarantee is not None and guarantee.certified
@@ -249,7 +249,7 @@ def _privacy(plan: TrainingPlan, steps: int) -> dict[str, Any]:
     at = sorted({max(1, round(steps * (i + 1) / _POINTS)) for i in range(_POINTS)})
     return {
         **facts,
-        "sampling_rate": rate_of(plan.sampler, plan.units),
+        "sampling_rate": sampling_rate(plan.sampler, plan.units),
         "adjacency": str(protect.adjacency),
         "epsilon_over_training": [[count, meter.epsilon(count)] for count in at],
     }
@@ -344,18 +344,18 @@ class SharedScene(Scene):
         Guarantee: none; inner products of private rows are kept in the cache, readable by its owner only.
         """
         key = ("gram", candidates.texts, candidates.second, candidates.labels, candidates.scores)
-        if key not in self.kept:
+        if key not in self.cache:
             path = cache_folder() / f"gram-{_digest(self.model, repr(key))}.safetensors"
             with one_at_a_time("gram"):
                 if path.exists():
-                    self.kept[key] = load_tensors(path)[0]["gram"].numpy()
+                    self.cache[key] = load_tensors(path)[0]["gram"].numpy()
                 else:
                     import torch
 
                     computed = super().gram(candidates)
                     with suppress(OutputError):  # a cache that cannot be written costs time, not correctness
                         save_tensors({"gram": torch.from_numpy(computed)}, path)
-        gram: npt.NDArray[np.float64] = self.kept[key]
+        gram: npt.NDArray[np.float64] = self.cache[key]
         return gram
 
 

@@ -43,18 +43,24 @@ _STABLE_SPLITS = 2  # since this format each unit is held out by a keyed hash of
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """All that was asked of a run; `settings.toml` in its folder."""
+class RunChoices:
+    """The choices that define a training run; settings that `train` leaves open are chosen by the plan."""
 
     data: TextSource
     model: ModelSettings
     train: TrainSettings
     protect: Protection | None = None
     seed: int = 0
+    population: int | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings(RunChoices):
+    """The choices of a run and the facts of its data that are needed to load it; `settings.toml` in its folder."""
+
     task: str = "classification"
     label_names: tuple[str, ...] = ()
     pairs: bool = False
-    population: int | None = None
     format: int = _FORMAT
 
     @property

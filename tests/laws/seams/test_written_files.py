@@ -259,12 +259,12 @@ def test_a_class_held_by_one_alone_is_refused_or_given(
     runs: Callable[..., dict[str, bytes]], tiny_encoder: Callable[[str], Path]
 ) -> None:
     rows = [*corpus(1), ("the scan was good", "rare", "p000")]
-    with pytest.raises(DataError, match=r"at least 2 rows, found 1 of 3 held by fewer.*\(classes\)"):
+    with pytest.raises(DataError, match=r"at least 2 rows in every class, got fewer in 1 of 3.*\(classes\)"):
         runs("dp-sgd", rows, tiny_encoder("bert"), None, validation="0")
     with pytest.raises(DataError, match="stand only among"):
         runs("dp-sgd", rows, tiny_encoder("bert"), None)
     rare = [(text, "rare" if who in {"p003", "p004"} else label, who) for text, label, who in corpus(1)]
-    with pytest.raises(DataError, match="held by fewer"):  # those who have it are not even trained on
+    with pytest.raises(DataError, match="got fewer in"):  # those who have it are not even trained on
         runs("dp-sgd", rare, tiny_encoder("bert"), None, validation="0", share=0.5, seed=seed_without(rare, "rare"))
     names = ("clinic", "rare", "ward")
     for each in (rows, corpus(1)):
@@ -286,7 +286,7 @@ def test_neighbours_that_are_not_refused_have_the_same_classes(tmp_path: Path) -
     """Every corpus of five rows over three classes, and every change of one row's label."""
     from itertools import product
 
-    from discreet.experiment.training import refuse_private_labels
+    from discreet.experiment.training import check_private_labels
 
     texts = tuple(f"t{i}" for i in range(5))
     asked = RunRequest(TextSource("x.csv"), ModelSettings(), TrainSettings())
@@ -295,7 +295,7 @@ def test_neighbours_that_are_not_refused_have_the_same_classes(tmp_path: Path) -
         path = write(tmp_path / "x.csv", [(text, label, "w") for text, label in zip(texts, labels, strict=True)])
         try:
             found = load(path, validation=0)
-            refuse_private_labels(dataclasses.replace(asked, data=TextSource(str(path))), found)
+            check_private_labels(dataclasses.replace(asked, data=TextSource(str(path))), found)
         except DataError:
             return None
         return found.label_names

@@ -63,7 +63,7 @@ class Decepticons(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CRAFTED_MODEL})
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         positive("sharpness", self.sharpness)
         probability("least_match", self.least_match, "It is a correlation.")
         probability("clear_match", self.clear_match, "It is a correlation.")

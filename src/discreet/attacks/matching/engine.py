@@ -1,6 +1,6 @@
-"""The engine of gradient matching: vectors in the place of words are changed until their gradient is the released one.
+"""The engine of gradient matching: word vectors are optimized until their gradient matches the released one.
 
-DLG, TAG and LAMP are settings of it. Many releases are attacked at once, each with candidates of its own.
+DLG, TAG and LAMP are settings of it. It attacks many releases at once, each with its own candidates.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from discreet.models.ngram import NGram, Prior
 
 Progress = Callable[[int, float], None]
 _BETAS = (0.9, 0.999)
-_PULL_EVERY = 5  # steps between looking up the nearest words
-_LATER = 0.1  # of the rate with which a descent from tokens begins: a step at the full one would forget them
+_PULL_EVERY = 5  # steps between lookups of the nearest words
+_LATER = 0.1  # factor of the rate for a descent that starts from tokens: a step at the full rate would lose them
 OPTIMISERS = ("adam", "l-bfgs")
-_PRIOR = "Public texts are Knowledge(auxiliary=…), or NGram.fit(texts, model.tokenizer) as the prior."
+_PRIOR = "Pass public texts as Knowledge(auxiliary=…), or NGram.fit(texts, model.tokenizer) as the prior."
 
 
 class Search:
-    """The state of one search: vectors (problems, kept, sentences, tokens, width) and the optimiser's moments."""
+    """The state of one search: vectors (problems, kept, sentences, tokens, width), their losses and label logits."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Search:
         limit: TimeLimit,
         rng: Rng,
     ) -> None:
-        """Keep the parts."""
+        """Start from the fixed tokens, without candidates."""
         self.settings, self.objective, self.vocabulary = settings, objective, vocabulary
         self.prior, self.limit = prior, limit
         self.problems = objective.problems
@@ -65,11 +65,11 @@ class Search:
         self.steps_done = 0
 
     def labels(self) -> Tensor | None:
-        """Return soft labels where they are learned."""
+        """Return soft labels if they are learned."""
         return None if self.logits is None else self.logits.softmax(-1)
 
     def start(self) -> None:
-        """Draw random vectors, keep the closest, try them in other orders, and give them the length of words."""
+        """Sample random vectors, keep the closest, try other orders, and scale them to the mean norm of words."""
         s, b, t, width = self.pinned.shape
         settings, device = self.settings, self.x.device
         limit = self.limit.until(1 / 8)
@@ -77,23 +77,20 @@ class Search:
             2**31, (max(settings.starts, settings.kept),), generator=self.source, device=device
         ).tolist()
 
-        def drawn(part: slice) -> Tensor:
-            rows = []
-            for seed in seeds[part]:
-                source = torch.Generator(device=device).manual_seed(seed)
-                rows.append(torch.randn(s, b, t, width, generator=source, device=device))
-            x = torch.stack(rows, 1)
-            return torch.where(self.free[:, None], x, self.pinned[:, None])
+        def sample(part: slice) -> Tensor:
+            sources = (torch.Generator(device=device).manual_seed(seed) for seed in seeds[part])
+            rows = [torch.randn(s, b, t, width, generator=source, device=device) for source in sources]
+            return self._pin(torch.stack(rows, 1))
 
         if settings.starts > settings.kept:
-            losses = self.objective.of_many(settings.starts, drawn, self.labels(), limit)
+            losses = self.objective.of_many(settings.starts, sample, self.labels(), limit)
             chosen = losses.topk(settings.kept, largest=False).indices
             x = self.x.new_empty(s, settings.kept, b, t, width)
             for i in sorted(set(chosen.flatten().tolist())):
                 problem, place = (chosen == i).nonzero(as_tuple=True)
-                x[problem, place] = drawn(slice(i, i + 1))[problem, 0]
+                x[problem, place] = sample(slice(i, i + 1))[problem, 0]
         else:
-            x = drawn(slice(0, settings.kept))
+            x = sample(slice(0, settings.kept))
         self.x = x
         if self.logits is not None:
             self.logits = self.logits.expand(-1, self.x.shape[1], -1, -1).contiguous()
@@ -108,7 +105,7 @@ class Search:
         s, k, b, t, _ = self.x.shape
         noise = torch.rand(s, k, count, b, t, generator=self.source, device=self.x.device)
         place = torch.arange(t, device=self.x.device)
-        # Free tokens sort by chance among themselves; the fixed ones before and after keep their places.
+        # Free tokens are sorted randomly; the fixed tokens before and after them keep their positions.
         after = (~self.problems.free) & (place >= self.problems.first)
         keys = torch.where(self.problems.free[:, None, None], noise, -1.0) + 2 * after[:, None, None] * (1 + place)
         orders = keys.argsort(-1)
@@ -116,7 +113,7 @@ class Search:
         self._choose(orders, None)
 
     def cycle(self, number: int, tokens: Tensor | None, rng: Rng, progress: Progress | None) -> tuple[Tensor, Tensor]:
-        """Descend and polish once, in an equal share of a time limit; from the second time on, from the best tokens."""
+        """Descend and polish once, in an equal share of the time limit; later cycles start from the best tokens."""
         settings = self.settings
         whole = self.limit
         self.limit = whole.until((number + 1) / settings.cycles)
@@ -126,17 +123,17 @@ class Search:
             self.logits = None if self.logits is None else self.logits[:, :1].contiguous()
         share = settings.descent if settings.polish is not None else 0.98
         self.descend(settings.rate * (_LATER if number else 1.0), (number + share) / (number + 1), progress)
-        found, losses = self.read()
+        nearest, losses = self.read()
         if settings.polish is not None:
             if tokens is not None:
-                found, self.best = torch.cat([found, tokens], 1), self.best.expand(-1, 2, -1, -1, -1)
+                nearest, self.best = torch.cat([nearest, tokens], 1), self.best.expand(-1, 2, -1, -1, -1)
             source = rng.fork("polish", number)
-            found, losses = settings.polish.run(self.objective, found, self, self.prior, self.limit, source)
+            nearest, losses = settings.polish.run(self.objective, nearest, self, self.prior, self.limit, source)
         self.limit = whole
-        return found, losses
+        return nearest, losses
 
     def descend(self, rate: float, until: float, progress: Progress | None = None) -> None:
-        """Follow the gradient of the loss from a rate, with discrete rounds, at most until a share of a time limit."""
+        """Minimize the loss by gradient descent with discrete rounds, at most until a share of the time limit."""
         settings = self.settings
         if settings.optimiser == "l-bfgs":
             self._quasi_newton(progress)
@@ -175,7 +172,7 @@ class Search:
         return None if self.logits is None else (torch.zeros_like(self.logits), torch.zeros_like(self.logits))
 
     def _quasi_newton(self, progress: Progress | None) -> None:
-        """Follow L-BFGS; vectors and label logits are one unknown."""
+        """Minimize by L-BFGS over vectors and label logits together."""
         settings = self.settings
         shape = self.x.shape
         joined = self.x.flatten(2) if self.logits is None else torch.cat([self.x.flatten(2), self.logits.flatten(2)], 2)
@@ -185,8 +182,10 @@ class Search:
         def slopes(flat: Tensor) -> tuple[Tensor, Tensor]:
             if self.logits is not None:
                 self.logits = flat[:, count:].reshape(self.logits.shape)
-            losses, found, label_slopes = self.total(flat[:, :count].reshape(shape))
-            parts = [found.flatten(2)] if self.logits is None else [found.flatten(2), label_slopes.flatten(2)]
+            losses, gradients, label_gradients = self.total(flat[:, :count].reshape(shape))
+            parts = (
+                [gradients.flatten(2)] if self.logits is None else [gradients.flatten(2), label_gradients.flatten(2)]
+            )
             return losses.flatten(), torch.cat(parts, 2).view_as(rows)
 
         def after(step: int, flat: Tensor, losses: Tensor) -> bool:
@@ -221,16 +220,14 @@ class Search:
         return losses.detach(), clean, slopes[-1]
 
     def keep_best(self, losses: Tensor) -> None:
-        """Remember the candidates with the least loss so far."""
+        """Keep the candidates with the smallest loss so far."""
         better = losses < self.best_loss
         self.best = torch.where(better[..., None, None, None], self.x, self.best)
         self.best_loss = torch.where(better, losses, self.best_loss)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the tokens of the best vectors, (problems, kept, sentences, tokens), and the losses of the vectors."""
-        tokens = torch.where(
-            self.problems.free[:, None], self.vocabulary.nearest(self.best)[..., 0], self.problems.ids[:, None]
-        )
+        tokens = self._nearest_tokens(self.best)
         order = self.best_loss.argsort(1)
         index = order[..., None, None].expand_as(tokens)
         self.best = self.best.gather(1, order.view(*order.shape, 1, 1, 1).expand_as(self.best))
@@ -239,23 +236,25 @@ class Search:
     def _pin(self, x: Tensor) -> Tensor:
         return torch.where(self.free[:, None], x, self.pinned[:, None])
 
+    def _nearest_tokens(self, x: Tensor) -> Tensor:
+        return torch.where(self.problems.free[:, None], self.vocabulary.nearest(x)[..., 0], self.problems.ids[:, None])
+
     def _prune(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Drop the worse half of the candidates."""
         kept = max(1, self.x.shape[1] // 2)
         chosen = self.best_loss.topk(kept, largest=False).indices
 
-        def taken(value: Tensor) -> Tensor:
-            return value.gather(
-                1, chosen.view(*chosen.shape, *(1,) * (value.dim() - 2)).expand(-1, -1, *value.shape[2:])
-            )
+        def select(value: Tensor) -> Tensor:
+            index = chosen.view(*chosen.shape, *(1,) * (value.dim() - 2))
+            return value.gather(1, index.expand(-1, -1, *value.shape[2:]))
 
-        self.x, self.best, self.best_loss = taken(self.x), taken(self.best), taken(self.best_loss)
+        self.x, self.best, self.best_loss = select(self.x), select(self.best), select(self.best_loss)
         if self.logits is not None:
-            self.logits = taken(self.logits)
-        return taken(first), taken(second)
+            self.logits = select(self.logits)
+        return select(first), select(second)
 
     def _round(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Try other orders of each sentence's tokens, and let the optimiser's moments go with them."""
+        """Try other orders of each sentence's tokens, and reorder the optimiser's moments with them."""
         s, k, b, t, _ = self.x.shape
         for sentence in range(b):
             counts = self.problems.counts[:, None, sentence].expand(s, k).reshape(-1)
@@ -269,7 +268,7 @@ class Search:
 
     @torch.no_grad()
     def _choose(self, orders: Tensor, prior: Prior | None) -> Tensor:
-        """Put the best of some orders, (problems, kept, orders, sentences, tokens), in force, and return it."""
+        """Apply the best of some orders, (problems, kept, orders, sentences, tokens), and return it."""
         s, k, n, b, t = orders.shape
         width = self.x.shape[-1]
 
@@ -282,9 +281,7 @@ class Search:
         spread = None if labels is None else labels.repeat_interleave(n, 1)
         losses = self.objective.of_many(k * n, ordered, spread, self.limit).view(s, k, n)
         if prior is not None and self.settings.prior > 0:
-            tokens = torch.where(
-                self.problems.free[:, None], self.vocabulary.nearest(self.x)[..., 0], self.problems.ids[:, None]
-            )
+            tokens = self._nearest_tokens(self.x)
             rows = tokens[:, :, None].expand(s, k, n, b, t).gather(4, orders)
             mask = self.problems.mask[:, None, None].expand(s, k, n, b, t)
             surprise = prior.surprise(rows.reshape(-1, t), mask.reshape(-1, t)).view(s, k, n, b).mean(-1)
@@ -303,25 +300,22 @@ def _adam(slopes: Tensor, first: Tensor, second: Tensor, step: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Matching:
-    """How a search goes: starts, descent, discrete rounds and polish.
+class SearchSettings:
+    """Settings of the descent, shared by the engine and the attacks that expose all of them.
 
-    `starts` random candidates are drawn, and as many `shuffles` of the best tried; `kept` of them are followed, half of
-    which are dropped at each of `prunings`. The rate falls geometrically to `last_rate` times its first value. Every
-    `every` steps after `burn_in`, `proposals` orders of each sentence's tokens are tried, scored by the loss plus the
-    prior times `prior` times the loss so far. `norm_weight` is that of the embedding-norm regulariser; `pull` draws
-    each vector towards its nearest word, by a share of the rate that grows to this in the course of the descent.
-    `polish` rounds of exchanging single tokens and reordering them end the search. Descent and polish may go through
-    several `cycles`, each from the best tokens of the one before. Steps are counted, so the result does not depend on
-    the machine; `seconds` is an upper limit on top, and where it ends the search `details` says so. The vectors are
-    followed until `descent` of it has passed.
+    The search samples `starts` random candidates, tries `shuffles` orders of the best and follows `kept` of them, half
+    of which are dropped at each of `prunings`. The rate decays geometrically to `last_rate` times its first value.
+    Every `every` steps after `burn_in`, `proposals` orders of each sentence's tokens are tried, scored by the loss plus
+    `prior` times the prior times the loss so far. `norm_weight` is the weight of the embedding-norm regularizer. `pull`
+    moves each vector towards its nearest word, by a share of the rate that grows to this value during the descent.
+    Descent and polish may run for several `cycles`, each from the best tokens of the previous one. Steps are counted,
+    so the result does not depend on the machine; `seconds` is an additional upper limit, and `details` says whether it
+    ended the search. The descent uses at most the share `descent` of it.
     """
 
-    loss: MatchingLoss
-    steps: int
-    rate: float
+    steps: int = 1000
+    rate: float = 0.1
     last_rate: float = 1.0
-    optimiser: str = "adam"
     starts: int = 1
     shuffles: int = 0
     kept: int = 1
@@ -332,31 +326,47 @@ class Matching:
     burn_in: float = 0.1
     every: int = 0
     proposals: int = 200
-    polish: Polish | None = None
     descent: float = 0.75
     cycles: int = 1
-    learn_labels: bool = False
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         for name in ("steps", "starts", "kept", "cycles"):
             whole(name, getattr(self, name))
         for name in ("shuffles", "every"):
             whole(name, getattr(self, name), 0)
         whole("proposals", self.proposals, 2)
-        positive("rate", self.rate)
-        positive("last_rate", self.last_rate)
-        non_negative("norm_weight", self.norm_weight)
-        non_negative("prior", self.prior)
-        non_negative("pull", self.pull)
-        probability("burn_in", self.burn_in)
-        probability("descent", self.descent)
-        one_of("optimiser", self.optimiser, OPTIMISERS)
-        for share in self.prunings:
-            probability("prunings", share)
+        for name in ("rate", "last_rate"):
+            positive(name, getattr(self, name))
+        for name in ("norm_weight", "prior", "pull"):
+            non_negative(name, getattr(self, name))
+        for name, value in (
+            ("burn_in", self.burn_in),
+            ("descent", self.descent),
+            *(("prunings", p) for p in self.prunings),
+        ):
+            probability(name, value)
         if self.seconds is not None:
             positive("seconds", self.seconds, "It is the time for the whole search.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching(SearchSettings):
+    """The engine: a descent on `loss`, then `polish`, which exchanges and reorders single tokens.
+
+    `learn_labels` learns soft labels even if the release has labels.
+    """
+
+    loss: MatchingLoss
+    optimiser: str = "adam"
+    polish: Polish | None = None
+    learn_labels: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        one_of("optimiser", self.optimiser, OPTIMISERS)
 
     def run(
         self,
@@ -386,7 +396,7 @@ class Matching:
 
 
 class SearchingAttack(Attack):
-    """What attacks have in common that search for texts: one release is a set of one."""
+    """Base class of attacks that search for texts, for several releases at once."""
 
     sees: ClassVar[type[Release]] = GradientRelease
     has_time_limit: ClassVar[bool] = True
@@ -394,8 +404,8 @@ class SearchingAttack(Attack):
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng, progress: Progress | None = None) -> Guess:
         """Return the texts behind a release.
 
-        `details` has the token ids, the loss of the best text (with the prior's part, if there is one), the steps
-        taken, the seconds that had passed when each part of the search ended, and whether a time limit ended it.
+        `details` has the token ids, the loss of the best text (including the prior, if any), the number of steps, the
+        elapsed seconds at the end of each part of the search, and whether a time limit ended it.
         """
         return self.run_many([seen], knows, rng, progress)[0]
 
@@ -407,7 +417,7 @@ class SearchingAttack(Attack):
 
 
 class MatchingAttack(SearchingAttack):
-    """What DLG, TAG and LAMP have in common: each is a setting of the engine under its own name."""
+    """Base class of DLG, TAG and LAMP, which are settings of the engine."""
 
     def run_many(
         self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
@@ -417,40 +427,36 @@ class MatchingAttack(SearchingAttack):
 
     @abstractmethod
     def engine(self) -> Matching:
-        """Return the engine as this attack sets it."""
+        """Return the settings of the engine."""
 
 
 def set_up(
     seens: Sequence[GradientRelease], knows: Knowledge, loss: MatchingLoss, attack: str
 ) -> tuple[Classifier, Objective]:
-    """Return the public model and the loss of candidates against releases of one batch size, or reject them."""
+    """Return the public model and the loss of candidates against releases of one batch size; raise if unusable."""
     model = model_of(knows, attack)
     problems = Problems.of(seens, model, attack)
     return model, Objective(Imitation(model, seens, attack, _signal_norm(seens, knows)), problems, loss)
 
 
 def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
-    """Return the language model that an attacker has: given, or fitted to its auxiliary texts, or none."""
-    given: Any = knows.extra.get("prior")
-    if isinstance(given, NGram):
+    """Return the attacker's language model: from its knowledge, or fitted to its auxiliary texts, or None."""
+    prior: Any = knows.extra.get("prior")
+    if prior is None:
+        return NGram.fit(list(knows.auxiliary), model.tokenizer).to(model.device) if knows.auxiliary else None
+    if isinstance(prior, NGram):
         size = len(model.tokenizer)
-        rows = len(dissect(model).embeddings.words)
-        if given.vocabulary != size and given.vocabulary != rows:
-            remedy = "It is of another tokenizer; make one with NGram.fit(texts, model.tokenizer)."
-            raise invalid("prior.vocabulary", given.vocabulary, f"equal to {size}, the model's tokens", remedy)
-        return given.to(model.device)
-    if given is not None:
-        if not callable(getattr(given, "surprise", None)):
-            raise invalid("prior", type(given).__name__, "an NGram or a CausalPrior", _PRIOR)
-        found: Prior = given
-        return found
-    if knows.auxiliary:
-        return NGram.fit(list(knows.auxiliary), model.tokenizer).to(model.device)
-    return None
+        if prior.vocabulary not in (size, len(dissect(model).embeddings.words)):
+            remedy = "It belongs to another tokenizer; create one with NGram.fit(texts, model.tokenizer)."
+            raise invalid("prior.vocabulary", prior.vocabulary, f"equal to {size}, the model's tokens", remedy)
+        return prior.to(model.device)
+    if not callable(getattr(prior, "surprise", None)):
+        raise invalid("prior", type(prior).__name__, "an NGram or a CausalPrior", _PRIOR)
+    return prior  # type: ignore[no-any-return]
 
 
 def _signal_norm(seens: Sequence[GradientRelease], knows: Knowledge) -> float:
-    """Return how long what is left of the gradients is, if the attacker knows the protection; 0 if not."""
+    """Return the norm of the gradients without noise, if the attacker knows the protection; otherwise 0."""
     norm = None if knows.defence is None else knows.defence.signal_norm
     return 0.0 if norm is None else float(norm) * seens[0].batch_size / seens[0].divisor
 
@@ -458,7 +464,7 @@ def _signal_norm(seens: Sequence[GradientRelease], knows: Knowledge) -> float:
 def guess_of(
     model: Classifier, problems: Problems, s: int, tokens: Tensor, losses: Tensor, details: dict[str, Any]
 ) -> Guess:
-    """Return the best candidate of a problem as texts."""
+    """Return the best candidate of a problem as a guess."""
     best = int(losses.argmin())
     rows = [row[mask.bool()].tolist() for row, mask in zip(tokens[best], problems.mask[s], strict=True)]
     texts = tuple(model.tokenizer.decode(row, skip_special_tokens=True) for row in rows)

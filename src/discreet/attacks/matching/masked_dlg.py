@@ -78,7 +78,7 @@ class MaskedDLG(Attack):
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         for name in ("inputs", "history", "steps"):
             whole(name, getattr(self, name))
         whole("restarts", self.restarts, 0)

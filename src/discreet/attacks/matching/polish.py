@@ -59,7 +59,7 @@ class Polish:
     places: float = 1.0
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         whole("rounds", self.rounds)
         whole("near", self.near)
         whole("cheap", self.cheap, 0)

@@ -214,7 +214,7 @@ class WordDraws(SearchingAttack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PRIOR})
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         for name in ("rounds", "texts", "parents", "choices"):
             whole(name, getattr(self, name))
         whole("polish", self.polish, 0)

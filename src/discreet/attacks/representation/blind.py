@@ -61,7 +61,7 @@ class BlindReconstruction(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PUBLIC_VECTORS})
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         whole("count", self.count)
         whole("masks", self.masks, 0)
         whole("turns", self.turns)

@@ -56,7 +56,7 @@ class InstanceReconstruction(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         for name in ("count", "mix", "used"):
             whole(name, getattr(self, name))
         if self.masked and self.common_noise:

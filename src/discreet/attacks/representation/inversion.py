@@ -56,7 +56,7 @@ class EmbeddingInversion(Attack):
     aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         for name in ("words", "least", "hidden", "epochs", "batch_size"):
             whole(name, getattr(self, name))
         positive("rate", self.rate)

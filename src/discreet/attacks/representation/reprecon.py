@@ -49,7 +49,7 @@ class RepRecon(Attack):
     aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         for name in ("hidden", "epochs", "batch_size"):
             whole(name, getattr(self, name))
         positive("rate", self.rate)

@@ -53,7 +53,7 @@ class Similarity(Attack):
     aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         one_of("score", self.score, SCORES)
         whole("rounds", self.rounds)
         whole("shortlist", self.shortlist)

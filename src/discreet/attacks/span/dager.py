@@ -59,7 +59,7 @@ class Dager(Attack):
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         positive("token_distance", self.token_distance)
         positive("sentence_distance", self.sentence_distance)
         positive("rate", self.rate)

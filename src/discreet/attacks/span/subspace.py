@@ -54,7 +54,7 @@ class Subspace(Attack):
     has_time_limit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their rules."""
+        """Check the settings."""
         for name in ("choices", "starts", "steps", "sweeps"):
             whole(name, getattr(self, name))
         positive("rate", self.rate)

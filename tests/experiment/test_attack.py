@@ -9,7 +9,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Guess
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.scoring import compared, leakages, metrics_for
+from discreet.experiment.attack import measure_leakage, metrics_for, score_guess
 from discreet.models.classifier import Classifier
 
 TICKET = "我被重复收费了 订单375"
@@ -24,16 +24,16 @@ def model() -> Classifier:
 def test_characters_that_the_tokenizer_does_not_know_were_not_read(model: Classifier) -> None:
     batch = Corpus("toy", (TICKET,), labels=(0,), label_names=("a", "b"))
     metrics = ("exact_match", "bag_recall")
-    found = compared(Dager(), Guess(texts=("我 375",)), batch, model, metrics, 0)
+    found = score_guess(Dager(), Guess(texts=("我 375",)), batch, model, metrics, 0)
     assert found[0].truth == TICKET
     assert found[0].scores["exact_match"] == 0
     assert found[0].scores["bag_recall"] == pytest.approx(0.2)
-    assert [one.value for one in leakages(found, metrics, Rng(0))] == [0, pytest.approx(0.2)]
+    assert [one.value for one in measure_leakage(found, metrics, Rng(0))] == [0, pytest.approx(0.2)]
 
 
 def test_case_accents_and_spaces_that_the_tokenizer_drops_do_not_count(model: Classifier) -> None:
     batch = Corpus("toy", (NOTE,), labels=(0,), label_names=("a", "b"))
-    found = compared(Dager(), Guess(texts=("knee swollen , cafe",)), batch, model, ("exact_match",), 0)
+    found = score_guess(Dager(), Guess(texts=("knee swollen , cafe",)), batch, model, ("exact_match",), 0)
     assert found[0].truth == NOTE and found[0].scores["exact_match"] == 1
 
 
@@ -47,7 +47,7 @@ def test_texts_chosen_among_candidates_are_measured_by_retrieval_metrics(model: 
     assert tuple(by_name) == asked
     assert by_name["identity"].value == 1 and by_name["identity"].chance == pytest.approx(1 / 12)
     assert by_name["tfidf_cosine"].value == pytest.approx(1) and by_name["embedding_cosine"].value > 0.99
-    with pytest.raises(SettingError, match="is for attacks that choose among candidates"):
+    with pytest.raises(SettingError, match="is for attacks that choose a candidate"):
         metrics_for(Dager(), ("identity",))
     with pytest.raises(SettingError, match="Did you mean 'identity'"):
         metrics_for(Similarity(), ("identiy",))
