@@ -44,7 +44,7 @@ def test_word_vectors_give_the_states_of_their_tokens_with_gradients(tiny_model:
 def test_other_models_are_refused_by_name(tiny_model: Build) -> None:
     model = tiny_model("bert")
     model.encoder = torch.nn.Linear(4, 4)
-    with pytest.raises(UnsupportedError, match="at least two blocks, found 0 in Linear"):
+    with pytest.raises(UnsupportedError, match="at least two blocks, got 0 in Linear"):
         dissect(model)
-    with pytest.raises(UnsupportedError, match="Expected a Classifier .* for DAGER, found NoneType"):
+    with pytest.raises(UnsupportedError, match="Expected a Classifier .* for DAGER, got NoneType"):
         model_of(Knowledge(), "DAGER")

@@ -59,10 +59,10 @@ def test_a_prior_decides_between_the_words_that_noise_leaves_possible(tiny_model
 
 def test_what_it_cannot_read_is_refused_with_the_reason(tiny_model: Build) -> None:
     model = tiny_model("bert")
-    with pytest.raises(UnsupportedError, match=r"Expected one text for the position-row attack, found 2"):
+    with pytest.raises(UnsupportedError, match=r"Expected one text for the position-row attack, got 2"):
         PositionRows().run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
     frozen = tiny_model("bert", embeddings=False)
-    with pytest.raises(UnsupportedError, match=r"position_embeddings.weight' for the position-row attack, found none"):
+    with pytest.raises(UnsupportedError, match=r"position_embeddings.weight' for the position-row attack, got none"):
         PositionRows().run(open_release(frozen, ONE), Knowledge(model=frozen), Rng(0))
     beside = tiny_model("gpt2")
     with pytest.raises(UnsupportedError, match="goes on beside the norm"):
@@ -95,7 +95,7 @@ def test_noise_hides_the_rows(tiny_model: Build) -> None:
 
 def test_a_release_without_the_embeddings_is_refused(tiny_model: Build) -> None:
     model = tiny_model("bert", embeddings=False)
-    with pytest.raises(UnsupportedError, match=r"word_embeddings.weight' for the embedding-row attack, found none"):
+    with pytest.raises(UnsupportedError, match=r"word_embeddings.weight' for the embedding-row attack, got none"):
         EmbeddingRows().run(open_release(model, THREE), Knowledge(model=model), Rng(0))
     assert not GradientRelease({}, 1).gradients
 

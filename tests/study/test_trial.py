@@ -58,12 +58,12 @@ def test_a_cache_that_cannot_be_written_costs_time_and_no_trial(
     computed, texts = np.eye(2), Corpus("two", ("a", "b"))
 
     def gram(self: Scene, candidates: Corpus) -> np.ndarray:  # type: ignore[type-arg]
-        self.kept[("gram", candidates.texts, None, None, None)] = computed
+        self.cache[("gram", candidates.texts, None, None, None)] = computed
         return computed
 
     monkeypatch.setattr(Scene, "gram", gram)
     monkeypatch.setattr(trial, "_digest", lambda model, text: "0")
     scene = trial.SharedScene.__new__(trial.SharedScene)
-    object.__setattr__(scene, "kept", {})
+    object.__setattr__(scene, "cache", {})
     object.__setattr__(scene, "model", None)
     assert scene.gram(texts) is computed

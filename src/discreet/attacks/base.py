@@ -58,8 +58,8 @@ class Attack(ABC):
     """Base class: settings are the fields of a frozen dataclass, and `run` attacks a release.
 
     A subclass declares what it `sees`, `returns` and `needs`. `name` is its name in the catalog, which holds its label
-    and help. `aligned` means one guess for each released vector, in the same order. `has_time_limit` means that its field
-    `seconds` limits the search.
+    and help. `aligned` means one guess for each released vector, in the same order. `has_time_limit` means that its
+    field `seconds` limits the search.
     """
 
     name: ClassVar[str] = ""

@@ -1,4 +1,4 @@
-"""Finds the parts of a transformer that gradient attacks read: its embeddings and what its first blocks are given."""
+"""Locates the layers of a transformer that gradient attacks use: its embeddings and the projections of its blocks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from discreet.core.types import GradientRelease, Knowledge
 from discreet.models.classifier import Classifier
 from discreet.models.encoder import layers_of
 
-_PROBE = 3  # tokens in the text that is sent through the model to see which part does what
-_SAME = 1e-4  # how far two computations of one state in float32 may lie apart
+_PROBE = 3  # tokens in the probe that identifies the layers
+_SAME = 1e-4  # relative tolerance of two float32 computations of one state
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear map whose weight gradient lies in the span of its inputs, by the name of its weight."""
+    """A linear layer, whose weight gradient lies in the span of its inputs; `name` is that of its weight."""
 
     name: str
     module: nn.Module = field(repr=False)
-    inputs_first: bool  # transformers' Conv1D keeps its weight as (inputs, outputs), nn.Linear the other way round
+    inputs_first: bool  # transformers' Conv1D stores its weight as (inputs, outputs), nn.Linear transposed
 
     def rows(self, gradient: Tensor) -> Tensor:
         """Return a gradient of the weight as (outputs, inputs)."""
@@ -34,30 +34,30 @@ class Projection:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The tables that make the first block's input, LayerNorm(word + position + constant), and their names."""
+    """The tables that form the first block's input, LayerNorm(word + position + constant), and their names."""
 
     word_name: str
     words: Tensor = field(repr=False)
-    positions: Tensor = field(repr=False)  # row p belongs to the p-th token, whatever number the model gives it
+    positions: Tensor = field(repr=False)  # row p belongs to the p-th token, regardless of the model's position ids
     constant: Tensor = field(repr=False)  # the type of a single text, or zero
     norm: nn.LayerNorm = field(repr=False)
     type_name: str | None = None
     norm_name: str = ""
     position_name: str = ""
-    first_position: int = 0  # the row of the model's own table that is row 0 of `positions`
+    first_position: int = 0  # the row of the model's table that is row 0 of `positions`
 
     def inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return what the first block's projections are given for tokens at positions."""
+        """Return the inputs of the first block's projections for tokens at positions."""
         states: Tensor = self.norm(self.words[tokens] + self.positions[positions] + self.constant)
         return states
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The embeddings of a model, the projections that take the input of its first and second block, and its direction.
+    """The embeddings of a model and the projections of the inputs of its first and second block.
 
-    `middle` takes the first block's states after attention, before its feed-forward part; it is empty where no such
-    part is seen. `causal` says that a state depends only on the tokens up to its own.
+    `middle` projects the first block's states after attention, before its feed-forward layers; it is empty if there are
+    none. `causal` means that a state depends only on the tokens up to its own.
     """
 
     embeddings: Embeddings
@@ -71,43 +71,43 @@ class Anatomy:
 class _Call:
     name: str
     module: nn.Module
-    given: Tensor
-    returned: Tensor
+    input: Tensor
+    output: Tensor
 
 
 @dataclass(frozen=True)
 class Block:
-    """The linear maps of one block in the order in which they are called.
+    """The linear layers of one block in the order in which they are called.
 
-    `given` are the queries, keys and values, as three maps or as one; `output` is attention's own; `inner` and `outer`
-    are the two feed-forward maps.
+    `qkv` are the queries, keys and values, as three layers or as one. `output` is the output projection of attention.
+    `inner` and `outer` are the two feed-forward layers.
     """
 
-    given: tuple[Projection, ...]
+    qkv: tuple[Projection, ...]
     output: Projection
     inner: Projection
     outer: Projection
 
 
-class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass where the wanted state is known
+class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass once the input is recorded
     pass
 
 
 def model_of(knows: Knowledge, attack: str) -> Classifier:
-    """Return the public model that an attack needs, or reject."""
+    """Return the public model from an attacker's knowledge; raise if there is none."""
     if not isinstance(knows.model, Classifier):
-        found = type(knows.model).__name__
         raise UnsupportedError(
-            f"Expected a Classifier in Knowledge(model=…) for {attack}, found {found}. The server that sees the "
-            "gradient also has the model; pass it."
+            f"Expected a Classifier in Knowledge(model=…) for {attack}, got {type(knows.model).__name__}. The server "
+            "that sees the gradient also has the model; pass it."
         )
     return knows.model
 
 
 def dissect(model: Classifier) -> Anatomy:
-    """Return the parts of a BERT-like or GPT-2-like model by sending a few tokens through it, or reject by name.
+    """Return the layers of a BERT-like or GPT-2-like model, located by sending a few tokens through it.
 
-    What is found is checked: the embeddings and their LayerNorm must give the very input that the first block received.
+    The result is verified: the embeddings and their LayerNorm must reproduce the input of the first block. Any other
+    model is rejected.
     """
     blocks = layers_of(model.encoder)
     if len(blocks) < 2:
@@ -117,10 +117,10 @@ def dissect(model: Classifier) -> Anatomy:
         calls = _calls(model, ids)
         groups = _projections(model, blocks[0], calls)
         first = groups[0]
-        middle = groups[2] if len(groups) > 2 else ()  # the second group is attention's own output
+        middle = groups[2] if len(groups) > 2 else ()  # the second group is attention's output projection
         second = _projections(model, blocks[1], calls)[0]
-        given = next(call.given for call in calls if call.module is first[0].module)
-        embeddings = _embeddings(model, ids, calls, given)
+        inputs = next(call.input for call in calls if call.module is first[0].module)
+        embeddings = _embeddings(model, ids, calls, inputs)
         changed = ids.clone()
         changed[0, -1] = ids[0, 0]
         states = inputs_of(model, second[0].module, torch.cat([ids, changed]))
@@ -129,31 +129,31 @@ def dissect(model: Classifier) -> Anatomy:
 
 
 def blocks_of(model: Classifier) -> tuple[Block, ...]:
-    """Return the linear maps of every block of a BERT-like or GPT-2-like model, or reject by name."""
+    """Return the linear layers of every block of a BERT-like or GPT-2-like model; reject any other model."""
     ids = _probe_ids(model)
     with _evaluating(model):
         calls = _calls(model, ids)
-    found: list[Block] = []
+    blocks: list[Block] = []
     for block in layers_of(model.encoder):
         inside = set(block.modules())
         linear = [_projection(call) for call in calls if call.module in inside and _is_linear(call.module)]
         if len(linear) not in {4, 6}:
-            raise _unlike(model, "four or six linear maps in each block", f"{len(linear)}")
-        found.append(Block(tuple(linear[:-3]), *linear[-3:]))
-    if len(found) < 2:
-        raise _unlike(model, "at least two blocks", f"{len(found)}")
-    return tuple(found)
+            raise _unlike(model, "four or six linear layers in each block", f"{len(linear)}")
+        blocks.append(Block(tuple(linear[:-3]), *linear[-3:]))
+    if len(blocks) < 2:
+        raise _unlike(model, "at least two blocks", f"{len(blocks)}")
+    return tuple(blocks)
 
 
 def inputs_of(model: Classifier, module: nn.Module, sentences: Tensor) -> Tensor:
-    """Return what a module is given, (sentences, tokens, width), for token ids, or for word vectors with gradients.
+    """Return the inputs of a module, (sentences, tokens, width), for token ids, or for word vectors with gradients.
 
-    The sentences are of one length. The pass ends there: what lies behind the module is not computed.
+    All sentences have the same length. The forward pass ends at the module.
     """
     caught: list[Tensor] = []
 
-    def catch(_module: nn.Module, given: tuple[Any, ...]) -> None:
-        caught.append(given[0])
+    def catch(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        caught.append(inputs[0])
         raise _Reached
 
     handle = module.register_forward_pre_hook(catch)
@@ -178,17 +178,17 @@ def _inputs(model: Classifier, sentences: Tensor) -> Mapping[str, Tensor]:
 def _probe_ids(model: Classifier) -> Tensor:
     special = set(model.tokenizer.all_special_ids)
     ordinary = [i for i in range(min(len(model.tokenizer), 20 * _PROBE)) if i not in special]
-    return torch.tensor([ordinary[-_PROBE:][::-1]], device=model.device)  # falling, so that they are not positions
+    return torch.tensor([ordinary[-_PROBE:][::-1]], device=model.device)  # decreasing, to differ from positions
 
 
 def _calls(model: Classifier, ids: Tensor) -> list[_Call]:
-    """Return the calls of the leaves of an encoder that matter here, in order."""
+    """Return the calls of the embeddings, norms and linear layers of an encoder, in order."""
     calls: list[_Call] = []
     handles = []
 
     def recorder(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def record(module: nn.Module, given: tuple[Any, ...], returned: Any) -> None:
-            calls.append(_Call(name, module, given[0].detach(), returned.detach()))
+        def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            calls.append(_Call(name, module, inputs[0].detach(), output.detach()))
 
         return record
 
@@ -210,7 +210,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> list[tuple[Projection, ...]]:
-    """Return the linear maps of a block in order, those that are given the same input together."""
+    """Return the linear layers of a block in order, grouped by their input."""
     inside = set(block.modules()) - _second_factors(block)
     linear = [call for call in calls if call.module in inside and _is_linear(call.module)]
     if not linear:
@@ -218,7 +218,7 @@ def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> lis
     groups: list[list[_Call]] = []
     for call in linear:
         for group in groups:
-            if group[0].given.shape == call.given.shape and torch.equal(group[0].given, call.given):
+            if torch.equal(group[0].input, call.input):
                 group.append(call)
                 break
         else:
@@ -227,7 +227,7 @@ def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> lis
 
 
 def _second_factors(block: nn.Module) -> set[nn.Module]:
-    """Return the second factors of low-rank adapters (LoRA), which are given what the first have made of the input."""
+    """Return the second factors of low-rank adapters (LoRA), whose inputs are the outputs of the first factors."""
     return {part for module in block.modules() for part in getattr(module, "lora_B", nn.ModuleDict()).modules()}
 
 
@@ -235,18 +235,18 @@ def _projection(call: _Call) -> Projection:
     return Projection(f"{call.name}.weight", call.module, not isinstance(call.module, nn.Linear))
 
 
-def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], given: Tensor) -> Embeddings:
+def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], inputs: Tensor) -> Embeddings:
     tables = [call for call in calls if isinstance(call.module, nn.Embedding)]
-    words = [call for call in tables if call.given.shape[-1] == _PROBE and torch.equal(call.given.view(1, -1), ids)]
+    words = [call for call in tables if call.input.shape[-1] == _PROBE and torch.equal(call.input.view(1, -1), ids)]
     others = [call for call in tables if call not in words]
-    places = [call for call in others if call.given.numel() == _PROBE and bool((call.given.diff() == 1).all())]
+    places = [call for call in others if call.input.numel() == _PROBE and bool((call.input.diff() == 1).all())]
     types = [call for call in others if call not in places]
     norms = [call for call in calls if isinstance(call.module, nn.LayerNorm)]
     if len(words) != 1 or len(places) != 1 or len(types) > 1:
-        found = f"{len(words)}, {len(places)} and {len(types)}"
-        raise _unlike(model, "one table of words, one of positions and at most one of types", found)
-    constant = types[0].returned.reshape(-1, model.width)[0] if types else torch.zeros_like(given.reshape(-1)[:1])
-    offset = int(places[0].given.min())
+        counts = f"{len(words)}, {len(places)} and {len(types)}"
+        raise _unlike(model, "one embedding for words, one for positions and at most one for types", counts)
+    constant = types[0].output.reshape(-1, model.width)[0] if types else torch.zeros_like(inputs.reshape(-1)[:1])
+    offset = int(places[0].input.min())
     for call in norms:
         parts = Embeddings(
             f"{words[0].name}.weight",
@@ -259,10 +259,10 @@ def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], given: Tenso
             f"{places[0].name}.weight",
             offset,
         )
-        made = parts.inputs(ids.view(-1), torch.arange(_PROBE, device=ids.device))
-        if float((made - given.view(made.shape)).abs().max()) <= _SAME * float(given.abs().max()):
+        computed = parts.inputs(ids.view(-1), torch.arange(_PROBE, device=ids.device))
+        if float((computed - inputs.view(computed.shape)).abs().max()) <= _SAME * float(inputs.abs().max()):
             return parts
-    raise _unlike(model, "LayerNorm(word + position + type) as the first block's input", "another")
+    raise _unlike(model, "LayerNorm(word + position + type) as the first block's input", "another input")
 
 
 def _weight(module: nn.Module) -> Tensor:
@@ -272,7 +272,7 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 def _layer_norm(module: nn.Module) -> nn.LayerNorm:
-    """Return a copy of a LayerNorm that carries no gradient, in float64 where its input is."""
+    """Return a copy of a LayerNorm without gradients."""
     assert isinstance(module, nn.LayerNorm)
     weight, bias = module.weight, module.bias
     copy = nn.LayerNorm(module.normalized_shape, eps=module.eps, device=weight.device, dtype=weight.dtype)
@@ -283,26 +283,26 @@ def _layer_norm(module: nn.Module) -> nn.LayerNorm:
 
 @contextmanager
 def _evaluating(model: Classifier) -> Iterator[None]:
-    """Switch dropout off for a while."""
-    was = model.training
+    """Disable dropout temporarily."""
+    was_training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.train(was)
+        model.train(was_training)
 
 
-def _unlike(model: Classifier, expected: str, found: str) -> UnsupportedError:
+def _unlike(model: Classifier, expected: str, actual: str) -> UnsupportedError:
     return UnsupportedError(
-        f"Expected a BERT-like or GPT-2-like model with {expected}, found {found} in {type(model.encoder).__name__}. "
-        "Only learned absolute positions and LayerNorm are understood."
+        f"Expected a BERT-like or GPT-2-like model with {expected}, got {actual} in {type(model.encoder).__name__}. "
+        "Only learned absolute positions and LayerNorm are supported."
     )
 
 
 def reject_pairs(seen: GradientRelease, anatomy: Anatomy, attack: str) -> None:
-    """Reject the gradient of pairs of texts, where no noise hides that it is one."""
+    """Reject the gradient of pairs of texts, if no noise hides it."""
     types = seen.gradients.get(anatomy.embeddings.type_name or "")
     if types is not None and seen.noise_std == 0 and seen.guarantee is None and bool((types[1:] != 0).any()):
         raise UnsupportedError(
-            f"Expected gradients of single texts for {attack}, found pairs: a second type of token has a gradient."
+            f"Expected gradients of single texts for {attack}, got pairs: a second token type has a gradient."
         )

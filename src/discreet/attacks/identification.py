@@ -1,18 +1,18 @@
-"""1-of-n identification: which of n known candidates is behind a noisy gradient, by maximum likelihood.
+"""1-of-n identification: which of n known candidates produced a noisy gradient, by maximum likelihood.
 
 Paper: Hayes, Mahloujifar and Balle 2023, Bounding training data reconstruction in DP-SGD.
-Differs: a whole sweep over noise needs only the candidates' inner products, not their gradients; von Mises–Fisher noise
-is attacked too; for a whole training, the evidence of all its noisy sums is simulated from inner products, and the
-candidates' gradients are taken at one set of weights and used for every step.
+Differs: a sweep over noise needs only the candidates' inner products, not their gradients; von Mises–Fisher noise is
+attacked too; for a training run, the evidence of all its noisy sums is simulated from inner products, and the
+candidates' gradients are computed at one set of weights and used for every step.
 
-No attack on the same release does better, so beside accounting's bound it is the reference attack for calibration: what
-is left between the two is how alike the candidates' gradients are.
+No attack on the same release does better, so it is the reference attack for calibration. The gap between its success
+and the bound from accounting depends on the similarity of the candidates' gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -33,18 +33,18 @@ from discreet.models.classifier import Classifier
 
 NOISES = ("gaussian", "von-mises-fisher")
 Floats = npt.NDArray[np.float64]
-_AT_ONCE = 1 << 20
+_CHUNK = 1 << 20  # draws times candidates that are simulated at once
 
 
 @dataclass(frozen=True)
 class OneOfN(Attack):
     """Guess which candidate a release of one record came from.
 
-    `noise` says how it was protected: clipped to `clip_norm` with Gaussian noise, or turned to a random direction. The
-    candidates, a corpus with one row each, and the public model come in as knowledge; other members of the batch
-    would be subtracted first and are taken to be known.
+    `noise` is the protection of the release: clipping to `clip_norm` with Gaussian noise, or a random direction around
+    the gradient. The candidates, a corpus with one row each, and the public model are in `Knowledge`. The other members
+    of the batch are assumed to be known and subtracted.
 
-    The guess: `indices` holds the candidates, likeliest first, and `scores` their log-likelihoods up to a constant.
+    In the guess, `indices` are the candidates, most likely first, and `scores` their log-likelihoods up to a constant.
     """
 
     noise: str = "gaussian"
@@ -56,12 +56,12 @@ class OneOfN(Attack):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CANDIDATES})
 
     def __post_init__(self) -> None:
-        """Reject an unknown noise and a norm that is none."""
+        """Check the settings."""
         one_of("noise", self.noise, NOISES)
         positive("clip_norm", self.clip_norm)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the candidates in the order of their likelihood."""
+        """Return the candidates in order of likelihood."""
         if not isinstance(knows.model, Classifier) or not isinstance(knows.extra.get("candidates"), Corpus):
             raise UnsupportedError(
                 "Expected the public model and extra['candidates'], a corpus of candidates, in the attacker's "
@@ -80,26 +80,28 @@ class OneOfN(Attack):
         )
 
     def _compare(self, seen: GradientRelease, model: Classifier, candidates: Corpus) -> tuple[Floats, Floats]:
-        """Return <release, c_j> and |c_j|^2 for the candidates' contributions c_j, clipped as the release was."""
+        """Return <release, c_j> and |c_j|^2 for the candidates' contributions c_j, clipped like the release."""
         inner: list[float] = []
         squares: list[float] = []
         clip = Flat(self.clip_norm)
         for j in range(len(candidates)):
-            mine = _contribution(model, candidates.take([j]), clip if self.noise == "gaussian" else None)
-            if set(mine) != set(seen.gradients):
-                odd = sorted(set(mine) ^ set(seen.gradients))[0]
+            gradients = _contribution(model, candidates.take([j]), clip if self.noise == "gaussian" else None)
+            if set(gradients) != set(seen.gradients):
+                odd = sorted(set(gradients) ^ set(seen.gradients))[0]
                 raise UnsupportedError(
-                    f"Expected a release of the same parameters as the model trains, found {odd!r} in one only. "
-                    "Freeze the model as the client did."
+                    f"Expected a release of the parameters that the model trains, got {odd!r} in only one of them. "
+                    "Freeze the same layers as the client."
                 )
-            pairs = [(mine[name].double(), seen.gradients[name].double() * seen.divisor) for name in mine]
+            pairs = [
+                (value.double(), seen.gradients[name].double() * seen.divisor) for name, value in gradients.items()
+            ]
             inner.append(sum(float((a * b).sum()) for a, b in pairs))
             squares.append(sum(float(a.square().sum()) for a, _ in pairs))
         return np.array(inner), np.array(squares)
 
 
 def _contribution(model: Classifier, row: Corpus, clip: Clip | None) -> dict[str, Tensor]:
-    """Return what one candidate would add to the sum."""
+    """Return the contribution of one candidate to the sum."""
     tape, losses = _forward(model, row)
     record = tape.backward(losses)
     if clip is not None:
@@ -120,7 +122,7 @@ def _forward(model: Classifier, rows: Corpus) -> tuple[Tape, Tensor]:
 
 
 def gram_matrix(model: Classifier, candidates: Corpus) -> Floats:
-    """Return the inner products of the candidates' gradients, unclipped, (n, n): all that a sweep needs.
+    """Return the inner products of the candidates' unclipped gradients, (n, n), the input of the sweeps.
 
     Guarantee: none, the candidates are known to the attacker.
     """
@@ -131,21 +133,21 @@ def gram_matrix(model: Classifier, candidates: Corpus) -> Floats:
 
 @dataclass(frozen=True)
 class Identified:
-    """How often the right one of n was named, over simulated releases, at one strength of noise."""
+    """How often the right one of n was identified, over simulated releases, at one noise strength."""
 
     strength: float
     hits: int
     draws: int
     candidates: int
-    chance: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Work out blind guessing."""
-        object.__setattr__(self, "chance", 1 / self.candidates)
+    @property
+    def chance(self) -> float:
+        """The success rate of random guessing."""
+        return 1 / self.candidates
 
     @property
     def success(self) -> float:
-        """The share of right answers."""
+        """The success rate."""
         return self.hits / self.draws
 
 
@@ -158,35 +160,34 @@ def gaussian_sweep(
     steps: int = 1,
     draws: int = 20_000,
 ) -> list[Identified]:
-    """Return the attack's success at each noise multiplier, exactly simulated from the inner products alone.
+    """Return the attack's success at each noise multiplier, simulated exactly from the inner products.
 
     With the contributions c_j = g_j min(1, C / |g_j|), a release of candidate i has scores <c_i, c_j> - |c_j|^2 / 2
     plus noise of covariance sigma^2 C^2 <c_j, c_k>; over several steps with the same gradients they add up.
     """
-    n, cut = _checked(gram, draws)
-    norms = np.sqrt(np.maximum(np.diag(cut), 0))
-    factors = np.minimum(1, positive("clip_norm", clip_norm) / np.maximum(norms, 1e-300))
-    clipped = cut * factors[:, None] * factors[None, :]
+    n, square = _checked(gram, draws)
+    clipped = _clipped(square, clip_norm)
     root = _root(clipped)
-    found = []
+    results = []
     for strength in noise_multipliers:
         non_negative("noise_multiplier", strength)
         generator = rng.fork("gaussian", f"{strength!r}").numpy("OneOfN")
         truth = generator.integers(n, size=draws)
-        noise = generator.standard_normal((draws, root.shape[1])) @ root.T  # gradients may depend on each other
+        noise = generator.standard_normal((draws, root.shape[1])) @ root.T  # gradients may be linearly dependent
         std = strength * clip_norm / np.sqrt(whole("steps", steps))
         scores = clipped[truth] - np.diag(clipped) / 2 + std * noise
-        found.append(Identified(float(strength), int((scores.argmax(axis=1) == truth).sum()), draws, n))
-    return found
+        results.append(Identified(float(strength), int((scores.argmax(axis=1) == truth).sum()), draws, n))
+    return results
 
 
 def direction_sweep(
     gram: Floats, kappas: Sequence[float], dimension: int, rng: Rng, *, steps: int = 1, draws: int = 20_000
 ) -> list[Identified]:
-    """Return the attack's success at each concentration, exactly simulated from the inner products alone.
+    """Return the attack's success at each concentration, simulated exactly from the inner products.
 
-    A draw is w u_i + sqrt(1 - w^2) v with v uniform across u_i. The scores <y, u_j> see only v's part in the span of
-    the candidates; its coordinates there are normal numbers over the length of a normal vector of the full dimension.
+    A draw is w u_i + sqrt(1 - w^2) v with v uniform and orthogonal to u_i. The scores <y, u_j> depend only on v's
+    projection onto the span of the candidates; its coordinates there are normal numbers over the norm of a normal
+    vector of the full dimension.
     Over several steps with the same gradients the scores of independent draws add up.
     """
     n, square = _checked(gram, draws)
@@ -196,8 +197,8 @@ def direction_sweep(
     root = _root(cosines)  # rows: the candidates' directions in an orthonormal basis of their span
     rank = root.shape[1]
     if dimension <= rank:
-        raise invalid("dimension", dimension, f"> {rank}", "It counts the trained parameters.")
-    found = []
+        raise invalid("dimension", dimension, f"> {rank}", "It is the number of trained parameters.")
+    results = []
     for strength in kappas:
         source = rng.fork("direction", f"{strength!r}")
         generator = source.numpy("OneOfN")
@@ -212,20 +213,27 @@ def direction_sweep(
             rest = generator.chisquare(dimension - rank, size=draws)
             length = np.sqrt((across**2).sum(axis=1) + rest)
             total += w[:, None] * own + (np.sqrt(1 - w**2) / length)[:, None] * across
-        found.append(Identified(float(strength), int(((total @ root.T).argmax(axis=1) == truth).sum()), draws, n))
-    return found
+        results.append(Identified(float(strength), int(((total @ root.T).argmax(axis=1) == truth).sum()), draws, n))
+    return results
 
 
 def _checked(gram: Floats, draws: int) -> tuple[int, Floats]:
     square = np.asarray(gram, dtype=np.float64)
     if square.ndim != 2 or square.shape[0] != square.shape[1] or len(square) < 2:
-        raise invalid("gram.shape", square.shape, "(n, n) with n >= 2", "Give the inner products of the candidates.")
+        raise invalid("gram.shape", square.shape, "(n, n) with n >= 2", "Pass the inner products of the candidates.")
     whole("draws", draws)
     return len(square), square
 
 
+def _clipped(gram: Floats, clip_norm: float) -> Floats:
+    """Return the inner products of the clipped gradients."""
+    norms = np.sqrt(np.maximum(np.diag(gram), 0))
+    factors = np.minimum(1, positive("clip_norm", clip_norm) / np.maximum(norms, 1e-300))
+    return np.asarray(gram * factors[:, None] * factors[None, :])
+
+
 def _root(square: Floats) -> Floats:
-    """Return R with R R^T = the matrix, its columns an orthonormal basis of the candidates' span."""
+    """Return R with R R^T = the matrix; its columns are the coordinates in an orthonormal basis of the span."""
     values, vectors = np.linalg.eigh(square)
     kept = values > values.max() * 1e-12
     return np.asarray(vectors[:, kept] * np.sqrt(values[kept]))
@@ -241,42 +249,38 @@ def training_sweep(
     clip_norm: float = 1.0,
     draws: int = 2000,
 ) -> list[Identified]:
-    """Return how often the right candidate is named from every sum of a training with Poisson batches.
+    """Return how often the right candidate is identified from all sums of a training run with Poisson batches.
 
-    The attacker knows all other members of every batch and subtracts them; what it does not know is in which batches
-    the target was. A step in which the noisy rest is y adds log(1 - q + q exp((<y, c_j> - |c_j|^2 / 2) / std^2)) to
-    candidate j: the likelihood, so no attack on these sums does better. Gradients change while a model learns; here
-    they are those of one set of weights, so the figure is an estimate for the training.
+    The attacker knows all other members of every batch and subtracts them; it does not know which batches contain the
+    target. A step whose noisy remainder is y adds log(1 - q + q exp((<y, c_j> - |c_j|^2 / 2) / std^2)) to candidate j.
+    That is the likelihood, so no attack on these sums does better. Gradients change during training; here they are
+    those of one set of weights, so the result is an estimate for the training run.
 
     Guarantee: none, it is an attack; the candidates are known to the attacker.
     """
     n, square = _checked(gram, draws)
     rate, count = probability("sampling_rate", sampling_rate), whole("steps", steps)
-    norms = np.sqrt(np.maximum(np.diag(square), 0))
-    factors = np.minimum(1, positive("clip_norm", clip_norm) / np.maximum(norms, 1e-300))
-    clipped = square * factors[:, None] * factors[None, :]
-    # The sum over the steps is kept in full precision; a step's own rounding is far below its noise.
+    clipped = _clipped(square, clip_norm)
+    # The sum over the steps has full precision; the rounding error of one step is far below its noise.
     root, half = _root(clipped).astype(np.float32), (np.diag(clipped) / 2).astype(np.float32)
     own = clipped.astype(np.float32)
-    together = max(1, _AT_ONCE // (draws * n))
-    found = []
+    chunk = max(1, _CHUNK // (draws * n))
+    results = []
     for strength in noise_multipliers:
         std = positive("noise_multiplier", strength) * clip_norm
-        # one stream for all strengths: with the same noise, scaled, success falls smoothly as the noise grows
+        # One stream for all strengths: with the same noise, rescaled, success decreases smoothly with its strength.
         generator = rng.fork("training").numpy("training_sweep")
         truth = generator.integers(n, size=draws)
         scores = np.zeros((draws, n))
-        done = 0
-        while done < count:
-            some = min(together, count - done)
-            present = generator.random((some, draws)) < rate
-            noise = generator.standard_normal((some, draws, root.shape[1]), dtype=np.float32) @ root.T
+        for start in range(0, count, chunk):
+            size = min(chunk, count - start)
+            present = generator.random((size, draws)) < rate
+            noise = generator.standard_normal((size, draws, root.shape[1]), dtype=np.float32) @ root.T
             noise *= np.float32(std)
             noise += present[:, :, None] * own[truth][None] - half
             noise /= np.float32(std**2)  # the log-likelihood ratio of each candidate's presence
             if rate < 1:
                 noise = np.log1p(np.float32(rate) * np.expm1(np.minimum(noise, 80)))
             scores += noise.sum(axis=0, dtype=np.float64)
-            done += some
-        found.append(Identified(float(strength), int((scores.argmax(axis=1) == truth).sum()), draws, n))
-    return found
+        results.append(Identified(float(strength), int((scores.argmax(axis=1) == truth).sum()), draws, n))
+    return results

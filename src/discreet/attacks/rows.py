@@ -1,4 +1,4 @@
-"""Attacks on the rows of embedding tables: positions give one sentence, words the set of tokens of a batch."""
+"""Attacks on rows of embedding gradients: positions reveal one sentence, words the set of tokens of a batch."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from discreet.models.classifier import Classifier
 from discreet.models.encoder import layers_of
 from discreet.models.ngram import NGram
 
-_PLACES = "the position-row attack"
+_POSITIONS = "the position-row attack"
 _WORDS = "the embedding-row attack"
-_ROUNDING = 1e-8  # how far float32 turns a row of a gradient, as a share of its length
+_ROUNDING = 1e-8  # float32 rounding error of a row of a gradient, relative to its norm
 
 
 @dataclass(frozen=True)
 class PositionRows(Attack):
-    """The word at each place whose state is orthogonal to that place's row of the position-embedding gradient.
+    """Find the word at each position whose state is orthogonal to that row of the position-embedding gradient.
 
-    A LayerNorm does not see how long its input is, so no gradient that comes back through it has a part along that
-    input; and of a single text, the row of a place is the gradient of its state before the LayerNorm. Every word of the
-    vocabulary is tested at every place. Noise leaves several words possible, the more the larger it is: the attack
-    keeps the `kept` best of each place and, with a trigram model in `Knowledge`, takes the likeliest sentence of them,
-    following `beams` beginnings. `prior` is what the language model weighs, 0 for nothing. The size of the noise is
-    read off the rows of places that no text reaches.
+    A LayerNorm is invariant to the scale of its input, so a gradient through it has no component along that input. For
+    a single text, the row of a position is the gradient of its state before the LayerNorm. The attack tests every word
+    of the vocabulary at every position. Noise leaves several words possible: the attack keeps the `kept` best of each
+    position and, with a trigram model in `Knowledge`, returns the most likely sentence, by a search with `beams` beams.
+    `prior` is the weight of the language model (0 for none). The size of the noise is measured on the rows of unused
+    positions.
 
-    It needs one text, its length, or no noise, and a model that adds words and positions before a LayerNorm and uses
-    what comes out alone (BERT and its like; not GPT-2, where a residual connection also carries the sum past the norm).
+    It needs one text, its length or a release without noise, and a model that adds words and positions before a
+    LayerNorm and uses only its output (BERT-like models; not GPT-2, where a residual connection bypasses the norm).
 
-    The orthogonality is well known; that it names words is our observation.
+    The orthogonality is well known; that it identifies words is our observation.
     """
 
     kept: int = 256
@@ -56,31 +56,31 @@ class PositionRows(Attack):
         non_negative("prior", self.prior)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the text, with its token ids as indices; nothing here is random.
+        """Return the text, with its token ids as indices; the attack is deterministic.
 
-        `details` has the standard deviation of the noise that was found.
+        `details` has the measured standard deviation of the noise.
         """
-        model = model_of(knows, _PLACES)
-        found = dissect(model).embeddings
-        table = _table(seen, model, found)
+        model = model_of(knows, _POSITIONS)
+        embeddings = dissect(model).embeddings
+        table = _table(seen, model, embeddings)
         count = _length(seen, table)
         rows, rest = table[:count], table[count:]
         noise = float(rest.square().mean().sqrt()) if rest.numel() else seen.noise_std
         prior = prior_of(knows, model) if self.prior > 0 else None
-        logs = _fit(rows, noise, found)[:, : len(model.tokenizer)]
-        read = self._likeliest(logs, prior) if isinstance(prior, NGram) else logs.argmax(1)
-        ids = tuple(int(token) for token in read)
+        logs = _log_likelihoods(rows, noise, embeddings)[:, : len(model.tokenizer)]
+        tokens = self._beam_search(logs, prior) if isinstance(prior, NGram) else logs.argmax(1)
+        ids = tuple(int(token) for token in tokens)
         text = model.tokenizer.decode(list(ids), skip_special_tokens=True)
         return Guess(texts=(text,), indices=ids, details={"noise": noise})
 
-    def _likeliest(self, logs: Tensor, prior: NGram) -> Tensor:
-        """Return the likeliest of the sentences that the possible words make, by a search along the places."""
+    def _beam_search(self, logs: Tensor, prior: NGram) -> Tensor:
+        """Return the most likely sentence of the possible words, by a beam search over the positions."""
         logs = logs[:, : prior.vocabulary]
-        alone = self.prior * prior.unigrams[: logs.shape[1]].double().clamp_min(1e-30).log()
-        kept = (logs + alone).topk(min(self.kept, logs.shape[1]), dim=1).indices
+        unigram = self.prior * prior.unigrams[: logs.shape[1]].double().clamp_min(1e-30).log()
+        kept = (logs + unigram).topk(min(self.kept, logs.shape[1]), dim=1).indices
         fits = logs.gather(1, kept)
         beams = kept[0][:, None]
-        totals = fits[0] + alone[kept[0]]
+        totals = fits[0] + unigram[kept[0]]
         for words, fit in zip(kept[1:], fits[1:], strict=True):
             best = totals.topk(min(self.beams, len(totals))).indices
             longer = torch.cat([beams[best].repeat_interleave(len(words), 0), words.repeat(len(best))[:, None]], 1)
@@ -89,62 +89,62 @@ class PositionRows(Attack):
         return beams[totals.argmax()]
 
 
-def _fit(rows: Tensor, noise: float, found: Embeddings) -> Tensor:
-    """Return how well each word fits each place, as the log-likelihood of the inner product; (places, words)."""
-    words = _centred(found.words)
-    places = _centred(found.positions[: len(rows)] + found.constant)
-    inner = rows @ words.mT + (rows * places).sum(1, keepdim=True)
-    squares = words.square().sum(1) + 2 * places @ words.mT + places.square().sum(1, keepdim=True)
+def _log_likelihoods(rows: Tensor, noise: float, embeddings: Embeddings) -> Tensor:
+    """Return the log-likelihood of each word's inner product at each position, (positions, words)."""
+    words = _centred(embeddings.words)
+    positions = _centred(embeddings.positions[: len(rows)] + embeddings.constant)
+    inner = rows @ words.mT + (rows * positions).sum(1, keepdim=True)
+    squares = words.square().sum(1) + 2 * positions @ words.mT + positions.square().sum(1, keepdim=True)
     spread = noise**2 + (_ROUNDING * rows.norm(dim=1, keepdim=True)) ** 2
     logs: Tensor = -inner.square() / (2 * squares * spread).clamp_min(1e-300)
     return logs
 
 
-def _table(seen: GradientRelease, model: Classifier, found: Embeddings) -> Tensor:
-    """Return the released gradient of the positions from the first in use on, or reject."""
+def _table(seen: GradientRelease, model: Classifier, embeddings: Embeddings) -> Tensor:
+    """Return the released gradient of the position embeddings from the first used row; raise if unusable."""
     if seen.batch_size != 1:
         raise UnsupportedError(
-            f"Expected one text for {_PLACES}, found {seen.batch_size}. Rows of several texts are added up; use DAGER."
+            f"Expected one text for {_POSITIONS}, got {seen.batch_size}. Rows of several texts are summed; use DAGER."
         )
-    if found.position_name not in seen.gradients:
+    if embeddings.position_name not in seen.gradients:
         raise UnsupportedError(
-            f"Expected the gradient of {found.position_name!r} for {_PLACES}, found none in the release. The "
+            f"Expected the gradient of {embeddings.position_name!r} for {_POSITIONS}, got none in the release. The "
             "embeddings are frozen or not shared; attack the attention layers instead."
         )
-    if model.get_submodule(found.norm_name) in set(layers_of(model.encoder)[0].modules()):
+    if model.get_submodule(embeddings.norm_name) in set(layers_of(model.encoder)[0].modules()):
         raise UnsupportedError(
-            f"Expected a LayerNorm before the first block for {_PLACES}, found it inside ({found.norm_name!r}). The "
-            "sum of word and position then goes on beside the norm as well; use DAGER."
+            f"Expected a LayerNorm before the first block for {_POSITIONS}, got {embeddings.norm_name!r} inside. The "
+            "sum of word and position then also bypasses the norm; use DAGER."
         )
-    return seen.gradients[found.position_name].detach().double()[found.first_position :]
+    return seen.gradients[embeddings.position_name].detach().double()[embeddings.first_position :]
 
 
 def _length(seen: GradientRelease, table: Tensor) -> int:
-    """Return how many tokens the text has: as known, or where the rows end that are not zero."""
+    """Return the number of tokens: known, or the end of the nonzero rows."""
     if seen.lengths is not None:
         return min(seen.lengths[0], len(table))
     used = int(table.abs().sum(1).nonzero().max()) + 1 if bool(table.any()) else 0
     if used in {0, len(table)}:
         raise UnsupportedError(
-            f"Expected the text's length, or no noise, for {_PLACES}. All rows of the table are alike."
+            f"Expected the text's length, or no noise, for {_POSITIONS}. No row of the table stands out."
         )
     return used
 
 
 def _centred(states: Tensor) -> Tensor:
-    # a LayerNorm takes the mean away, so what is orthogonal to its input is so without it, and noise along it is lost
+    # A LayerNorm subtracts the mean: centring keeps the orthogonality and removes the noise along the mean.
     states = states.detach().double()
     return states - states.mean(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class EmbeddingRows(Attack):
-    """The tokens whose row of the word-embedding gradient is not zero, the largest rows first.
+    """Return the tokens whose row of the word-embedding gradient is nonzero, the largest rows first.
 
-    `rounding` is the smallest row that counts, relative to the largest; it is 0, as a token that is not in the batch
-    has a row of exact zeros. Under noise a row counts if it is longer than noise alone makes any of them, with
-    probability about 0.95; where the release does not say how much noise there is, the typical row does. The order
-    and the number of sentences are not read.
+    `rounding` is the smallest norm that counts, relative to the largest; it is 0 by default, as a token that is not in
+    the batch has a row of exact zeros. Under noise a row counts if its norm exceeds that of every noise-only row, with
+    probability about 0.95. If the release does not declare its noise, the median row gives it. The attack does not
+    recover the order of tokens or the number of sentences.
 
     Paper: known since Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning".
     """
@@ -160,12 +160,12 @@ class EmbeddingRows(Attack):
         non_negative("rounding", self.rounding)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return one text with every token found, and their ids as indices; nothing here is random."""
+        """Return one text with all tokens, and their ids as indices; the attack is deterministic."""
         model = model_of(knows, _WORDS)
         name = dissect(model).embeddings.word_name
         if name not in seen.gradients:
             raise UnsupportedError(
-                f"Expected the gradient of {name!r} for {_WORDS}, found none in the release. The word embeddings are "
+                f"Expected the gradient of {name!r} for {_WORDS}, got none in the release. The word embeddings are "
                 "frozen or not shared; attack the attention layers instead."
             )
         lengths = seen.gradients[name].detach().double().norm(dim=1)
@@ -173,17 +173,17 @@ class EmbeddingRows(Attack):
         count, width = seen.gradients[name].shape
         noise = seen.noise_std
         if noise == 0 and int((lengths > 0).sum()) > count / 2:
-            # No batch holds half of the vocabulary: there is noise, and most rows are nothing else.
+            # No batch contains half of the vocabulary: there is noise, and most rows contain only noise.
             noise = float(lengths.median()) / math.sqrt(width)
         if noise > 0:
-            # The longest of many Gaussian vectors: concentration of the norm and a union bound at 0.05.
+            # The largest norm of many Gaussian vectors: concentration of the norm and a union bound at 0.05.
             least = noise * (math.sqrt(width) + math.sqrt(2 * math.log(count / 0.05)))
-        found = [i for i in lengths.argsort(descending=True, stable=True).tolist() if float(lengths[i]) > least]
+        tokens = [i for i in lengths.argsort(descending=True, stable=True).tolist() if float(lengths[i]) > least]
         special = set(model.tokenizer.all_special_ids)
-        text = model.tokenizer.decode([i for i in found if i not in special])
+        text = model.tokenizer.decode([i for i in tokens if i not in special])
         return Guess(
             texts=(text,) if text else (),
-            scores=tuple(float(lengths[i]) for i in found),
-            indices=tuple(found),
+            scores=tuple(float(lengths[i]) for i in tokens),
+            indices=tuple(tokens),
             details={"threshold": least},
         )

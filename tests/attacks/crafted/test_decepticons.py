@@ -84,10 +84,10 @@ def test_random_gradients_give_nothing(tiny_model: Build) -> None:
 
 def test_what_cannot_be_attacked_is_refused_by_name(tiny_model: Build) -> None:
     model = tiny_model("bert")
-    with pytest.raises(UnsupportedError, match=r"the crafted model.*found ordinary weights in 'encoder.*dense.weight'"):
+    with pytest.raises(UnsupportedError, match=r"the crafted model.*got ordinary weights in 'encoder.*dense.weight'"):
         ATTACK.run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
     crafted = ATTACK.craft(tiny_model("bert", train="head"), Rng(3))
-    with pytest.raises(UnsupportedError, match=r"gradient of .encoder.*weight. for Decepticons, found none.*head"):
+    with pytest.raises(UnsupportedError, match=r"gradient of .encoder.*weight. for Decepticons, got none.*head"):
         ATTACK.run(open_release(crafted, BATCH), Knowledge(model=crafted), Rng(0))
     crafted = ATTACK.craft(model, Rng(3))
     broken = {n: g * float("nan") for n, g in open_release(crafted, BATCH).gradients.items()}

@@ -261,5 +261,5 @@ def test_the_polish_gives_each_text_its_own_labels(tiny_model: Build) -> None:
 def test_pairs_of_texts_are_refused(tiny_model: Build, attack: SearchingAttack) -> None:
     pairs = Corpus("pairs", ("the heart", "a knee"), second=("was dull", "pain"), labels=(0, 1))
     model = tiny_model("bert")
-    with pytest.raises(UnsupportedError, match=rf"single texts for {attack.label}, found pairs"):
+    with pytest.raises(UnsupportedError, match=rf"single texts for {attack.label}, got pairs"):
         attack.run(open_release(model, pairs), Knowledge(model=model), Rng(0))

@@ -110,17 +110,17 @@ def test_what_cannot_be_attacked_is_refused_by_name() -> None:
     knows = Knowledge(model=model, extra={"shape": SHAPE})
     head = {n: g for n, g in gradients.items() if n.startswith("head")}
     attack = MaskedDLG(steps=5)
-    with pytest.raises(UnsupportedError, match="found those of the head alone"):
+    with pytest.raises(UnsupportedError, match="got those of the head only"):
         attack.run(GradientRelease(head, 1, labels=(0,)), knows, Rng(0))
-    with pytest.raises(UnsupportedError, match="own parameters for masked DLG, found 'other'"):
+    with pytest.raises(UnsupportedError, match="own parameters for masked DLG, got 'other'"):
         attack.run(GradientRelease({"other": torch.zeros(1)}, 1, labels=(0,)), knows, Rng(0))
-    with pytest.raises(UnsupportedError, match="found a batch of 2"):
+    with pytest.raises(UnsupportedError, match="got a batch of 2"):
         attack.run(GradientRelease(gradients, 2, labels=(0, 1)), knows, Rng(0))
     with pytest.raises(UnsupportedError, match="Expected a label"):
         attack.run(GradientRelease(gradients, 1), knows, Rng(0))
     with pytest.raises(UnsupportedError, match="the shape of an input"):
         attack.run(GradientRelease(gradients, 1, labels=(0,)), Knowledge(model=model), Rng(0))
-    with pytest.raises(UnsupportedError, match="represent and decide on tensors for masked DLG, found Linear"):
+    with pytest.raises(UnsupportedError, match="represent and decide on tensors, for masked DLG, got Linear"):
         attack.run(GradientRelease(gradients, 1), Knowledge(model=nn.Linear(2, 2)), Rng(0))
     for bad in ({"inputs": 0}, {"rate": 0}, {"restarts": -1}):
         with pytest.raises(SettingError):

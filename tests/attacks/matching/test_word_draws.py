@@ -8,7 +8,7 @@ from discreet.attacks.base import TimeLimit
 from discreet.attacks.matching.engine import set_up
 from discreet.attacks.matching.objective import MeanCosine, Objective
 from discreet.attacks.matching.problems import Vocabulary
-from discreet.attacks.matching.word_draws import Drawing, WordDraws
+from discreet.attacks.matching.word_draws import TextSampler, WordDraws
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge
@@ -64,9 +64,9 @@ def test_the_best_texts_are_kept_in_order_and_none_twice(tiny_model: Build) -> N
     )
     vocabulary = Vocabulary.of(model, objective.imitation.words)
     settings = replace(QUICK, rounds=6)
-    drawing = Drawing(settings, objective, vocabulary, NGram.fit(PUBLIC, model.tokenizer), Rng(1))
+    drawing = TextSampler(settings, objective, vocabulary, NGram.fit(PUBLIC, model.tokenizer), Rng(1))
     before = drawing.scores[:, 0].clone()
-    drawing.go_on(TimeLimit(), 1.0)
+    drawing.resample(TimeLimit(), 1.0)
     assert drawing.tokens.shape[:2] == (2, 4) and drawing.rounds_done == 6
     assert bool((drawing.scores[:, 0] <= before).all())
     assert bool((drawing.scores.diff(dim=1) >= 0).all())
@@ -82,7 +82,7 @@ def test_the_mean_slope_over_draws_ranks_the_true_words_well(tiny_model: Build) 
     seen = protected_release(model, BATCH.take([2]), defence, Rng(2), delta=1e-5)
     _, objective = set_up([seen], Knowledge(model=model, defence=defence), MeanCosine(), "")
     vocabulary = Vocabulary.of(model, objective.imitation.words)
-    drawing = Drawing(replace(QUICK, texts=64), objective, vocabulary, None, Rng(1))
+    drawing = TextSampler(replace(QUICK, texts=64), objective, vocabulary, None, Rng(1))
     truth = torch.tensor(model.tokenizer(BATCH.texts[2])["input_ids"])
     ranks = []
     for place in objective.problems.free[0, 0].nonzero().flatten().tolist():

@@ -45,7 +45,7 @@ def test_words_are_read_from_vectors_and_noise_hides_them_smoothly() -> None:
 def test_what_cannot_be_used_is_refused() -> None:
     texts, vectors = sentences(30, 0)
     seen = RepresentationRelease(vectors)
-    with pytest.raises(UnsupportedError, match="auxiliary text for Embedding inversion, found none"):
+    with pytest.raises(UnsupportedError, match="auxiliary text for Embedding inversion, got none"):
         SMALL.run(seen, Knowledge(), Rng(0))
     with pytest.raises(SettingError, match="auxiliary to be as many as their vectors, 5.*, got 30"):
         SMALL.run(seen, Knowledge(auxiliary=texts, extra={"auxiliary": vectors[:5]}), Rng(0))

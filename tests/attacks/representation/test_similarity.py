@@ -110,7 +110,7 @@ def test_what_cannot_be_used_is_refused(leaking: Scene) -> None:
     attack = Similarity()
     with pytest.raises(UnsupportedError, match=r"seen=GradientRelease to be a RepresentationRelease.*gradient"):
         attack.run(GradientRelease({}, 1), leaking.knows, Rng(0))  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match=r"candidates for Similarity search, found none.*Knowledge"):
+    with pytest.raises(UnsupportedError, match=r"candidates for Similarity search, got none.*Knowledge"):
         attack.run(leaking.seen, Knowledge(), Rng(0))
     with pytest.raises(SettingError, match=r"width to be 48, that of the release.*, got 7. Use the same encoder"):
         attack.run(leaking.seen, Knowledge(extra={"vectors": torch.ones(3, 7)}), Rng(0))

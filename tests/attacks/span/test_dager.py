@@ -83,18 +83,18 @@ def test_random_gradients_give_nothing(tiny_model: Build) -> None:
 
 def test_what_cannot_be_attacked_is_refused_by_name(tiny_model: Build) -> None:
     model = tiny_model("bert", train="head")
-    with pytest.raises(UnsupportedError, match=r"query.weight' or its neighbours for DAGER, found none.*A head alone"):
+    with pytest.raises(UnsupportedError, match=r"query.weight' or its neighbours for DAGER, got none.*A head alone"):
         Dager().run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
     model = tiny_model("bert")
     order = np.random.default_rng(0)
     many = Corpus("many", tuple(" ".join(order.permutation(list("abcdefghijklmnop"))[:8]) for _ in range(12)))
     seen = open_release(model, many)
-    with pytest.raises(UnsupportedError, match=r"fewer than 64 tokens for DAGER, found 120"):
+    with pytest.raises(UnsupportedError, match=r"fewer than 64 tokens for DAGER, got 120"):
         Dager().run(seen, Knowledge(model=model), Rng(0))
-    with pytest.raises(UnsupportedError, match=r"fewer than 64 tokens for DAGER, found gradients of rank 63"):
+    with pytest.raises(UnsupportedError, match=r"fewer than 64 tokens for DAGER, got gradients of rank 63"):
         Dager().run(replace(seen, lengths=None), Knowledge(model=model), Rng(0))
     pairs = Corpus("pairs", ("the heart", "a knee"), second=("was dull", "pain"), labels=(0, 1))
-    with pytest.raises(UnsupportedError, match="single texts for DAGER, found pairs"):
+    with pytest.raises(UnsupportedError, match="single texts for DAGER, got pairs"):
         Dager().run(open_release(model, pairs), Knowledge(model=model), Rng(0))
     broken = {n: g * float("nan") for n, g in open_release(model, BATCH).gradients.items() if "token_type" not in n}
     with pytest.raises(UnsupportedError, match="finite gradients"):
@@ -187,7 +187,7 @@ def test_low_rank_adapters_give_the_same_span(tiny_model: Build, kind: str) -> N
 
 def test_adapters_that_show_too_little_are_refused(tiny_model: Build) -> None:
     model = adapted(tiny_model("bert"), 4)
-    with pytest.raises(UnsupportedError, match=r"fewer than 8 tokens for DAGER, found gradients.*of 8 rows"):
+    with pytest.raises(UnsupportedError, match=r"fewer than 8 tokens for DAGER, got gradients.*of 8 rows"):
         Dager().run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
     model = adapted(tiny_model("bert"), 32, second_factor=0.0)
     with pytest.raises(UnsupportedError, match=r"lora_A.*other than zero for DAGER.*attack a later step"):

@@ -66,7 +66,7 @@ def test_the_nearest_tokens_are_those_inside(tiny_model: Build) -> None:
 
 def test_what_cannot_be_attacked_is_refused(tiny_model: Build) -> None:
     model = tiny_model("bert", train="head")
-    with pytest.raises(UnsupportedError, match=r"for the subspace attack, found none.*A head alone"):
+    with pytest.raises(UnsupportedError, match=r"for the subspace attack, got none.*A head alone"):
         ATTACK.run(open_release(model, BATCH), Knowledge(model=model), Rng(0))
     model = tiny_model("bert")
     with pytest.raises(UnsupportedError, match="Expected lengths"):

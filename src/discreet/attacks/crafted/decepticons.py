@@ -1,7 +1,7 @@
-"""Decepticons: a malicious server sends crafted weights, and reads whole sentences out of the gradient they give.
+"""Decepticons: a malicious server sends crafted weights and recovers whole sentences from the resulting gradient.
 
-States of single tokens are read out of the gradients of crafted layers, each state is decoded to a token and a
-position, and states are grouped into sentences: by a tag that they share, or by running means.
+States of single tokens are extracted from the gradients of crafted layers, each state is decoded to a token and a
+position, and states are grouped into sentences by a shared tag, or by running means.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from discreet.models.classifier import Classifier
 from discreet.models.language_model import LanguageModel
 
 _NAME = "Decepticons"
-_ROWS = 4  # neighbouring bins that a state may show in, as the steps are not quite sharp
-_AT_ONCE = 512  # states compared with the whole vocabulary at one time
-_ROUNDING = 1e-5  # a bin's part of the largest sum below which it holds rounding errors alone
 Words = dict[int, int]  # position to token
-_ALIKE = (0.02, 0.05, 0.1, 0.2, 0.4)  # distances of tags, relative to their usual length, tried for one sentence
-_SAME = 0.02  # how far two running sums may differ, relative to their length, and be the same
-_MOST = 0.8  # the part of the clear states that the sentences together must hold
+_ROWS = 4  # adjacent bins in which one state may appear, as the steps are not perfectly sharp
+_CHUNK = 512  # states compared with the whole vocabulary at once
+_ROUNDING = 1e-5  # share of the largest sum below which a bin contains only rounding errors
+_ALIKE = (0.02, 0.05, 0.1, 0.2, 0.4)  # distances of tags in one sentence to try, relative to their median norm
+_SAME = 0.02  # relative tolerance of equal running sums
+_MOST = 0.8  # share of the clear states that the sentences together must contain
 
 
 @dataclass(frozen=True)
 class Decepticons(Attack):
-    """An active attack in two acts: `craft` makes the weights that the server sends, `run` reads what comes back.
+    """An active attack in two steps: `craft` returns the weights that the server sends, `run` decodes the gradient.
 
-    `sharpness` makes the activation a step: a state is either above a threshold or below it. A state counts if it
-    correlates with its token and its position at least by `least_match`; those above `clear_match` form the sentences.
-    At most `states` states are read from each layer. Lengths are used if the release has them, and no label is.
+    `sharpness` makes the activation a step: a state is either above or below a threshold. A state is used if its
+    correlation with its token and position is at least `least_match`; those above `clear_match` form the sentences. At
+    most `states` states are extracted from each layer. Lengths are used if the release has them; labels are not used.
 
     Paper: Fowl et al. 2023, "Decepticons: Corrupted Transformers Breach Privacy in Federated Learning for Language
     Models".
-    Differs: every block measures along a direction of its own, so that states which share a bin in one are alone in
-    another; words and positions have coordinates of their own, so that both are read exactly through any LayerNorm;
-    a sentence's tag is the mean over its tokens, as the first token of a BERT is always the same; the second
-    feed-forward layers alternate in sign; masked tokens are read from the language head's gradient.
+    Differs: every block uses its own direction, so that states that share a bin in one block are separate in another;
+    words and positions have separate coordinates, so that both are decoded exactly through any LayerNorm; a sentence's
+    tag is the mean over its tokens, as the first token of BERT is always the same; the second feed-forward layers
+    alternate in sign; masked tokens are decoded from the language head's gradient.
     """
 
     sharpness: float = 1e3
@@ -74,13 +74,13 @@ class Decepticons(Attack):
         return craft(model, self.sharpness, rng)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the sentences of a batch from the gradient of the crafted model; nothing here is random.
+        """Return the sentences of a batch from the gradient of the crafted model; decoding is deterministic.
 
-        `details` has the token ids, the number of states that were read, and how well each sentence's matched.
+        `details` has the token ids and the number of decoded states.
         """
         model = model_of(knows, _NAME)
         anatomy, blocks, layout = dissect(model), blocks_of(model), Layout.of(model.width)
-        _require_crafted(blocks)
+        _check_crafted(blocks)
         longest = max(seen.lengths) if seen.lengths else model.max_length
         most = min(self.states, _ROWS * sum(seen.lengths)) if seen.lengths else self.states
         parts: list[Imprints] = []
@@ -89,42 +89,45 @@ class Decepticons(Attack):
             if len(states):
                 parts.append(decode(states, model, anatomy, blocks[0], layout, longest))
         if isinstance(model, LanguageModel) and model.objective == "masked":
-            parts = [_less_sure(part, int(model.tokenizer.mask_token_id)) for part in parts]
+            mask = int(model.tokenizer.mask_token_id)
+            # A mask token yields to the token that the language head has there.
+            parts = [
+                replace(part, matches=torch.where(part.tokens == mask, 0.97 * part.matches, part.matches))
+                for part in parts
+            ]
             tokens, states = decoder_rows(seen, model.head, layout, most)
             if len(states):
-                asked = decode(states, model, anatomy, blocks[0], layout, longest)
-                parts.append(replace(asked, tokens=tokens.to(asked.tokens)))
+                targets = decode(states, model, anatomy, blocks[0], layout, longest)
+                parts.append(replace(targets, tokens=tokens.to(targets.tokens)))
         if not parts:
             return Guess(details={"tokens": (), "states": 0})
-        found = joined(parts)
-        found = found.take((found.matches >= self.least_match).nonzero().flatten())
-        words = chains(found, seen.batch_size) if anatomy.causal else groups(found, seen.batch_size, self.clear_match)
+        imprints = joined(parts)
+        imprints = imprints.take((imprints.matches >= self.least_match).nonzero().flatten())
+        if anatomy.causal:
+            words = chains(imprints, seen.batch_size)
+        else:
+            words = groups(imprints, seen.batch_size, self.clear_match)
         rows = sentences(words)
-        details: dict[str, Any] = {"tokens": rows, "states": len(found)}
+        details: dict[str, Any] = {"tokens": rows, "states": len(imprints)}
         texts = tuple(model.tokenizer.decode(list(row), skip_special_tokens=True) for row in rows)
         return Guess(texts=texts, details=details)
 
 
-def _less_sure(part: Imprints, mask: int) -> Imprints:
-    """Let a hidden token's own state give way to what the language head says stood there."""
-    return replace(part, matches=torch.where(part.tokens == mask, 0.97 * part.matches, part.matches))
-
-
-def _require_crafted(blocks: tuple[Block, ...]) -> None:
+def _check_crafted(blocks: tuple[Block, ...]) -> None:
     for block in blocks:
         weight = block.inner.rows(block.inner.module.weight)  # type: ignore[arg-type]
         if not torch.equal(weight, weight[:1].expand_as(weight)):
             raise UnsupportedError(
-                f"Expected the crafted model in Knowledge(model=…) for {_NAME}, found ordinary weights in "
-                f"{block.inner.name!r}. Send out Decepticons().craft(model, rng) first; it is an active attack."
+                f"Expected the crafted model in Knowledge(model=…) for {_NAME}, got ordinary weights in "
+                f"{block.inner.name!r}. Send Decepticons().craft(model, rng) to clients first."
             )
 
 
 @dataclass(frozen=True)
 class Imprints:
-    """States that were read, one to a row: token, position, how well it matches, and its sentence's tag.
+    """Decoded states, one per row: token, position, quality of the match, and the sentence's tag.
 
-    `source` is what the token itself adds to the tag's mean.
+    `sources` are the tokens' own contributions to the mean in the tag.
     """
 
     tokens: Tensor
@@ -143,23 +146,23 @@ class Imprints:
 
 
 def joined(parts: Sequence[Imprints]) -> Imprints:
-    """Return the states of several readings together."""
+    """Concatenate decoded states."""
     return Imprints(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Imprints)))
 
 
 def feed_forward_rows(seen: GradientRelease, block: Block, layout: Layout, most: int, attack: str) -> Tensor:
-    """Return the states that a crafted feed-forward layer's gradient holds, at most some, (states, width).
+    """Return at most `most` states from the gradient of a crafted feed-forward layer, (states, width).
 
-    A row sums up all states above its threshold, so two neighbours differ by the states between theirs: the difference
-    of the weight's gradient over that of the bias's is the state itself, if it is alone there, whatever its own weight.
+    A row sums all states above its threshold, so two adjacent rows differ by the states between their thresholds. If
+    there is one, it is the difference of the weight's gradients over that of the bias's, regardless of its weight.
     """
     name = block.inner.name
     bias = f"{name.removesuffix('.weight')}.bias"
     missing = [n for n in (name, bias) if n not in seen.gradients]
     if missing:
         raise UnsupportedError(
-            f"Expected the gradient of {missing[0]!r} for {attack}, found none in the release. The feed-forward layers "
-            "are frozen or not shared; a head alone carries no single state."
+            f"Expected the gradient of {missing[0]!r} for {attack}, got none in the release. The feed-forward layers "
+            "are frozen or not shared; the gradient of a head alone contains no single state."
         )
     thresholds = block.inner.module.bias
     assert isinstance(thresholds, Tensor)
@@ -167,21 +170,21 @@ def feed_forward_rows(seen: GradientRelease, block: Block, layout: Layout, most:
     rows = block.inner.rows(seen.gradients[name]).detach().double() / lift[:, None]
     sums = seen.gradients[bias].detach().double() / lift
     if not (bool(torch.isfinite(rows).all()) and bool(torch.isfinite(sums).all())):
-        raise UnsupportedError(f"Expected finite gradients for {attack}, found others. Nothing can be read from them.")
+        raise UnsupportedError(f"Expected finite gradients for {attack}, got NaN or infinite values.")
     order = thresholds.detach().argsort()  # the lowest bias is the highest threshold
     rows, sums = rows[order], sums[order]
     first = torch.zeros_like(rows[:1])
     between = torch.diff(rows, dim=0, prepend=first)
     weights = torch.diff(sums, prepend=first[:, 0])
-    held = (weights.abs() > _ROUNDING * sums.abs().max()).nonzero().flatten()
-    held = held[weights[held].abs().argsort(descending=True)[:most]]
-    return (between[held] / weights[held, None]).float()
+    used = (weights.abs() > _ROUNDING * sums.abs().max()).nonzero().flatten()
+    used = used[weights[used].abs().argsort(descending=True)[:most]]
+    return (between[used] / weights[used, None]).float()
 
 
 def decoder_rows(seen: GradientRelease, head: nn.Module, layout: Layout, most: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens that a crafted language head was asked for, and the states at which it was, (states, width).
+    """Return the target tokens of a crafted language head, and their states, (states, width).
 
-    Tokens that were not asked for have the same gradient if their sign is the same; it is the median of a sign's rows.
+    All other tokens of one sign have the same gradient, which is the median of the rows of that sign.
     """
     names = ("head.weight", "head.bias")
     if any(n not in seen.gradients for n in names):
@@ -192,25 +195,24 @@ def decoder_rows(seen: GradientRelease, head: nn.Module, layout: Layout, most: i
         rows, sums = rows.clone(), sums.clone()
         rows[sign] -= rows[sign].median(dim=0).values
         sums[sign] -= sums[sign].median()
-    asked = (sums < -_ROUNDING * sums.abs().max()).nonzero().flatten()
-    asked = asked[sums[asked].argsort()[:most]]
-    return asked, (rows[asked] / sums[asked, None]).float()
+    targets = (sums < -_ROUNDING * sums.abs().max()).nonzero().flatten()
+    targets = targets[sums[targets].argsort()[:most]]
+    return targets, (rows[targets] / sums[targets, None]).float()
 
 
 def decode(states: Tensor, model: Classifier, anatomy: Anatomy, block: Block, layout: Layout, longest: int) -> Imprints:
-    """Return which token at which position each state is, by correlation within the coordinates of either.
+    """Return the token and position of each state, by correlation within the coordinates of each.
 
-    A norm only shifts and stretches all coordinates of a state together, so it leaves correlations as they are. The
-    same shift and stretch, found by comparing the state with what the token gives, are taken away from the tag.
+    A norm shifts and scales all coordinates of a state together, so it preserves correlations. Comparing a state with
+    that of its token gives the shift and scale, which are then removed from the tag.
     """
     embeddings = anatomy.embeddings
     words = _standard(embeddings.words[:, layout.words])
     codes = _standard(embeddings.positions[:longest, layout.places])
-    found = [
-        _decode(part, words, codes, model, anatomy, layout)
-        for part in torch.split(states.to(embeddings.words), _AT_ONCE)
+    chunks = [
+        _decode(part, words, codes, model, anatomy, layout) for part in torch.split(states.to(embeddings.words), _CHUNK)
     ]
-    tokens, places, matches, tags = (torch.cat(column) for column in zip(*found, strict=True))
+    tokens, places, matches, tags = (torch.cat(column) for column in zip(*chunks, strict=True))
     return Imprints(tokens, places, matches, tags, sources(anatomy, block, layout, tokens, places))
 
 
@@ -220,12 +222,12 @@ def _decode(
     by_word, tokens = (_standard(states[:, layout.words]) @ words.mT).max(dim=1)
     by_place, places = (_standard(states[:, layout.places]) @ codes.mT).max(dim=1)
     full = slice(layout.tag, layout.free)
-    given = residual(model, anatomy, tokens, places)[:, full]
-    found = states[:, full]
-    centred = given - given.mean(dim=1, keepdim=True)
-    stretch = (found * centred).sum(dim=1, keepdim=True) / centred.square().sum(dim=1, keepdim=True)
-    shift = found.mean(dim=1, keepdim=True) - stretch * given.mean(dim=1, keepdim=True)
-    tags = (states[:, layout.tags] - shift) / stretch
+    expected = residual(model, anatomy, tokens, places)[:, full]
+    actual = states[:, full]
+    centred = expected - expected.mean(dim=1, keepdim=True)
+    scale = (actual * centred).sum(dim=1, keepdim=True) / centred.square().sum(dim=1, keepdim=True)
+    shift = actual.mean(dim=1, keepdim=True) - scale * expected.mean(dim=1, keepdim=True)
+    tags = (states[:, layout.tags] - shift) / scale
     return tokens, places, torch.minimum(by_word, by_place), tags
 
 
@@ -239,27 +241,27 @@ def _weight(module: nn.Module) -> Tensor:
     return weight.detach()
 
 
-def groups(found: Imprints, count: int, sure: float) -> list[Words]:
+def groups(imprints: Imprints, count: int, clear_match: float) -> list[Words]:
     """Return at most `count` sentences whose states share a tag, the largest first.
 
-    Clear states form the groups; the others join the nearest. Within a group, states are assigned to positions so that
-    the total match is largest, one to a position.
+    Clear states form the groups; the others join the nearest group. Within a group, one state is assigned to each
+    position so that the total match is largest.
     """
-    if not len(found):
+    if not len(imprints):
         return []
-    tags, matches = found.tags.double().cpu().numpy(), found.matches.double().cpu().numpy()
-    clear = np.flatnonzero(matches >= min(sure, float(np.median(matches))))
+    tags, matches = imprints.tags.double().cpu().numpy(), imprints.matches.double().cpu().numpy()
+    clear = np.flatnonzero(matches >= min(clear_match, float(np.median(matches))))
     labels = _clusters(tags[clear], count)
-    largest = np.argsort(-np.bincount(labels), kind="stable")[:count]  # what is left over are mixtures of states
+    largest = np.argsort(-np.bincount(labels), kind="stable")[:count]  # the remaining groups are mixtures of states
     centres = np.stack([np.median(tags[clear][labels == k], axis=0) for k in largest])
     away = np.linalg.norm(tags[:, None] - centres, axis=2)
     nearest = np.where(away.min(axis=1) <= _reach(centres), away.argmin(axis=1), -1)
-    made = [_placed(found, np.flatnonzero(nearest == k), matches) for k in range(len(centres))]
-    return sorted((words for words in made if words), key=len, reverse=True)[:count]
+    placed = [_placed(imprints, np.flatnonzero(nearest == k), matches) for k in range(len(centres))]
+    return sorted((words for words in placed if words), key=len, reverse=True)[:count]
 
 
 def _reach(centres: npt.NDArray[np.float64]) -> float:
-    """Return how far from its group's tag a state may lie: half of the way to the next group."""
+    """Return the largest distance of a state from its group's tag: half the distance between the closest groups."""
     if len(centres) < 2:
         return math.inf
     apart = np.linalg.norm(centres[:, None] - centres, axis=2)
@@ -267,7 +269,7 @@ def _reach(centres: npt.NDArray[np.float64]) -> float:
 
 
 def _clusters(tags: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
-    """Return the number of each tag's group, cut as finely as leaves most tags in `count` groups."""
+    """Return the group of each tag, by the finest clustering with most tags in `count` groups."""
     if len(tags) == 1:
         return np.zeros(1, dtype=np.int64)
     length = float(np.median(np.linalg.norm(tags, axis=1)))
@@ -279,49 +281,49 @@ def _clusters(tags: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64
     return labels
 
 
-def _placed(found: Imprints, rows: npt.NDArray[np.int64], matches: npt.NDArray[np.float64]) -> Words:
+def _placed(imprints: Imprints, rows: npt.NDArray[np.int64], matches: npt.NDArray[np.float64]) -> Words:
     """Return the tokens of one group by position: the assignment of states to positions with the best total match."""
     if not len(rows):
         return {}
-    tokens, places = found.tokens[rows].tolist(), found.places[rows].tolist()
+    tokens, places = imprints.tokens[rows].tolist(), imprints.places[rows].tolist()
     positions = sorted(set(places))
     scores = np.zeros((len(rows), len(positions)))
     for i, place in enumerate(places):
         scores[i, positions.index(place)] = matches[rows[i]]
-    taken, columns = linear_sum_assignment(scores, maximize=True)
-    return {positions[j]: tokens[i] for i, j in zip(taken, columns, strict=True) if scores[i, j] > 0}
+    assigned, columns = linear_sum_assignment(scores, maximize=True)
+    return {positions[j]: tokens[i] for i, j in zip(assigned, columns, strict=True) if scores[i, j] > 0}
 
 
-def chains(found: Imprints, count: int) -> list[Words]:
+def chains(imprints: Imprints, count: int) -> list[Words]:
     """Return at most `count` sentences of a causal model, the longest first.
 
-    There a tag is the mean over the tokens up to a state's own. What is left of its sum without the state's own part is
-    the sum at the position before: each state follows the one whose sum that is. Sentences that begin alike share
-    states, so the states form a tree, and a sentence is a way from the root to a leaf.
+    In a causal model a tag is the mean over the tokens up to a state's own. Subtracting the state's own contribution
+    from its sum gives the sum at the previous position, so each state follows the state with that sum. Sentences with
+    the same beginning share states, so the states form a tree, and a sentence is a path from the root to a leaf.
     """
-    if not len(found):
+    if not len(imprints):
         return []
-    places = found.places.cpu().numpy()
-    sums = found.tags.double().cpu().numpy() * (places[:, None] + 1)
-    before = sums - found.sources.double().cpu().numpy()
-    matches = found.matches.double().cpu().numpy()
-    tokens = found.tokens.tolist()
-    ways: dict[int, Words] = {}  # the way to each state at the position before
+    places = imprints.places.cpu().numpy()
+    sums = imprints.tags.double().cpu().numpy() * (places[:, None] + 1)
+    before = sums - imprints.sources.double().cpu().numpy()
+    matches = imprints.matches.double().cpu().numpy()
+    tokens = imprints.tokens.tolist()
+    paths: dict[int, Words] = {}  # the path to each state at the previous position
     ended: list[Words] = []
     for place in range(int(places.max()) + 1):
         longer: dict[int, Words] = {}
         followed: set[int] = set()
         for row in _distinct(np.flatnonzero(places == place), sums, matches):
-            way: Words = {}
-            if ways:
-                last = min(ways, key=lambda k: float(np.linalg.norm(before[row] - sums[k])))
+            path: Words = {}
+            if paths:
+                last = min(paths, key=lambda k: float(np.linalg.norm(before[row] - sums[k])))
                 if _close(before[row], sums[last]):
-                    way = ways[last]
+                    path = paths[last]
                     followed.add(last)
-            longer[row] = {**way, place: tokens[row]}
-        ended += [way for row, way in ways.items() if row not in followed]
-        ways = longer
-    return sorted([*ended, *ways.values()], key=len, reverse=True)[:count]
+            longer[row] = {**path, place: tokens[row]}
+        ended += [path for row, path in paths.items() if row not in followed]
+        paths = longer
+    return sorted([*ended, *paths.values()], key=len, reverse=True)[:count]
 
 
 def _close(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> bool:
@@ -331,7 +333,7 @@ def _close(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> b
 def _distinct(
     rows: npt.NDArray[np.int64], sums: npt.NDArray[np.float64], matches: npt.NDArray[np.float64]
 ) -> list[int]:
-    """Return one row of each that have the same sums: the one that matches best."""
+    """Return one row for each distinct sum: the one with the best match."""
     kept: list[int] = []
     for row in rows[np.argsort(-matches[rows], kind="stable")].tolist():
         if not any(_close(sums[row], sums[k]) for k in kept):

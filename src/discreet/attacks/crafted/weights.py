@@ -1,4 +1,4 @@
-"""Weights that a malicious server sends out so that the gradient it gets back holds single states of single tokens."""
+"""Weights of a malicious server, crafted so that a client's gradient contains states of single tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from discreet.models.classifier import Classifier
 from discreet.models.encoder import layers_of
 from discreet.models.language_model import LanguageModel
 
-_PROBES = (16, 24)  # sentences of random tokens, and their length, by which the bins are laid
-_TAG = 4.0  # how much a tag is enlarged: the mean over a sentence of some dozen tokens is small
-_LIFT = 0.2  # what the feed-forward part adds to the last coordinate, about, in deviations of a state
-_SCORE = 0.1  # the weight by which a language head reads the last coordinate
+_PROBES = (16, 24)  # random sentences, and their length, for placing the thresholds
+_TAG = 4.0  # factor of a tag: the mean over a sentence of some dozen tokens is small
+_LIFT = 0.2  # approximate output of the feed-forward layers in the last coordinate, in standard deviations of a state
+_SCORE = 0.1  # weight of the last coordinate in a language head
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which coordinates of a state hold what: the sentence's tag, the position, the word, and one free for gradients.
+    """The coordinates of a state: the sentence's tag, the position, the word, and a free one for gradients.
 
     >>> layout = Layout.of(64)
     >>> layout.tags, layout.places, layout.words, layout.free
@@ -37,41 +37,41 @@ class Layout:
 
     @classmethod
     def of(cls, width: int) -> Layout:
-        """Return a layout for a width: an eighth for tags, a quarter for positions, at most 32 and 64."""
+        """Return the layout for a width: an eighth for tags, a quarter for positions, at most 32 and 64."""
         if width < 32:
             raise invalid("width", width, "at least 32", "Tags, positions and words share a state's coordinates.")
         return cls(width, min(32, width // 8), min(64, width // 4))
 
     @property
     def tags(self) -> slice:
-        """The coordinates that hold the tag of a sentence."""
+        """The coordinates of the tag of a sentence."""
         return slice(0, self.tag)
 
     @property
     def places(self) -> slice:
-        """The coordinates that hold the position."""
+        """The coordinates of the position."""
         return slice(self.tag, self.tag + self.place)
 
     @property
     def words(self) -> slice:
-        """The coordinates that hold the word."""
+        """The coordinates of the word."""
         return slice(self.tag + self.place, self.width - 1)
 
     @property
     def free(self) -> int:
-        """The coordinate that holds nothing and carries the gradient back."""
+        """The unused coordinate, which carries the gradient."""
         return self.width - 1
 
 
 def craft(model: Classifier, sharpness: float, rng: Rng) -> Classifier:
     """Return a copy of a model with the weights of a malicious server.
 
-    Words and positions become random codes in coordinates of their own. The first attention averages a projection of
-    all states it sees and writes it into the tag's coordinates: the same for all tokens of a sentence (in a causal
-    model, a running mean). Every other attention is silent, but for the last, which averages the free coordinate, so
-    that each state has a gradient whichever are pooled. Each first feed-forward layer measures its input along one
-    random direction and compares it with as many thresholds as it has rows; each second one adds to the free coordinate
-    alone, with alternating signs, so that the sum of a thousand rows stays small.
+    Words and positions become random codes in separate coordinates. The first attention layer averages a projection of
+    all visible states and writes it into the tag coordinates: the same for all tokens of a sentence (in a causal model,
+    a running mean). All other attention layers output zero, except the last, which averages the free coordinate, so
+    that each state has a gradient under any pooling. Each first feed-forward layer projects its input onto one random
+    direction and compares it with one threshold per row. Each second one adds only to the free coordinate, with
+    alternating signs, so that the sum of a thousand rows stays small.
     """
     crafted = copy.deepcopy(model)
     anatomy, blocks = dissect(crafted), blocks_of(crafted)
@@ -94,21 +94,21 @@ def craft(model: Classifier, sharpness: float, rng: Rng) -> Classifier:
             _measure(crafted, block, layout, sharpness, ids, source)
         if isinstance(crafted, LanguageModel):
             _read_by_sign(crafted, layout, source)
-    _require_tags(crafted, layout, ids)
+    _check_tags(crafted, layout, ids)
     return crafted
 
 
 def sources(anatomy: Anatomy, block: Block, layout: Layout, tokens: Tensor, places: Tensor) -> Tensor:
-    """Return what each token at its position adds to its sentence's tag, before the mean is taken."""
-    values = _rows(block.given[-1])[-layout.width :][: layout.tag]
+    """Return the contribution of each token at its position to its sentence's tag, before averaging."""
+    values = _rows(block.qkv[-1])[-layout.width :][: layout.tag]
     weight = _rows(block.output)[layout.tags, : layout.tag]
     return anatomy.embeddings.inputs(tokens, places) @ values.mT @ weight.mT
 
 
 def residual(model: Classifier, anatomy: Anatomy, tokens: Tensor, places: Tensor) -> Tensor:
-    """Return the states to which the first attention is added: normalised ones, or the bare sum where norms come first.
+    """Return the states to which the first attention is added: normalized ones, or the plain sum in pre-norm models.
 
-    Either way the tag's coordinates and the free one are zero.
+    In both cases the tag coordinates and the free one are zero.
     """
     embeddings = anatomy.embeddings
     inside = model.get_submodule(embeddings.norm_name) in set(layers_of(model.encoder)[0].modules())
@@ -125,11 +125,13 @@ def _rows(part: Projection) -> Tensor:
 
 
 def _set(part: Projection, rows: Tensor, bias: Tensor | None = None) -> None:
-    """Write the weight of a linear map, given as (outputs, inputs), and its bias, which is zero unless given."""
+    """Set the weight of a linear layer, (outputs, inputs), and its bias (default: zero)."""
     weight, own = part.module.weight, part.module.bias
     if not isinstance(own, Tensor) or not isinstance(weight, Tensor):
         name = part.name.removesuffix(".weight")
-        raise UnsupportedError(f"Expected a bias in {name!r}, found none. States are read as a ratio to its gradient.")
+        raise UnsupportedError(
+            f"Expected a bias in {name!r}, got none. States are computed as a ratio to its gradient."
+        )
     weight.copy_(part.rows(rows.to(weight)) if part.inputs_first else rows.to(weight))
     own.zero_() if bias is None else own.copy_(bias)
 
@@ -154,7 +156,7 @@ def _norm(module: nn.LayerNorm) -> None:
 
 
 def _reserve(model: Classifier, anatomy: Anatomy, layout: Layout) -> None:
-    """Keep the tag's coordinates and the free one empty behind the first norm, which subtracts a mean from all."""
+    """Zero the tag coordinates and the free one after the first norm, which subtracts the mean from all."""
     norm = model.get_submodule(anatomy.embeddings.norm_name)
     assert isinstance(norm, nn.LayerNorm)
     norm.weight[layout.tags] = 0.0
@@ -162,17 +164,17 @@ def _reserve(model: Classifier, anatomy: Anatomy, layout: Layout) -> None:
 
 
 def _silence(block: Block) -> None:
-    """Make attention look at all tokens alike and say nothing."""
-    for part in (*block.given, block.output):
+    """Make attention uniform over all tokens, with output zero."""
+    for part in (*block.qkv, block.output):
         _set(part, torch.zeros_like(_rows(part)))
 
 
 def _write(block: Block, values: Tensor, output: Tensor) -> None:
-    """Set the values and the output of an attention whose queries and keys are zero; the values come last."""
-    part = block.given[-1]
-    whole = torch.zeros_like(_rows(part))
-    whole[-len(values) :] = values
-    _set(part, whole)
+    """Set the values and the output of an attention layer whose queries and keys are zero; values are the last rows."""
+    part = block.qkv[-1]
+    rows = torch.zeros_like(_rows(part))
+    rows[-len(values) :] = values
+    _set(part, rows)
     _set(block.output, output)
 
 
@@ -180,8 +182,8 @@ def _tag(block: Block, layout: Layout, source: torch.Generator) -> None:
     like = _rows(block.output)
     values, output = torch.zeros_like(like), torch.zeros_like(like)
     width = layout.free - layout.tag
-    drawn = torch.randn((layout.tag, width), generator=source) / math.sqrt(width)
-    values[: layout.tag, layout.tag : layout.free] = drawn.to(like)
+    projection = torch.randn((layout.tag, width), generator=source) / math.sqrt(width)
+    values[: layout.tag, layout.tag : layout.free] = projection.to(like)
     output[layout.tags, : layout.tag] = _TAG * torch.eye(layout.tag).to(like)
     _write(block, values, output)
 
@@ -196,27 +198,27 @@ def _spread(block: Block, layout: Layout) -> None:
 def _measure(
     model: Classifier, block: Block, layout: Layout, sharpness: float, ids: Tensor, source: torch.Generator
 ) -> None:
-    """Lay thresholds at the quantiles of a random measurement of a block's feed-forward input."""
+    """Set thresholds at the quantiles of a random projection of a block's feed-forward input."""
     like = _rows(block.inner)
     direction = torch.randn(layout.width, generator=source)
     direction[layout.free] = 0.0
     direction = (direction / direction.norm()).to(like)
-    found = inputs_of(model, block.inner.module, ids) @ direction
+    values = inputs_of(model, block.inner.module, ids) @ direction
     count = like.shape[0]
     levels = (torch.arange(count, device=like.device) + 0.5) / count
-    thresholds = found.mean() + found.std() * math.sqrt(2) * torch.erfinv(2 * levels.double() - 1).to(like)
+    thresholds = values.mean() + values.std() * math.sqrt(2) * torch.erfinv(2 * levels.double() - 1).to(like)
     _set(block.inner, sharpness * direction.expand(count, -1), -sharpness * thresholds)
     outer = torch.zeros_like(_rows(block.outer))
     signs = 1.0 - 2.0 * (torch.arange(count, device=like.device) % 2)
-    outer[layout.free] = signs * _LIFT / (sharpness * float(found.std()))
+    outer[layout.free] = signs * _LIFT / (sharpness * float(values.std()))
     _set(block.outer, outer)
 
 
 def _read_by_sign(model: LanguageModel, layout: Layout, source: torch.Generator) -> None:
-    """Let a language head read the free coordinate alone, half of the tokens with a minus.
+    """Let a language head use only the free coordinate, with a negative weight for half of the tokens.
 
-    All tokens of one sign are then equally likely, whatever the state; what their gradients have in common can be taken
-    away, and a token that was asked for keeps the state that it was asked at.
+    All tokens of one sign are then equally likely in every state. Their common gradient can be subtracted, and the
+    remaining gradient of a target token is its state.
     """
     weight, bias = model.head.weight, model.head.bias
     assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
@@ -225,15 +227,15 @@ def _read_by_sign(model: LanguageModel, layout: Layout, source: torch.Generator)
     bias.zero_()
 
 
-def _require_tags(model: Classifier, layout: Layout, ids: Tensor) -> None:
-    """Reject a model whose attention did not do what it was crafted for."""
+def _check_tags(model: Classifier, layout: Layout, ids: Tensor) -> None:
+    """Reject a model whose attention does not compute the crafted tags."""
     anatomy, block = dissect(model), blocks_of(model)[0]
-    given = inputs_of(model, block.output.module, ids[:1])[0, -1]
+    attended = inputs_of(model, block.output.module, ids[:1])[0, -1]
     places = torch.arange(ids.shape[1], device=ids.device)
-    made = given @ _rows(block.output).mT
-    wanted = sources(anatomy, block, layout, ids[0], places).mean(dim=0)
-    if float((made[layout.tags] - wanted).abs().max()) > 1e-3 * float(wanted.abs().max()):
+    tags = (attended @ _rows(block.output).mT)[layout.tags]
+    expected = sources(anatomy, block, layout, ids[0], places).mean(dim=0)
+    if float((tags - expected).abs().max()) > 1e-3 * float(expected.abs().max()):
         raise UnsupportedError(
-            f"Expected attention of queries, keys and values in this order, found another in "
+            f"Expected attention with queries, keys and values in this order, got another in "
             f"{type(model.encoder).__name__}. Its states cannot be averaged by weights alone."
         )

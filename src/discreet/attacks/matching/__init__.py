@@ -1,1 +1,1 @@
-"""Gradient matching: candidate texts are changed until their gradient is the released one."""
+"""Gradient matching: candidate texts are optimized until their gradient matches the released one."""

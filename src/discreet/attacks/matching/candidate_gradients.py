@@ -1,13 +1,13 @@
-"""The gradients that candidate texts would give, compared with released ones and, where possible, never formed.
+"""Gradients of candidate texts, compared with released gradients without being materialized where possible.
 
 All candidates of all problems go through one forward and one backward pass, and the inner products and squared norms
-computed from it can be differentiated with respect to the candidates. For a linear layer with inputs X and output
-gradients D the weight's gradient is D^T X, so its inner product with a target T = U V^T is <D U, X V>, and its squared
-norm is <X X^T, D D^T>. Released tensors of one shape are stacked: each alone costs more to launch than to compute.
+are differentiable with respect to the candidates. For a linear layer with inputs X and output gradients D, the weight's
+gradient is D^T X, so its inner product with a target T = U V^T is <D U, X V>, and its squared norm is <X X^T, D D^T>.
+Released tensors of one shape are stacked, as launching each kernel costs more than its computation.
 
-Some numbers of a model have a zero gradient for every text, such as the biases of attention's keys: softmax does not
-change if the same number is added to all its inputs, and a key's bias does just that. What a client sends for it is
-rounding, or noise alone: it says nothing about the text, but it does say how large the noise is.
+Some parameters have a zero gradient for every text, such as the biases of attention's keys: adding the same number to
+all inputs of a softmax does not change it. A client sends only rounding errors or noise for them, so they reveal
+nothing about the text, but they do reveal the size of the noise.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.types import GradientRelease
 from discreet.models.classifier import Classifier
 
-_SPARE = 8  # columns beyond the number of tokens when the span of a target is sought
-_LOW_RANK = 1e-6  # a target is kept as factors if they miss at most this share of its norm
+_SPARE = 8  # columns beyond the number of tokens for the low-rank factors of a target
+_LOW_RANK = 1e-6  # a target is stored as factors if their relative error is at most this
 _TEXTS, _LENGTH = 4, 7
-_CANCELLED = 1e-4  # of the sum of absolute values is left: rounding leaves 1e-6, other numbers nearly all
+_CANCELLED = 1e-4  # |sum| over the sum of absolute values below which a sum cancels; rounding leaves 1e-6
 
 
 class Imitation:
-    """A private copy of the public model that imitates clients, and the releases it is compared with.
+    """A copy of the public model that computes what clients would send, and the releases to compare it with.
 
-    The word-embedding gradient is left out, as are the numbers that are zero for every text: attention's key biases.
-    `names` are the tensors compared, in order; `target_squares` has (problems, tensors), and `row_target_squares`
-    (problems, rows) for the table of positions, row by row.
+    The word-embedding gradient is left out, and so are the gradients that are zero for every text (key biases).
+    `names` are the compared tensors, in order. `target_squares` is (problems, tensors), and `row_target_squares`
+    (problems, rows) for the rows of the position embeddings.
     """
 
     def __init__(
         self, model: Classifier, seens: Sequence[GradientRelease], attack: str, signal_norm: float = 0.0
     ) -> None:
-        """Take what can be compared from releases of one kind, or reject them.
+        """Prepare the comparable tensors of releases of one kind; raise if there are none.
 
-        `signal_norm` is how long the gradients were before noise, if the attacker knows it from the protection.
+        `signal_norm` is the norm of the gradients before noise, if the attacker knows it from the protection.
         """
         anatomy = dissect(model)
         self.model = copy.deepcopy(model, {id(model.tokenizer): model.tokenizer}).eval()
@@ -64,9 +64,9 @@ class Imitation:
         self._alive = alive_masks(self.model, self.words)
         names = [n for n in shared if n not in self._alive or bool(self._alive[n].any())]
         self._tape = Tape(self.model, create_graph=True)
-        turned = _turned(self.model)
+        transposed = _transposed(self.model)
         rank = max(_tokens(seen) for seen in seens) + _SPARE
-        self._targets = {n: self._target(n, seens, n in turned, rank) for n in names}
+        self._targets = {n: self._target(n, seens, n in transposed, rank) for n in names}
         self._tables = [n for n in names if _is_table(self.model, n)]
         self._positions, self._rows = self._used_rows(anatomy, seens)
         self.row_target_squares = self._rows.square().sum(-1)
@@ -80,7 +80,7 @@ class Imitation:
         self.divisors = torch.tensor([seen.divisor for seen in seens], device=self.device)
         self.noise_std = self._noise(seens)
         for seen, noise in zip(seens, self.noise_std.tolist(), strict=True):
-            if noise == 0:  # also noise that the release does not name makes every row another than zero
+            if noise == 0:  # undeclared noise also makes every row nonzero
                 reject_pairs(seen, anatomy, attack)
         self.protected = torch.tensor([seen.guarantee is not None or seen.noise_std > 0 for seen in seens])
         self.protected = self.protected.to(self.device)
@@ -116,12 +116,11 @@ class Imitation:
         inner: list[Tensor] = []
         squares: list[Tensor] = []
         slots = {slot.name: slot for slot in record.slots}
-        # Tensors of one shape go together: there are many, and each alone costs more to launch than to compute.
         for names, target in self._pairs:
             pairs = [slots[name] for name in names]
-            found = pair_figures(pairs, target, s, k)  # type: ignore[arg-type]
-            inner.append(found[0])
-            squares.append(found[1])
+            products, norms = pair_figures(pairs, target, s, k)  # type: ignore[arg-type]
+            inner.append(products)
+            squares.append(norms)
         for names, values, alive in self._vectors:
             stacked = torch.stack([values_of(slots[name]) for name in names], 1)
             stacked = stacked.reshape(s, k, -1, *stacked.shape[1:]).sum(2) * alive
@@ -130,9 +129,9 @@ class Imitation:
         for name in self._tables:
             table = slots[name]
             assert isinstance(table, Lookup)
-            found = lookup_figures(table, self._targets[name].dense(), s, k)
-            inner.append(found[0][..., None])
-            squares.append(found[1][..., None])
+            products, norms = lookup_figures(table, self._targets[name].dense(), s, k)
+            inner.append(products[..., None])
+            squares.append(norms[..., None])
         scale = 1 / self.divisors[:, None, None]
         rows = self._row_figures(slots, s, k)
         return Figures(
@@ -143,10 +142,10 @@ class Imitation:
         )
 
     def _row_figures(self, slots: Mapping[str, Slot], s: int, k: int) -> tuple[Tensor, Tensor]:
-        """Return inner products and squared norms of each used row of the table of positions."""
+        """Return inner products and squared norms of each used row of the position embeddings."""
         if self._positions is None:
-            none = torch.zeros(s, k, 0, device=self.device)
-            return none, none
+            empty = torch.zeros(s, k, 0, device=self.device)
+            return empty, empty
         name, first = self._positions
         slot = slots[name]
         assert isinstance(slot, Lookup)
@@ -156,10 +155,9 @@ class Imitation:
         return (rows * self._rows[:, None]).sum(-1), rows.square().sum(-1)
 
     def _used_rows(self, anatomy: Anatomy, seens: Sequence[GradientRelease]) -> tuple[tuple[str, int] | None, Tensor]:
-        """Return the table of positions and its first row in use, and the released rows, (problems, rows, width)."""
-        known = anatomy.embeddings
+        """Return name and first used row of the position embeddings, and the released rows, (problems, rows, width)."""
         lengths = [length for seen in seens for length in seen.lengths or ()]
-        name, first = known.position_name, known.first_position
+        name, first = anatomy.embeddings.position_name, anatomy.embeddings.first_position
         if name not in self._tables:
             return None, torch.zeros(len(seens), 0, self.words.shape[1], device=self.device)
         table = self._targets[name].dense()
@@ -186,26 +184,26 @@ class Imitation:
         return self._targets[name].dense()
 
     def along(self, slot: Slot, direction: Tensor) -> Tensor:
-        """Return <g, direction>, (problems, candidates), for a direction of its own for every candidate."""
+        """Return <g, direction>, (problems, candidates), for one direction per candidate."""
         s, k = direction.shape[:2]
         if isinstance(slot, Pair):
             inputs, grads = by_unit(slot.inputs, s, k), by_unit(slot.grads, s, k)
-            found = (torch.bmm(inputs, direction.flatten(0, 1).mT) * grads).sum((1, 2))
+            products = (torch.bmm(inputs, direction.flatten(0, 1).mT) * grads).sum((1, 2))
         elif isinstance(slot, Lookup):
             flat = direction.flatten(0, 1)
             units = torch.arange(s * k, device=flat.device).repeat_interleave(slot.ids.shape[0] // (s * k))
             rows = flat[units[:, None], slot.ids]
-            found = without_padding(slot, (rows * slot.grads).sum(-1)).reshape(s * k, -1).sum(1)
+            products = without_padding(slot, (rows * slot.grads).sum(-1)).reshape(s * k, -1).sum(1)
         else:
             values = values_of(slot).reshape(s * k, -1, direction[0, 0].numel()).sum(1)
-            found = (values * direction.flatten(0, 1).flatten(1)).sum(1)
-        return found.view(s, k) / self.divisors[:, None]
+            products = (values * direction.flatten(0, 1).flatten(1)).sum(1)
+        return products.view(s, k) / self.divisors[:, None]
 
-    def _target(self, name: str, seens: Sequence[GradientRelease], turned: bool, rank: int) -> Target:
+    def _target(self, name: str, seens: Sequence[GradientRelease], transposed: bool, rank: int) -> Target:
         value = torch.stack([seen.gradients[name].detach().to(self.device, torch.float32) for seen in seens])
         if name in self._alive:
             value = value * self._alive[name]
-        if turned:
+        if transposed:
             value = value.mT.contiguous()
         return Target(value) if _is_table(self.model, name) else Target.of(value, rank)
 
@@ -214,29 +212,29 @@ class Imitation:
         return self.model.get_parameter(name).numel() if alive is None else int(alive.sum())
 
     def _noise(self, seens: Sequence[GradientRelease]) -> Tensor:
-        """Return the standard deviation of the noise on each release, read off the numbers that would be zero."""
-        named = torch.tensor([float(seen.noise_std) for seen in seens], device=self.device)
-        squares, count = torch.zeros_like(named), 0
+        """Return the noise standard deviation of each release: declared, or measured on gradients that are zero."""
+        declared = torch.tensor([float(seen.noise_std) for seen in seens], device=self.device)
+        squares, count = torch.zeros_like(declared), 0
         for name, alive in self._alive.items():
             dead = [seen.gradients[name].detach().to(self.device).float()[~alive] for seen in seens]
             squares = squares + torch.stack([part.square().sum() for part in dead])
             count += int((~alive).sum())
         if count == 0:
-            return named
-        found = (squares / count).sqrt()
-        largest = self.target_squares.sum(1).sqrt()
-        return torch.where(named > 0, named, torch.where(found > 1e-6 * largest, found, torch.zeros_like(found)))
+            return declared
+        measured = (squares / count).sqrt()
+        measured = torch.where(measured > 1e-6 * self.target_squares.sum(1).sqrt(), measured, 0.0)
+        return torch.where(declared > 0, declared, measured)
 
     def _signal(self, signal_norm: float) -> Tensor:
-        """Return the squared length of each gradient without its noise: as known, or as far as it can be told."""
+        """Return the squared norm of each gradient without noise: known, or estimated."""
         if signal_norm > 0:
             return torch.full_like(self.noise_std, signal_norm**2)
-        whole, square = self.target_squares.sum(1), self.noise_std.square()
+        total, variance = self.target_squares.sum(1), self.noise_std.square()
         count = self.sizes.sum()
-        return (whole - square * count).clamp_min(square * (2 * count).sqrt())
+        return (total - variance * count).clamp_min(variance * (2 * count).sqrt())
 
     def _shares(self) -> Tensor:
-        """Return each tensor's share of a gradient's squared length, over a few random texts, (tensors,)."""
+        """Return each tensor's share of a gradient's squared norm, over a few random texts, (tensors,)."""
         if not bool((self.noise_std > 0).any()):
             return torch.full((len(self.names),), 1 / len(self.names), device=self.device)
         source = torch.Generator().manual_seed(1)
@@ -252,8 +250,8 @@ def _tokens(seen: GradientRelease) -> int:
     return sum(seen.lengths) if seen.lengths is not None else 10**9
 
 
-def _turned(model: Classifier) -> set[str]:
-    """Return the weights that are kept as (inputs, outputs), as in GPT-2's Conv1D."""
+def _transposed(model: Classifier) -> set[str]:
+    """Return the weights that are stored as (inputs, outputs), as in GPT-2's Conv1D."""
     return {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
 
 
@@ -263,27 +261,26 @@ def _is_table(model: Classifier, name: str) -> bool:
 
 def _reject_unusable(model: Classifier, seens: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
     if not any(name.startswith("encoder.") for name in names):
-        found = ", ".join(names) or "nothing"
         raise UnsupportedError(
-            f"Expected gradients of the encoder's layers for {attack}, found {found}. A head's gradient tells one "
-            "vector, not a text; attack a release of all layers."
+            f"Expected gradients of the encoder's layers for {attack}, got {', '.join(names) or 'none'}. The gradient "
+            "of a head reveals one vector, not a text; attack a release of all layers."
         )
     shapes: Mapping[str, torch.Size] = {name: model.get_parameter(name).shape for name in names}
     for seen in seens:
         for name, shape in shapes.items():
             if seen.gradients[name].shape != shape:
-                given = tuple(seen.gradients[name].shape)
-                raise invalid(f"gradients[{name!r}].shape", given, f"equal to {tuple(shape)}", "Pass the same model.")
+                actual = tuple(seen.gradients[name].shape)
+                raise invalid(f"gradients[{name!r}].shape", actual, f"equal to {tuple(shape)}", "Pass the same model.")
             if not bool(torch.isfinite(seen.gradients[name]).all()):
-                raise UnsupportedError(f"Expected finite gradients for {attack}, found others in {name!r}.")
+                raise UnsupportedError(f"Expected finite gradients for {attack}, got NaN or infinity in {name!r}.")
 
 
 @dataclass(frozen=True)
 class Figures:
     """For each problem, candidate and tensor: <g, target> and |g|^2, of shape (problems, candidates, tensors).
 
-    `row_inner` and `row_squares` are the same for each row of the table of positions that is used, (problems,
-    candidates, rows); there are no rows where the model has no such table.
+    `row_inner` and `row_squares` are the same for each used row of the position embeddings, (problems, candidates,
+    rows); rows is 0 if the model has no position embeddings.
     """
 
     inner: Tensor
@@ -294,7 +291,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Target:
-    """One tensor of every release, (problems, *shape), matrices as (outputs, inputs); as factors where its rank is low.
+    """One tensor of every release, (problems, *shape), matrices as (outputs, inputs); factored if its rank is low.
 
     `left` is (problems, outputs, rank) with orthonormal columns, `right` is (problems, inputs, rank).
     """
@@ -305,22 +302,22 @@ class Target:
 
     @classmethod
     def of(cls, value: Tensor, rank: int) -> Target:
-        """Return a tensor as factors, if so few hold it; the first release tells of the others whether to try."""
+        """Return a tensor as factors if its rank is low enough; the first release decides whether to try the others."""
         if value.dim() != 3 or rank >= min(value.shape[1:]) // 2 or cls._factors(value[:1], rank) is None:
             return cls(value)
-        found = cls._factors(value, rank)
-        return cls(value) if found is None else cls(None, *found)
+        factors = cls._factors(value, rank)
+        return cls(value) if factors is None else cls(None, *factors)
 
     @staticmethod
     def _factors(value: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
-        """Return the factors of a rank, or None where they miss too much, as they do under noise."""
+        """Return the factors of a rank, or None if their error is too large, as under noise."""
         source = torch.Generator(device="cpu").manual_seed(0)
         probe = torch.randn(value.shape[2], rank, generator=source).to(value.device)
         left = torch.linalg.qr((value @ probe).double()).Q.float()
         right = value.mT @ left
-        missed = (value - left @ right.mT).flatten(1).norm(dim=1)
-        held = bool((missed <= _LOW_RANK * value.flatten(1).norm(dim=1)).all())
-        return (left, right) if held else None
+        error = (value - left @ right.mT).flatten(1).norm(dim=1)
+        exact = bool((error <= _LOW_RANK * value.flatten(1).norm(dim=1)).all())
+        return (left, right) if exact else None
 
     def dense(self) -> Tensor:
         """Return the tensor itself."""
@@ -351,7 +348,7 @@ def pair_figures(slots: Sequence[Pair], target: Target, s: int, k: int) -> tuple
 
 
 def lookup_figures(slot: Lookup, table: Tensor, s: int, k: int) -> tuple[Tensor, Tensor]:
-    """Return inner products and squared norms for a table that is looked up, (problems, candidates)."""
+    """Return inner products and squared norms for an embedding table, (problems, candidates)."""
     problem = torch.arange(s, device=table.device).repeat_interleave(slot.ids.shape[0] // s)
     inner = without_padding(slot, (table[problem[:, None], slot.ids] * slot.grads).sum(-1)).reshape(s, k, -1).sum(-1)
     ids, grads = slot.ids.reshape(s * k, -1), by_unit(slot.grads, s, k)
@@ -362,20 +359,20 @@ def lookup_figures(slot: Lookup, table: Tensor, s: int, k: int) -> tuple[Tensor,
 
 
 def values_of(slot: Slot) -> Tensor:
-    """Return the gradients of a one-dimensional tensor, one for each row."""
+    """Return the gradients of a one-dimensional tensor, one per row."""
     assert isinstance(slot, Vectors)
     return slot.values
 
 
-def without_padding(slot: Lookup, each: Tensor) -> Tensor:
-    """Return one number for each token, zero for padding, which a table does not learn from."""
-    return each if slot.padding is None else each * (slot.ids != slot.padding)
+def without_padding(slot: Lookup, values: Tensor) -> Tensor:
+    """Return one value per token, with zeros for padding, which has no gradient."""
+    return values if slot.padding is None else values * (slot.ids != slot.padding)
 
 
 def stacked_matrices(targets: dict[str, Target], names: Sequence[str]) -> list[tuple[list[str], Target]]:
     """Return the matrices grouped by shape: names, and their targets as (matrices, problems, outputs, inputs).
 
-    What is kept whole becomes a view of its group in `targets`, so that nothing is kept twice.
+    Dense targets become views of their group in `targets`, so that nothing is stored twice.
     """
     groups: dict[tuple[bool, torch.Size], list[str]] = defaultdict(list)
     for name in names:
@@ -383,7 +380,7 @@ def stacked_matrices(targets: dict[str, Target], names: Sequence[str]) -> list[t
         shape = target.dense().shape
         if len(shape) == 3:
             groups[target.value is None, shape].append(name)
-    found = []
+    stacks = []
     for (factored, _), members in groups.items():
         parts = [targets[name] for name in members]
         if factored:
@@ -393,45 +390,45 @@ def stacked_matrices(targets: dict[str, Target], names: Sequence[str]) -> list[t
             stacked = Target(torch.stack([part.dense() for part in parts]))
             for place, name in enumerate(members):
                 targets[name] = Target(stacked.dense()[place])
-        found.append((members, stacked))
-    return found
+        stacks.append((members, stacked))
+    return stacks
 
 
 def stacked_vectors(
     targets: Mapping[str, Target], names: Sequence[str], alive: Mapping[str, Tensor]
 ) -> list[tuple[list[str], Tensor, Tensor]]:
-    """Return the one-dimensional tensors grouped by size: names, targets and which numbers are alive."""
+    """Return the one-dimensional tensors grouped by size: names, targets and masks of live elements."""
     groups: dict[int, list[str]] = defaultdict(list)
     for name in names:
         value = targets[name].dense()
         if value.dim() == 2:
             groups[value.shape[1]].append(name)
-    found = []
+    stacks = []
     for size, members in groups.items():
         values = torch.stack([targets[name].dense() for name in members], 1)
         ones = torch.ones(size, device=values.device)
-        found.append((members, values, torch.stack([alive.get(name, ones).float() for name in members])))
-    return found
+        stacks.append((members, values, torch.stack([alive.get(name, ones).float() for name in members])))
+    return stacks
 
 
 def alive_masks(model: Classifier, words: Tensor) -> dict[str, Tensor]:
-    """Return, for each bias of the encoder that has dead numbers, which of its numbers are alive.
+    """Return, for each bias of the encoder with dead elements, the mask of its live elements.
 
-    A few random texts are sent through the model. A number is dead if its output gradients, which are there, always
-    cancel over the tokens of a text. Nothing private is looked at.
+    An element is dead if its output gradients are nonzero but always cancel over the tokens of a text. A few random
+    texts are sent through the model; no private data is used.
     """
     source = torch.Generator().manual_seed(0)
     ids = torch.randint(len(words), (_TEXTS, _LENGTH), generator=source).to(words.device)
-    kept: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
-    def keeper(name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(_module: nn.Module, _given: object, returned: Tensor) -> None:
-            kept[name] = returned
+    def recorder(name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        def record(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            outputs[name] = output
 
-        return keep
+        return record
 
     handles = [
-        module.register_forward_hook(keeper(f"encoder.{name}.bias"))
+        module.register_forward_hook(recorder(f"encoder.{name}.bias"))
         for name, module in model.encoder.named_modules()
         if isinstance(getattr(module, "bias", None), nn.Parameter) and not isinstance(module, nn.LayerNorm)
     ]
@@ -442,18 +439,17 @@ def alive_masks(model: Classifier, words: Tensor) -> dict[str, Tensor]:
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             scores = model(inputs)
             weights = torch.randn(scores.shape, generator=source).to(scores)
-            found: Any = torch.autograd.grad((scores * weights).sum(), list(kept.values()), allow_unused=True)
-
+            grads: Any = torch.autograd.grad((scores * weights).sum(), list(outputs.values()), allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
     masks: dict[str, Tensor] = {}
-    for name, grad in zip(kept, found, strict=True):
+    for name, grad in zip(outputs, grads, strict=True):
         if grad is None:
             continue
         rows = grad.reshape(_TEXTS, -1, grad.shape[-1])
-        left, whole = rows.sum(1).abs().amax(0), rows.abs().sum(1).amax(0)
-        alive = (left > _CANCELLED * whole) | (whole == 0)
+        sums, sizes = rows.sum(1).abs().amax(0), rows.abs().sum(1).amax(0)
+        alive = (sums > _CANCELLED * sizes) | (sizes == 0)
         if not bool(alive.all()):
             masks[name] = alive
     return masks

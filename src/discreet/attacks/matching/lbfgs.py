@@ -1,4 +1,4 @@
-"""L-BFGS for many problems at once: each row is a problem of its own, with its own history, step size and end."""
+"""Batched L-BFGS: each row is an independent problem, with its own history, step size and termination."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]  # (problems, numbers) to values and gradients
 After = Callable[[int, Tensor, Tensor], bool]  # the step's number, points and values; returns whether to continue
 
-_CURVATURE = 1e-10  # the least product of a step and its change of gradient that says something about the curvature
+_CURVATURE = 1e-10  # smallest product of a step and its change of gradient that counts as curvature
 _LEAST_STEP = 2.0**-20
 _FLOOR = 1e-30
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where each problem ended: the point with the least value met, that value, and whether it ended in NaN."""
+    """Result of each problem: the point with the smallest value, that value, and whether it ended in NaN."""
 
     points: Tensor
     values: Tensor
@@ -38,12 +38,12 @@ def minimise(
     enough: float = -math.inf,
     after: After | None = None,
 ) -> Minimum:
-    """Return the minima that L-BFGS reaches from the rows of `start`, at one more evaluation than steps.
+    """Return the minima that L-BFGS reaches from the rows of `start`, with one more evaluation than steps.
 
-    With `backtrack`, a step under which a row's value rises or is NaN is undone and halved; one that cannot be halved
-    any more clears the row's history. Without it every step is taken, and a row that meets NaN stops where it is: that
-    is the optimiser of the published attacks, and one reason why they fail. A row whose value is at most `enough` is
-    done. `after` is called after each step and says whether to continue.
+    With `backtrack`, a step that increases a row's value or makes it NaN is undone and halved; a step that cannot be
+    halved further clears the row's history. Without it, every step is taken, and a row that becomes NaN stops: that is
+    the optimizer of the published attacks, and one reason why they fail. A row stops when its value is at most
+    `enough`. `after` is called after each step and returns whether to continue.
 
     >>> target = torch.tensor([[1.0, -2.0], [3.0, 0.5]])
     >>> bowl = lambda x: ((x - target).square().sum(-1), 2 * (x - target))
@@ -56,7 +56,7 @@ def minimise(
     best, least = points, values
     broken = torch.zeros_like(values, dtype=torch.bool) if backtrack else ~torch.isfinite(values)
     curvature = _Curvature(values, history, _FLOOR if backtrack else _CURVATURE)
-    # There is no curvature yet, so the first step has a sum of absolute values of one; without backtracking, at most.
+    # There is no curvature yet, so the first step has an L1 norm of 1, or at most 1 without backtracking.
     length = 1.0 / gradients.abs().sum(dim=1).clamp_min(_FLOOR)
     directions = -gradients * (length if backtrack else length.clamp_max(1.0))[:, None]
     step = torch.full_like(values, rate)
@@ -93,7 +93,7 @@ def minimise(
 
 
 class _Curvature:
-    """The inverse curvature of each row, from its last steps and the changes of its gradient over them."""
+    """The inverse curvature of each row, from its last steps and the changes of its gradient."""
 
     def __init__(self, like: Tensor, history: int, least: float) -> None:
         self.history, self.least = history, least
@@ -101,7 +101,7 @@ class _Curvature:
         self.scale = torch.ones_like(like)
 
     def add(self, moves: Tensor, changes: Tensor) -> None:
-        """Add one step; a row without curvature keeps a step of zeros, which changes nothing."""
+        """Add one step; a row without curvature stores zeros, which have no effect."""
         curved = _dot(moves, changes)
         keep = curved > self.least
         moves, changes = torch.where(keep[:, None], moves, 0.0), torch.where(keep[:, None], changes, 0.0)

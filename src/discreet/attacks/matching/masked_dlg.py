@@ -1,4 +1,4 @@
-"""DLG against TextHide: matches a gradient by a dummy input and a dummy mask on its representation."""
+"""DLG against TextHide: matches a gradient by optimizing an input and a mask on its representation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FLOOR = 1e-30
 
 @runtime_checkable
 class Represents(Protocol):
-    """A network in two parts: inputs to representations, on which the mask acts, and these to class scores."""
+    """A network in two parts: inputs to representations, which are masked, and representations to class scores."""
 
     def represent(self, inputs: Tensor, /) -> Tensor:
-        """Return one representation for each input."""
+        """Return one representation per input."""
 
     def decide(self, vectors: Tensor, /) -> Tensor:
         """Return class scores."""
@@ -39,7 +39,7 @@ class Represents(Protocol):
 
 @dataclass(frozen=True)
 class Recovered:
-    """What many attacks at once ended with, one to a row: inputs, masks, weights of the inputs, distance, restarts."""
+    """Results of a batch of attacks, one per row: inputs, masks, weights of the inputs, distances, restarts."""
 
     inputs: Tensor = field(repr=False)
     masks: Tensor = field(repr=False)
@@ -50,18 +50,17 @@ class Recovered:
 
 @dataclass(frozen=True)
 class MaskedDLG(Attack):
-    """Gradient matching with the squared distance, by L-BFGS, where the client hides its representation by a mask.
+    """Gradient matching with the squared distance, by L-BFGS, against a client that masks its representation.
 
-    The attacker knows the network, the gradient and the label, and guesses the input and a real-valued mask, both from
-    normal numbers. With `inputs` above 1 it guesses as many inputs and the weights of their mixture too. `learn_mask`
-    off is DLG itself. A start that diverges to NaN is sampled again, at most `restarts` times, and counted. Against a
-    text classifier the inputs are vectors in the place of words, read as the nearest words. `seconds` is an upper
-    limit.
+    The attacker knows the network, the gradient and the label, and optimizes the input and a real-valued mask from
+    normal random values. With `inputs` above 1 it optimizes that many inputs and the weights of their mixture. Without
+    `learn_mask` it is DLG. A start that diverges to NaN is resampled at most `restarts` times, and counted. Against a
+    text classifier the inputs are word vectors, decoded as the nearest words. `seconds` is an upper limit.
 
     Paper: Huang et al. 2020, "TextHide", Algorithm 3, after Zhu et al. 2019, "Deep Leakage from Gradients".
-    Differs: several dummy inputs, where the paper keeps one however many were mixed; all runs are made at once; for
-    text, special tokens keep their places, vectors start with the length of words, a step that raises the distance is
-    undone and halved, and the distance is relative to the release, without the gradient of the word embeddings.
+    Differs: several dummy inputs, where the paper uses one for any number of mixed inputs; all runs are batched; for
+    text, special tokens keep their positions, vectors start with the norm of words, a step that increases the distance
+    is undone and halved, and the distance is relative to the release, without the gradient of the word embeddings.
     """
 
     inputs: int = 1
@@ -88,36 +87,37 @@ class MaskedDLG(Attack):
             positive("seconds", self.seconds, "It is the time for the whole search.")
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return in `details` the inputs, (inputs, *shape), the mask, the weights, the distance and the restarts.
+        """Return the guess, with mask, weights, distance and number of restarts in `details`.
 
-        The model of `knows` is a text classifier, and the guess has texts; or it has `represent` and `decide` on
-        tensors, and `knows.extra` has the `shape` of an input and, where labels were mixed, the `targets`, one weight
-        to a class; otherwise the release has the one label.
+        For a text classifier in `knows.model` the guess has texts. Any other model must have `represent` and `decide`
+        on tensors; `knows.extra` then has the `shape` of an input and, for mixed labels, the `targets`, one weight per
+        class, and `details` has the inputs, (inputs, *shape). Without `targets`, the release must have the label.
         """
         if seen.batch_size != 1:
             raise UnsupportedError(
-                f"Expected the gradient of one representation for {_NAME}, found a batch of {seen.batch_size}."
+                f"Expected the gradient of one representation for {_NAME}, got a batch of {seen.batch_size}. Attack a "
+                "batch of one."
             )
         if isinstance(knows.model, Classifier):
             return self._read_texts(knows.model, seen, rng)
         model = _network(knows)
         shape = tuple(knows.extra.get("shape", ()))
         if not shape:
-            raise UnsupportedError(f"Expected Knowledge(extra={{'shape': …}}) for {_NAME}: the shape of an input.")
-        _require_inputs_seen(model, seen, shape)
+            raise UnsupportedError(f"Expected Knowledge(extra={{'shape': …}}), the shape of an input, for {_NAME}.")
+        _check_depends_on_inputs(model, seen, shape)
         gradients = {name: value.detach()[None] for name, value in seen.gradients.items()}
-        found = self.recover(model, gradients, _targets(model, seen, knows, shape), shape, rng)
+        result = self.recover(model, gradients, _targets(model, seen, knows, shape), shape, rng)
         details: dict[str, Any] = {
-            "inputs": found.inputs[0],
-            "mask": found.masks[0],
-            "weights": found.weights[0],
-            "distance": float(found.distances[0]),
-            "restarts": int(found.restarts[0]),
+            "inputs": result.inputs[0],
+            "mask": result.masks[0],
+            "weights": result.weights[0],
+            "distance": float(result.distances[0]),
+            "restarts": int(result.restarts[0]),
         }
         return Guess(scores=(-details["distance"],), details=details)
 
     def _read_texts(self, model: Classifier, seen: GradientRelease, rng: Rng) -> Guess:
-        """Return the texts whose vectors, under some mask, give the released gradient."""
+        """Return the texts whose vectors, under some mask, match the released gradient."""
         limit = TimeLimit(self.seconds)
         problem = _TextProblem(model, seen, self)
         points, distances, restarts = self._minimise(lambda rows: problem, problem.size, problem.like, rng, limit)
@@ -138,7 +138,7 @@ class MaskedDLG(Attack):
     def recover(
         self, model: nn.Module, gradients: Mapping[str, Tensor], targets: Tensor, shape: Sequence[int], rng: Rng
     ) -> Recovered:
-        """Return what many independent attacks on one network find, each on its row of gradients and targets."""
+        """Return the results of independent attacks on one network, each on its row of gradients and targets."""
         problem = _Problem(model, dict(gradients), targets, tuple(shape), self)
         like = torch.empty(len(targets), dtype=targets.dtype, device=targets.device)
         points, distances, restarts = self._minimise(problem.at, problem.size, like, rng, TimeLimit(self.seconds))
@@ -148,9 +148,9 @@ class MaskedDLG(Attack):
     def _minimise(
         self, at: Callable[[Tensor], Objective], size: int, like: Tensor, rng: Rng, limit: TimeLimit
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return points of `size` numbers, one for each number in `like`, their distances, and how often it restarted.
+        """Return one point of `size` values per element of `like`, the distances and the numbers of restarts.
 
-        `at` gives the objective of some of the rows.
+        `at` returns the objective of some of the rows.
         """
         source = rng.torch("cpu", _NAME)
         points = torch.zeros(len(like), size, dtype=like.dtype, device=like.device)
@@ -196,15 +196,15 @@ def hidden_gradients(
 ) -> dict[str, Tensor]:
     """Return the gradient of each masked mixture: (runs, k, …) inputs, (runs, width) masks, (runs, k) weights.
 
-    Guarantee: none, a gradient gives its input away.
+    Guarantee: none, a gradient reveals its input.
     """
     forward, parameters = _Forward(model), _parameters(model)
 
     def one(x: Tensor, mask: Tensor, weight: Tensor, target: Tensor) -> dict[str, Tensor]:
         return grad(_loss, argnums=1)(forward, parameters, x, mask, weight, target)  # type: ignore[no-any-return]
 
-    found = vmap(one)(inputs, masks, weights, targets)
-    return {name.removeprefix("model."): value for name, value in found.items()}
+    gradients = vmap(one)(inputs, masks, weights, targets)
+    return {name.removeprefix("model."): value for name, value in gradients.items()}
 
 
 def _loss(
@@ -218,88 +218,96 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {f"model.{name}": value.detach() for name, value in model.named_parameters()}
 
 
+def _mask_and_weights(values: Tensor, width: int, settings: MaskedDLG) -> tuple[Tensor, Tensor]:
+    """Return the mask and the weights of the inputs from the values after the inputs, (…, values)."""
+    many, ones = settings.inputs, values.new_ones(*values.shape[:-1], 1)
+    mask = values[..., :width] if settings.learn_mask else ones
+    weights = values[..., values.shape[-1] - many :] if many > 1 else ones
+    return mask, torch.softmax(weights, dim=-1)
+
+
 class _Problem:
-    """The distance between gradients as a function of one row of numbers: inputs, mask, weights of the inputs."""
+    """The distance between gradients as a function of one vector: inputs, mask, weights of the inputs."""
 
     def __init__(
-        self, model: nn.Module, gradients: dict[str, Tensor], targets: Tensor, shape: tuple[int, ...], asked: MaskedDLG
+        self,
+        model: nn.Module,
+        gradients: dict[str, Tensor],
+        targets: Tensor,
+        shape: tuple[int, ...],
+        settings: MaskedDLG,
     ) -> None:
         self.forward, self.parameters = _Forward(model), _parameters(model)
         self.gradients = {f"model.{name}": value.to(targets) for name, value in gradients.items()}
-        self.targets, self.shape, self.asked = targets, shape, asked
+        self.targets, self.shape, self.settings = targets, shape, settings
         self.width = _width(model, shape, targets)
-        self.numbers = asked.inputs * math.prod(shape)
-        self.size = self.numbers + self.width * asked.learn_mask + (asked.inputs if asked.inputs > 1 else 0)
+        self.input_size = settings.inputs * math.prod(shape)
+        self.size = self.input_size + self.width * settings.learn_mask + (settings.inputs if settings.inputs > 1 else 0)
 
     def parts(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs, masks and weights that rows of numbers stand for."""
-        many = self.asked.inputs
-        inputs = points[..., : self.numbers].reshape(*points.shape[:-1], many, *self.shape)
-        rest = points[..., self.numbers :]
-        mask = rest[..., : self.width] if self.asked.learn_mask else torch.ones_like(points[..., :1])
-        weights = rest[..., rest.shape[-1] - many :] if many > 1 else torch.ones_like(points[..., :1])
-        return inputs, mask, torch.softmax(weights, dim=-1)
+        """Return the inputs, masks and weights of points."""
+        inputs = points[..., : self.input_size].reshape(*points.shape[:-1], self.settings.inputs, *self.shape)
+        return inputs, *_mask_and_weights(points[..., self.input_size :], self.width, self.settings)
 
     def at(self, rows: Tensor) -> Any:
         """Return values and gradients as a function of points, for some of the rows."""
         targets = self.targets[rows]
-        wanted = {name: value[rows] for name, value in self.gradients.items()}
-        each = vmap(grad_and_value(self._distance))
+        released = {name: value[rows] for name, value in self.gradients.items()}
+        batched = vmap(grad_and_value(self._distance))
 
         def objective(points: Tensor) -> tuple[Tensor, Tensor]:
-            slopes, values = each(points, targets, wanted)
+            slopes, values = batched(points, targets, released)
             return values, slopes
 
         return objective
 
-    def _distance(self, point: Tensor, target: Tensor, wanted: dict[str, Tensor]) -> Tensor:
-        made = grad(_loss, argnums=1)(self.forward, self.parameters, *self.parts(point), target)
-        return torch.stack([(made[name] - value).square().sum() for name, value in wanted.items()]).sum()
+    def _distance(self, point: Tensor, target: Tensor, released: dict[str, Tensor]) -> Tensor:
+        gradients = grad(_loss, argnums=1)(self.forward, self.parameters, *self.parts(point), target)
+        return torch.stack([(gradients[name] - value).square().sum() for name, value in released.items()]).sum()
 
 
 class _TextProblem:
-    """The distance between the gradients of a text classifier as a function of vectors in the place of words.
+    """The distance between the gradients of a text classifier as a function of word vectors.
 
-    One row of numbers holds the vectors of the words to be found, a mask on the representation, and weights of texts.
+    One point holds the vectors of the free words, a mask on the representation, and weights of the texts.
     """
 
-    def __init__(self, model: Classifier, seen: GradientRelease, asked: MaskedDLG) -> None:
+    def __init__(self, model: Classifier, seen: GradientRelease, settings: MaskedDLG) -> None:
         anatomy = dissect(model)
         reject_pairs(seen, anatomy, _NAME)
         parameters = dict(model.named_parameters())
         names = [name for name in seen.gradients if name != anatomy.embeddings.word_name]
         if any(name not in parameters for name in names) or not any(name.startswith("encoder.") for name in names):
             raise UnsupportedError(
-                f"Expected gradients of the encoder's own parameters for {_NAME}, found none of them, or others. What "
-                "a mask hides cannot be told from the head alone: any text fits, with some mask."
+                f"Expected gradients of the encoder's own parameters for {_NAME}, got none, or unknown parameters. The "
+                "head alone does not determine the text: any text fits, with some mask."
             )
-        known = Problems.of([seen], model, _NAME)
-        if model.task != "classification" or isinstance(model, LanguageModel) or known.labels is None:
+        problem = Problems.of([seen], model, _NAME)
+        if model.task != "classification" or isinstance(model, LanguageModel) or problem.labels is None:
             raise UnsupportedError(f"Expected a classifier, and the label in the release, for {_NAME}.")
-        self.model, self.asked = model, asked
+        self.model, self.settings = model, settings
         self.parameters = [parameters[name] for name in names]
         self.gradients = [seen.gradients[name].detach().to(model.device) for name in names]
         self.squares = torch.stack([value.square().sum() for value in self.gradients]).sum().clamp_min(_FLOOR)
-        self.label = known.labels[0]
-        self.free, self.ids = known.free[0, 0], known.ids[0, 0]
+        self.label = problem.labels[0]
+        self.free, self.ids = problem.free[0, 0], problem.ids[0, 0]
         self.words = anatomy.embeddings.words.detach()
         self.scale = float(self.words.norm(dim=-1).mean()) / math.sqrt(self.words.shape[1])
-        self.numbers = asked.inputs * int(self.free.sum()) * self.words.shape[1]
-        self.size = self.numbers + model.width * asked.learn_mask + (asked.inputs if asked.inputs > 1 else 0)
+        self.input_size = settings.inputs * int(self.free.sum()) * self.words.shape[1]
+        self.size = (
+            self.input_size + model.width * settings.learn_mask + (settings.inputs if settings.inputs > 1 else 0)
+        )
         self.like = torch.empty(1, device=model.device)
 
     def parts(self, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the vectors, (texts, tokens, width), the mask and the weights that a row of numbers stands for."""
-        many, width = self.asked.inputs, self.words.shape[1]
+        """Return the vectors, (texts, tokens, width), the mask and the weights of a point."""
+        many, width = self.settings.inputs, self.words.shape[1]
         vectors = self.words[self.ids].expand(many, -1, -1).clone()
-        vectors[:, self.free] = self.scale * point[: self.numbers].view(many, -1, width)
-        rest = point[self.numbers :]
-        mask = rest[: self.model.width] if self.asked.learn_mask else torch.ones_like(point[:1])
-        weights = rest[rest.shape[0] - many :] if many > 1 else torch.ones_like(point[:1])
-        return vectors, mask, torch.softmax(weights, dim=-1)
+        vectors[:, self.free] = self.scale * point[: self.input_size].view(many, -1, width)
+        return vectors, *_mask_and_weights(point[self.input_size :], self.model.width, self.settings)
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance, relative to the length of the release, and its gradient."""
+        """Return the distance, relative to the norm of the release, and its gradient."""
         points = points.detach().requires_grad_()
         vectors, mask, weights = self.parts(points[0])
         inputs = {"inputs_embeds": vectors, "attention_mask": torch.ones(vectors.shape[:2]).to(vectors)}
@@ -311,10 +319,10 @@ class _TextProblem:
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             scores = self.model.decide(mask * (weights[None] @ self.model.represent(inputs)))
             loss = nn.functional.cross_entropy(scores.float(), self.label)
-            made = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
             terms = [
-                (value if mine is None else mine - value).square().sum()
-                for mine, value in zip(made, self.gradients, strict=True)
+                (released if gradient is None else gradient - released).square().sum()
+                for gradient, released in zip(gradients, self.gradients, strict=True)
             ]
             distance = torch.stack(terms).sum() / self.squares
             slope = torch.autograd.grad(distance, points)[0]
@@ -324,11 +332,10 @@ class _TextProblem:
 
 def _network(knows: Knowledge) -> nn.Module:
     model = knows.model
-    parts = ("represent", "decide")
-    if model is None or not all(hasattr(model, part) for part in parts):
+    if model is None or not isinstance(model, Represents):
         raise UnsupportedError(
-            f"Expected Knowledge(model=…) to be a Classifier, or to have represent and decide on tensors for {_NAME}, "
-            f"found {type(model).__name__}. The server that sees the gradient also has the model; pass it."
+            f"Expected Knowledge(model=…) to be a Classifier, or to have represent and decide on tensors, for {_NAME}, "
+            f"got {type(model).__name__}. The server that sees the gradient also has the model; pass it."
         )
     return model
 
@@ -352,20 +359,19 @@ def _width(model: nn.Module, shape: Sequence[int], like: Tensor) -> int:
         return model.represent(torch.zeros(1, *shape).to(like)).shape[1]
 
 
-def _require_inputs_seen(model: nn.Module, seen: GradientRelease, shape: Sequence[int]) -> None:
-    """Reject a release in which no gradient depends on the inputs but through the masked representation."""
+def _check_depends_on_inputs(model: nn.Module, seen: GradientRelease, shape: Sequence[int]) -> None:
+    """Reject a release whose gradients depend on the inputs only through the masked representation."""
     assert isinstance(model, Represents)
     parameters = dict(model.named_parameters())
     unknown = [name for name in seen.gradients if name not in parameters]
     if unknown or not seen.gradients:
-        found = repr(unknown[0]) if unknown else "none"
-        raise UnsupportedError(f"Expected gradients of the model's own parameters for {_NAME}, found {found}.")
-    wanted = {name: parameters[name] for name in seen.gradients}
-    out = model.represent(torch.zeros(1, *shape).to(next(iter(wanted.values())))).sum()
-    before = list(wanted.values())
-    used = torch.autograd.grad(out, before, allow_unused=True) if out.requires_grad else [None]
-    if all(part is None for part in used):
+        name = repr(unknown[0]) if unknown else "none"
+        raise UnsupportedError(f"Expected gradients of the model's own parameters for {_NAME}, got {name}.")
+    released = [parameters[name] for name in seen.gradients]
+    out = model.represent(torch.zeros(1, *shape).to(released[0])).sum()
+    gradients = torch.autograd.grad(out, released, allow_unused=True) if out.requires_grad else [None]
+    if all(gradient is None for gradient in gradients):
         raise UnsupportedError(
-            f"Expected gradients of the layers before the mask for {_NAME}, found those of the head alone. What a mask "
-            "hides cannot be told from them: any input fits, with some mask."
+            f"Expected gradients of the layers before the mask for {_NAME}, got those of the head only. They do not "
+            "determine the input: any input fits, with some mask."
         )

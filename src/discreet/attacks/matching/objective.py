@@ -1,6 +1,6 @@
-"""The loss of candidate texts against releases: how far a candidate's gradient lies from a released one.
+"""The loss of candidate texts: the distance between a candidate's gradient and the released one.
 
-DLG, TAG and LAMP differ in the distance. Candidates are vectors or tokens, with or without a graph, in portions.
+DLG, TAG and LAMP use different distances. Candidates are vectors or tokens, with or without a graph, in chunks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from discreet.core.errors import non_negative, probability
 from discreet.models.ngram import Prior
 
 _FLOOR = 1e-30
-_SPREAD = 0.05  # how much of a tensor's cosine tells nothing even without noise; noise below that does not matter
+_SPREAD = 0.05  # error of a tensor's cosine even without noise; smaller noise does not matter
+# Tokens per pass: limited by the cache of a CPU, and by the memory of a GPU at 300 kB per token.
 _TOKENS = {"cpu": 1024, "cuda": 60_000}
 
 
 class MatchingLoss(Protocol):
-    """A distance from what candidates would send to what was sent, (problems, candidates)."""
+    """A distance between the gradients of candidates and the released ones, (problems, candidates)."""
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
-        """Return the distances; they can be differentiated with respect to the candidates."""
+        """Return the distances, differentiable with respect to the candidates."""
         ...
 
 
@@ -37,11 +38,11 @@ class MatchingLoss(Protocol):
 class SquaredDistance:
     """The squared distance over all tensors together, as in DLG.
 
-    A protected release has lost its length to the clip, so the candidate's is then the one that fits best.
+    Clipping changes the norm of a protected release, so the candidate's gradient is then scaled to the best fit.
     """
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
-        """Return the distances, relative to the squared length of the release."""
+        """Return the distances, relative to the squared norm of the release."""
         figures = imitation.figures(record, shape)
         inner, squares = figures.inner.sum(-1), figures.squares.sum(-1)
         target = imitation.target_squares.sum(-1)[:, None]
@@ -53,12 +54,12 @@ class SquaredDistance:
 class MeanCosine:
     """One minus the cosine, averaged over tensors, as in LAMP.
 
-    Under noise of standard deviation s, a tensor whose gradient would have length g can only reach a cosine of a =
-    g / r with what was released, of length r. So it is one minus the cosine over a, and counts g^2 / (0.05^2 g^2 +
-    s^2). Where there is no noise that is the mean of the paper; where it prevails, the likelihood of the release.
+    Under noise of standard deviation s, a tensor whose gradient has norm g can reach at most a cosine of a = g / r with
+    the released tensor, of norm r. So the loss is one minus the cosine over a, with weight g^2 / (0.05^2 g^2 + s^2).
+    Without noise that is the mean of the paper; under large noise, the likelihood of the release.
 
-    Without noise, the mean over the rows of the table of positions, each a tensor of its own, has the share `rows` of
-    it: a row's gradient tells most of the token in its place.
+    Without noise, the mean over the rows of the position embeddings, each treated as a tensor, has the share `rows` of
+    the loss: a row's gradient depends mostly on the token at its position.
     """
 
     rows: float = 0.0
@@ -68,29 +69,29 @@ class MeanCosine:
         probability("rows", self.rows)
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
-        """Return the distances: 0 for what was released, about 1 for what has nothing to do with it."""
+        """Return the distances: 0 for a perfect match, about 1 for an unrelated text."""
         figures = imitation.figures(record, shape)
         lengths = figures.squares.clamp_min(_FLOOR).sqrt() * reachable_lengths(imitation)[:, None]
         weights = signal_weights(imitation)
         weights = weights / weights.sum(-1, keepdim=True)
-        found = ((1 - figures.inner / lengths) * weights[:, None]).sum(-1)
+        by_tensor = ((1 - figures.inner / lengths) * weights[:, None]).sum(-1)
         if self.rows == 0 or figures.row_inner.shape[-1] == 0:
-            return found
+            return by_tensor
         targets = imitation.row_target_squares[:, None]
         lengths = figures.row_squares.clamp_min(_FLOOR).sqrt() * targets.clamp_min(_FLOOR).sqrt()
-        apart = 1 - figures.row_inner / lengths
-        used = (targets > 0).to(apart.dtype)
-        by_row = (apart * used).sum(-1) / used.sum(-1).clamp_min(1)
-        share = self.rows * ((imitation.noise_std == 0) & (used.sum(-1) > 0)[:, 0]).to(apart.dtype)[:, None]
-        return (1 - share) * found + share * by_row
+        distances = 1 - figures.row_inner / lengths
+        used = (targets > 0).to(distances.dtype)
+        by_row = (distances * used).sum(-1) / used.sum(-1).clamp_min(1)
+        share = self.rows * ((imitation.noise_std == 0) & (used.sum(-1) > 0)[:, 0]).to(distances.dtype)[:, None]
+        return (1 - share) * by_tensor + share * by_row
 
 
 @dataclass(frozen=True)
 class SquaredAndAbsolute:
     """The squared distance plus `absolute` times the sum of absolute differences, as in TAG.
 
-    Absolute differences need the gradients themselves. They are formed once, without a graph; their derivative is a
-    fixed direction v, and what is differentiated is <g, v>, from layer inputs and output gradients.
+    Absolute differences need the gradients themselves. They are materialized once, without a graph; their derivative is
+    a fixed direction v, and the differentiable part is <g, v>, from layer inputs and output gradients.
     """
 
     absolute: float = 0.01
@@ -100,7 +101,7 @@ class SquaredAndAbsolute:
         non_negative("absolute", self.absolute)
 
     def __call__(self, imitation: Imitation, record: Record, shape: torch.Size) -> Tensor:
-        """Return the distances, relative to the length of the release."""
+        """Return the distances, relative to the norm of the release."""
         s, k = shape[:2]
         with torch.no_grad():
             figures = imitation.figures(record, shape)
@@ -124,31 +125,28 @@ class SquaredAndAbsolute:
 
 
 def fitting_scale(imitation: Imitation, inner: Tensor, squares: Tensor) -> Tensor:
-    """Return what multiplies candidates' gradients: one, or for protected releases what brings them closest."""
+    """Return the factor of candidates' gradients: 1, or the best fit for protected releases."""
     fitting = (inner.detach() / squares.detach().clamp_min(_FLOOR)).clamp_min(0)
     return torch.where(imitation.protected[:, None], fitting, torch.ones_like(fitting))
 
 
 def reachable_lengths(imitation: Imitation) -> Tensor:
-    """Return the length of each tensor without its noise, as far as it is known, (problems, tensors)."""
+    """Return the estimated norm of each tensor without noise, (problems, tensors)."""
     whole = imitation.target_squares.sqrt().clamp_min(_FLOOR)
-    # How the length is shared among the tensors is known from other texts; the length, from the protection.
+    # Other texts give each tensor's share of the norm; the protection gives the norm.
     signal = (imitation.shares * imitation.signal_squares[:, None]).sqrt().clamp_min(1e-9)
     return torch.where(imitation.noise_std[:, None] > 0, torch.minimum(signal, whole), whole)
 
 
 def signal_weights(imitation: Imitation) -> Tensor:
-    """Return how much each tensor tells, (problems, tensors): log-likelihood for a unit of its distance."""
+    """Return the log-likelihood per unit of each tensor's distance, (problems, tensors)."""
     squares = reachable_lengths(imitation).square()
     return squares / (_SPREAD**2 * squares + imitation.noise_std[:, None].square())
 
 
 def evidence(imitation: Imitation) -> Tensor:
-    """Return the log-likelihood that a unit of the mean cosine is worth, (problems,)."""
+    """Return the log-likelihood per unit of the mean cosine, (problems,)."""
     return signal_weights(imitation).sum(-1)
-
-
-# Tokens that go through the model together: a CPU's cache is soon full, a GPU's memory holds 300 kB a token.
 
 
 @dataclass(frozen=True)
@@ -169,8 +167,8 @@ class Objective:
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             losses = self(x, labels)
-        (found,) = torch.autograd.grad(losses.sum(), x)
-        return losses.detach(), found
+        (gradients,) = torch.autograd.grad(losses.sum(), x)
+        return losses.detach(), gradients
 
     @torch.no_grad()
     def of_many(
@@ -180,16 +178,16 @@ class Objective:
         labels: Tensor | None = None,
         limit: TimeLimit | None = None,
     ) -> Tensor:
-        """Return the losses of `count` candidates a problem, made in portions; infinite where the time was up."""
-        s, step = len(self.problems.mask), portion(self)
-        found = torch.full((s, count), torch.inf, device=self.imitation.device)
+        """Return the losses of `count` candidates per problem, in chunks; infinite for those after the time limit."""
+        s, step = len(self.problems.mask), chunk_size(self)
+        losses = torch.full((s, count), torch.inf, device=self.imitation.device)
         for start in range(0, count, step):
             if start and limit is not None and limit.over():
                 break
             part = slice(start, min(start + step, count))
-            mine = labels if labels is None or labels.shape[1] == 1 else labels[:, part]
-            found[:, part] = self(candidates(part), mine)
-        return torch.nan_to_num(found, nan=torch.inf)
+            own_labels = labels if labels is None or labels.shape[1] == 1 else labels[:, part]
+            losses[:, part] = self(candidates(part), own_labels)
+        return torch.nan_to_num(losses, nan=torch.inf)
 
     def of_tokens(self, tokens: Tensor, labels: Tensor | None = None, limit: TimeLimit | None = None) -> Tensor:
         """Return the losses of tokens, (problems, candidates, sentences, tokens)."""
@@ -198,19 +196,19 @@ class Objective:
 
     @cached_property
     def evidence(self) -> Tensor:
-        """The log-likelihood that a unit of the loss is worth, if it is the mean cosine, (problems,)."""
+        """The log-likelihood per unit of the loss, if it is the mean cosine, (problems,)."""
         return evidence(self.imitation)
 
     def surprise(self, tokens: Tensor, prior: Prior | None) -> Tensor:
-        """Return what a prior adds to the losses of tokens, (problems, candidates): minus their log-probability.
+        """Return the prior's term in the losses of tokens, (problems, candidates): minus their log-probability.
 
-        It is in units of the loss: the less noise, the more the release tells, and the less the prior counts.
+        It is in units of the loss: the less noise, the smaller the prior's weight.
         """
         if prior is None:
             return torch.zeros(tokens.shape[:2], device=tokens.device)
         mask = self.problems.mask[:, None].expand_as(tokens)
-        each = prior.surprise(tokens.flatten(0, 2), mask.flatten(0, 2)).view(tokens.shape[:3])
-        return (each * mask.sum(-1)).sum(-1) / self.evidence[:, None]
+        per_token = prior.surprise(tokens.flatten(0, 2), mask.flatten(0, 2)).view(tokens.shape[:3])
+        return (per_token * mask.sum(-1)).sum(-1) / self.evidence[:, None]
 
     def _labels(self, x: Tensor, labels: Tensor | None) -> Tensor:
         s, k, b = x.shape[:3]
@@ -220,6 +218,6 @@ class Objective:
         return self.problems.labels[:, None].expand(s, k, b)
 
 
-def portion(objective: Objective) -> int:
-    """Return how many candidates a problem go through the model together."""
+def chunk_size(objective: Objective) -> int:
+    """Return the number of candidates per problem in one pass."""
     return max(1, _TOKENS.get(objective.imitation.device.type, 1024) // objective.problems.mask.numel())

@@ -1,6 +1,6 @@
-"""The end of a search: single tokens are exchanged and orders changed while the loss of the sentence itself falls.
+"""The last part of a search: single tokens are exchanged and reordered while the loss of the sentence decreases.
 
-Moves over the order of a sentence's tokens are: swap two, move one, move a stretch, rotate.
+Moves on the order of a sentence's tokens are: swap two, move one, move a segment, rotate.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from discreet.core.errors import probability, whole
 from discreet.core.randomness import Rng
 from discreet.models.ngram import NGram, Prior
 
-_COMMON = 2000  # the tokens among which those that fit a place are sought
-_FOUND = 0.01  # a text with this loss and no better neighbour is taken to be the one
+_COMMON = 2000  # most frequent tokens among which the prior proposes
+_SOLVED = 0.01  # a text with at most this loss and no better neighbour is accepted
 
 
 class Vectors(Protocol):
-    """What is left of the descent: the best vectors, and the vocabulary they are read with."""
+    """The result of the descent: the best vectors, and the vocabulary to decode them."""
 
     vocabulary: Vocabulary
 
@@ -34,21 +34,21 @@ class Vectors(Protocol):
         ...
 
     def labels(self) -> Tensor | None:
-        """Return soft labels where they are learned."""
+        """Return soft labels if they are learned."""
         ...
 
 
 @dataclass(frozen=True)
 class Polish:
-    """Rounds of trying other tokens at each place, and other orders of each sentence's tokens.
+    """Rounds that try other tokens at each position, and other orders of each sentence's tokens.
 
-    At a place, the `near` tokens nearest to its vector are tried, as many that are nearest to its present token, the
-    `cheap` ones that the slope of the loss favours, and the `likely` ones that an n-gram prior finds most fitting
-    between its neighbours. Only the share `places` of the places, those whose vectors are farthest from their tokens,
-    is tried. The changes that help are made together, as many as help most.
+    Each position tries the `near` tokens nearest to its vector, the `near` tokens nearest to its current token, the
+    `cheap` tokens that the gradient of the loss favors, and the `likely` tokens that an n-gram prior finds most likely
+    between its neighbours. Only the share `places` of the positions is tried, those whose vectors are farthest from
+    their tokens. The changes that improve the score are applied together, as many as improve it most.
 
-    The score is the loss plus the prior, weighed as likelihood and prior probability are: the less noise, the less
-    the prior counts.
+    The score is the loss plus the prior, weighted as likelihood and prior probability: the less noise, the smaller the
+    prior's weight.
     """
 
     rounds: int = 12
@@ -76,7 +76,7 @@ class Polish:
         limit: TimeLimit,
         rng: Rng,
     ) -> tuple[Tensor, Tensor]:
-        """Return better tokens, (problems, 1, sentences, tokens), and their scores, starting from several."""
+        """Return improved tokens, (problems, 1, sentences, tokens), and their scores, from several candidates."""
         labels = vectors.labels()
         scores = _Score(objective, prior, labels, limit)(tokens)
         first = scores.argmin(1)
@@ -92,9 +92,9 @@ class Polish:
         source = rng.torch(tokens.device, "Gradient matching")
         quiet = 0
         for _ in range(self.rounds):
-            if quiet > 1 or (quiet and bool((best < _FOUND).all())) or limit.over():
+            if quiet > 1 or (quiet and bool((best < _SOLVED).all())) or limit.over():
                 break
-            if quiet:  # nothing helps at the places in doubt, so all are tried
+            if quiet:  # no improvement at the doubtful positions, so try all of them
                 doubtful = objective.problems.free
             before = best.clone()
             now, best = self._exchanges(objective, score, vectors.vocabulary, near, doubtful, now, best)
@@ -103,7 +103,7 @@ class Polish:
         return now, best
 
     def _doubtful(self, objective: Objective, x: Tensor, now: Tensor) -> Tensor:
-        """Return the places to try, (problems, sentences, tokens): free ones, far from their tokens first."""
+        """Return the positions to try, (problems, sentences, tokens): free ones, farthest from their tokens first."""
         free = objective.problems.free
         certain = F.cosine_similarity(x, objective.imitation.words[now], dim=-1)[:, 0]
         rank = torch.where(free, certain, torch.inf).flatten(1).argsort(1).argsort(1).view_as(free)
@@ -119,7 +119,7 @@ class Polish:
         now: Tensor,
         best: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Try other tokens at every place; make the best change, or all that help, if together they help more."""
+        """Try other tokens at every position; apply the best change, or several if together they improve more."""
         s, _, b, t = now.shape
         kin = vocabulary.nearest(objective.imitation.words[now], self.near + 1)[..., 1:]
         options = torch.cat([near, kin], -1)
@@ -148,12 +148,11 @@ class Polish:
         scores[:, useful] = score(tried)
         each = scores.view(s, b * t, n).min(-1)
         values = options[:, 0].flatten(1, 2).gather(-1, each.indices[..., None])[..., 0]
-        # The places in the order of what they gain: the first alone, the first two together, and so on.
+        # Positions in the order of their gain: the first alone, the first two together, and so on.
         rank = each.values.argsort(1).argsort(1)
         most = max(1, int((each.values < best).sum(1).max()))
-        changed = (rank[:, None] < torch.arange(1, most + 1, device=now.device)[:, None]) & (each.values < best)[
-            :, None
-        ]
+        changed = rank[:, None] < torch.arange(1, most + 1, device=now.device)[:, None]
+        changed = changed & (each.values < best)[:, None]
         together = torch.where(changed, values[:, None], now.flatten(2))
         return _better(score, now, best, together.view(s, most, b, t))
 
@@ -181,21 +180,21 @@ class _Score:
 
 
 def _better(score: _Score, now: Tensor, best: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best of what is and what was tried, for each problem."""
+    """Return the best of the current and the tried tokens, for each problem."""
     scores = torch.cat([best, score(tried)], 1)
-    every = torch.cat([now, tried], 1)
+    tokens = torch.cat([now, tried], 1)
     chosen = scores.argmin(1)
     return (
-        every.gather(1, chosen.view(-1, 1, 1, 1).expand(-1, 1, *now.shape[2:])),
+        tokens.gather(1, chosen.view(-1, 1, 1, 1).expand(-1, 1, *now.shape[2:])),
         scores.gather(1, chosen[:, None]),
     )
 
 
 def reorderings(counts: Tensor, length: int, first: int, proposals: int, source: torch.Generator) -> Tensor:
-    """Return `proposals` orders of the tokens of each sentence, (sentences, proposals, length); the first changes none.
+    """Return `proposals` orders of the tokens of each sentence, (sentences, proposals, length); the first is unchanged.
 
-    The free tokens of a sentence are `counts` many from place `first`; all others keep their places. Row i of an order
-    says which token comes to each place. The four kinds of move take turns.
+    A sentence has `counts` free tokens from position `first`; all others keep their positions. An order holds, for each
+    position, the index of the token that moves there. The four kinds of move alternate.
 
     >>> orders = reorderings(torch.tensor([3]), 5, 1, 5, torch.Generator().manual_seed(0))
     >>> orders.shape, orders[0, 0].tolist(), bool((orders.sort(-1).values == torch.arange(5)).all())
@@ -210,7 +209,7 @@ def reorderings(counts: Tensor, length: int, first: int, proposals: int, source:
     low, high = torch.minimum(one, other), torch.maximum(one, other)
     kind = (torch.arange(proposals, device=device) % 4).expand(n, proposals)
     end = first + count
-    # Moving a token, moving a stretch and rotating all exchange two neighbouring stretches [a, b) and [b, c).
+    # Moving a token, moving a segment and rotating all exchange two adjacent segments [a, b) and [b, c).
     ahead = draws[..., 2] < 0.5
     a, c = low, high + 1
     b = torch.where(ahead, low + 1, high)

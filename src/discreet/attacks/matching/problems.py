@@ -1,4 +1,4 @@
-"""What is known of the texts behind a set of releases before the search: lengths, labels, special tokens, words."""
+"""Inputs of the search: lengths, labels and special tokens of the texts behind releases, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
 from discreet.models.classifier import Classifier
 
-_AT_ONCE = 4096  # vectors compared with the whole vocabulary together
+_CHUNK = 4096  # vectors compared with the whole vocabulary at once
 
 
 @dataclass(frozen=True)
 class Problems:
-    """S releases of B texts each, all padded to T tokens; the special tokens are fixed, the others to be found.
+    """S releases of B texts each, padded to T tokens; special tokens are fixed, all others are free.
 
-    `ids` holds the fixed tokens. `labels` is (problems, sentences), or None where they are to be learned.
+    `ids` holds the fixed tokens. `labels` is (problems, sentences), or None if they are learned.
     """
 
     mask: Tensor = field(repr=False)  # (problems, sentences, tokens), 1 for real tokens
-    free: Tensor = field(repr=False)  # (problems, sentences, tokens), true where a token is to be found
+    free: Tensor = field(repr=False)  # (problems, sentences, tokens), True where a token is searched for
     ids: Tensor = field(repr=False)
     labels: Tensor | None = field(repr=False)
-    first: int  # the place of the first free token
+    first: int  # position of the first free token
 
     @property
     def counts(self) -> Tensor:
@@ -37,17 +37,17 @@ class Problems:
 
     @classmethod
     def of(cls, seens: Sequence[GradientRelease], model: Classifier, attack: str) -> Problems:
-        """Return what releases of one batch size tell, or reject them."""
+        """Return the problems of releases of one batch size; raise if lengths are unknown."""
         sizes = {seen.batch_size for seen in seens}
         if len(sizes) != 1:
-            raise UnsupportedError(f"Expected releases of one batch size, found {sorted(sizes)}. Attack them in turn.")
+            raise UnsupportedError(f"Expected releases of one batch size, got {sorted(sizes)}. Attack them separately.")
         bare = [int(i) for i in model.tokenizer("")["input_ids"]]
         opening, closing = (bare[:1], bare[1:]) if len(bare) == 2 else ([], [])
         lengths = torch.tensor([_lengths(seen, model, attack) for seen in seens])
         if int(lengths.min()) < len(bare) or int(lengths.max()) > model.max_length:
             raise UnsupportedError(
-                f"Expected lengths in {len(bare)} … {model.max_length} tokens, found {int(lengths.min())} … "
-                f"{int(lengths.max())}. They count the special tokens too."
+                f"Expected lengths in {len(bare)} … {model.max_length} tokens, got {int(lengths.min())} … "
+                f"{int(lengths.max())}. They include the special tokens."
             )
         place = torch.arange(int(lengths.max()))
         mask = (place < lengths[..., None]).long()
@@ -75,19 +75,19 @@ def _lengths(seen: GradientRelease, model: Classifier, attack: str) -> tuple[int
     name = _positions_name(seen, model)
     if name is None or seen.batch_size != 1 or seen.noise_std > 0 or seen.guarantee is not None:
         raise UnsupportedError(
-            f"Expected the lengths of the texts in the release for {attack}, found none. Without noise and for one "
-            "text they are read off the position embeddings; else try several."
+            f"Expected the lengths of the texts in the release for {attack}, got none. For one text without noise they "
+            "are read from the position embeddings; otherwise try several lengths."
         )
     rows = (seen.gradients[name].abs().sum(1) > 0).nonzero().flatten()
     return (int(rows.max() - rows.min()) + 1,) if len(rows) else (0,)
 
 
 def _positions_name(seen: GradientRelease, model: Classifier) -> str | None:
-    """Return the name of the table of positions: the one table that is neither of words nor of types."""
-    known = dissect(model).embeddings
+    """Return the name of the position embeddings: the table that is neither for words nor for types."""
+    embeddings = dissect(model).embeddings
     for name in seen.gradients:
         owner = model.get_submodule(name.rpartition(".")[0])
-        if isinstance(owner, torch.nn.Embedding) and name not in (known.word_name, known.type_name):
+        if isinstance(owner, torch.nn.Embedding) and name not in (embeddings.word_name, embeddings.type_name):
             return name
     return None
 
@@ -98,17 +98,17 @@ def _labels(seen: GradientRelease, model: Classifier) -> tuple[int, ...] | None:
     bias = next((g for n, g in seen.gradients.items() if n.startswith("head") and n.endswith("bias")), None)
     classes = len(model.label_names)
     if model.task == "classification" and seen.batch_size == 1 and bias is not None and bias.shape == (classes,):
-        return (int(bias.argmin()),)  # iDLG: of the bias's gradient, p - y, only the label's entry is negative
+        return (int(bias.argmin()),)  # iDLG: in the bias's gradient, p - y, only the label's entry is negative
     return None
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The rows of a word-embedding table that can stand in a text: neither special nor reserved tokens."""
+    """The rows of a word-embedding table that can occur in a text: neither special nor reserved tokens."""
 
     table: Tensor = field(repr=False)
     allowed: Tensor = field(repr=False)  # the ids of the rows
-    unit: Tensor = field(repr=False)  # those rows, of length one
+    unit: Tensor = field(repr=False)  # those rows, normalized
 
     @classmethod
     def of(cls, model: Classifier, table: Tensor) -> Vocabulary:
@@ -118,36 +118,34 @@ class Vocabulary:
         kept = [i for i, name in enumerate(names) if i not in special and not str(name).startswith("[unused")]
         if not kept:
             raise UnsupportedError(
-                f"Expected words in the tokenizer besides special ones, found none among {len(names)}. Nothing can be "
-                "guessed."
+                f"Expected ordinary tokens in the tokenizer, got {len(names)} special or reserved ones. Use the "
+                "tokenizer of the attacked model."
             )
         allowed = torch.tensor(kept, device=table.device)
         return cls(table, allowed, F.normalize(table[allowed], dim=-1))
 
     @property
     def rows(self) -> Tensor:
-        """The rows that can stand in a text."""
+        """The allowed rows."""
         return self.table[self.allowed]
 
     @property
     def mean_norm(self) -> float:
-        """The mean length of a row."""
+        """The mean norm of a row."""
         return float(self.rows.norm(dim=-1).mean())
 
     def nearest(self, x: Tensor, count: int = 1) -> Tensor:
-        """Return the ids of the rows nearest to vectors by cosine, (…, count), or all where there are fewer."""
+        """Return the ids of the rows nearest to vectors by cosine, (…, count), or all rows if there are fewer."""
         count = min(count, len(self.allowed))
         flat = x.reshape(-1, x.shape[-1])
-        found = [self.allowed[(part @ self.unit.mT).topk(count).indices] for part in torch.split(flat, _AT_ONCE)]
-        return torch.cat(found).view(*x.shape[:-1], count)
+        ids = [self.allowed[(part @ self.unit.mT).topk(count).indices] for part in torch.split(flat, _CHUNK)]
+        return torch.cat(ids).view(*x.shape[:-1], count)
 
     def cheapest(self, tokens: Tensor, slopes: Tensor, count: int) -> Tensor:
-        """Return the ids whose putting in lowers a loss most, to first order: least slope · (row - present row)."""
+        """Return the ids that decrease a loss most, to first order: smallest slope · (row - current row)."""
         count = min(count, len(self.allowed))
-        # The present row's term is the same for all, so it does not change their order.
+        # The term of the current row is the same for all ids, so it does not change their order.
         flat = slopes.reshape(-1, slopes.shape[-1])
         rows = self.rows
-        found = [
-            self.allowed[(part @ rows.mT).topk(count, largest=False).indices] for part in torch.split(flat, _AT_ONCE)
-        ]
-        return torch.cat(found).view(*tokens.shape, count)
+        ids = [self.allowed[(part @ rows.mT).topk(count, largest=False).indices] for part in torch.split(flat, _CHUNK)]
+        return torch.cat(ids).view(*tokens.shape, count)

@@ -1,1 +1,1 @@
-"""Attacks on representations: vectors that a server sees one by one."""
+"""Attacks on released sentence vectors."""

@@ -1,15 +1,15 @@
-"""Reconstruction from instance encodings without candidates: the private vectors themselves, from their mixtures.
+"""Reconstruction from instance encodings without candidates: private vectors are estimated from their mixtures.
 
 Paper: Xie and Hong 2021, Reconstruction attack on instance encoding for language understanding; after Carlini et al.
 2020, Is Private Learning Possible with Instance Encoding?
 Differs: no network is trained. Masks are grouped and removed by second moments. Mixtures of n < d vectors then lie in a
-simplex with the private vectors at its corners: the outermost mixtures are the first guess of them, and weights (in the
-simplex) and vectors (by least squares) improve each other in turns. Labels are not used.
+simplex whose corners are the private vectors. The outermost mixtures are the first estimate of the corners; then
+weights (in the simplex) and vectors (by least squares) are optimized alternately. Labels are not used.
 
-Removing reused masks: which encodings share one, and what each is, from public vectors of the same kind alone. Vectors
-of an encoder lean one way, so two encodings under one mask point alike, and under two masks they do not. The second
-moments of a group are those of the private vectors with the signs of its mask, s_i s_j M_ij: multiplied entry by entry
-with the moments of another group, or of public text, their first eigenvector has the signs of one mask times the other.
+Reused masks are removed with public vectors of the same kind. Vectors of an encoder have a common direction, so two
+encodings under the same mask point the same way, and under different masks they do not. The second moments of a group
+are those of the private vectors with the signs of its mask, s_i s_j M_ij. In the elementwise product with the moments
+of another group, or of public text, the first eigenvector has the signs of one mask times the other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from discreet.models.classifier import Classifier
 Doubles = npt.NDArray[np.float64]
 
 _NAME = "Blind reconstruction"
-_INNER = 40
-_PUBLIC = 3000  # public sentences that are encoded, where only their texts are given
 Rows = npt.NDArray[np.int64]
+_INNER = 40
+_PUBLIC = 3000  # public sentences that are encoded, if only their texts are known
 _TURNS = 20
 _STARTS = 3
 _RIDGE = 1e-2
@@ -42,14 +42,13 @@ _RIDGE = 1e-2
 
 @dataclass(frozen=True)
 class BlindReconstruction(Attack):
-    """Rebuild `count` private vectors from mixtures of them under one of `masks` reused masks; 0 is no mask.
+    """Reconstruct `count` private vectors from their mixtures under one of `masks` reused masks (0 for no mask).
 
-    It needs `extra["public"]`, vectors of public text of the same kind from the same encoder, to know what such vectors
-    look like, or the text as `auxiliary` with the public model; no candidates. Fresh masks cannot be grouped: use
-    `InstanceReconstruction` for them.
+    It needs no candidates, but `extra["public"]`, vectors of public text of the same kind from the same encoder, or the
+    text as `auxiliary` with the public model. Fresh masks cannot be grouped: use `InstanceReconstruction`.
 
-    The guess: `details["vectors"]` has the rebuilt vectors and `details["misfit"]` what they leave unexplained. Where
-    the knowledge has candidates with `extra["vectors"]`, `indices`, `texts` and `scores` name the nearest of each.
+    In the guess, `details["vectors"]` are the reconstructed vectors and `details["misfit"]` the unexplained share. If
+    the knowledge has candidates with `extra["vectors"]`, `indices`, `texts` and `scores` are the nearest of each.
     """
 
     count: int = 100
@@ -67,68 +66,68 @@ class BlindReconstruction(Attack):
         whole("turns", self.turns)
 
     def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the rebuilt vectors; nothing in it is random."""
+        """Return the reconstructed vectors; the attack is deterministic."""
         encodings = released(seen, _NAME)
         width = encodings.shape[1]
-        given = knows.extra.get("public")
-        if given is None and knows.auxiliary and isinstance(knows.model, Classifier):
-            given = representations(knows.model, knows.auxiliary[:_PUBLIC])
-        if given is None:
+        values = knows.extra.get("public")
+        if values is None and knows.auxiliary and isinstance(knows.model, Classifier):
+            values = representations(knows.model, knows.auxiliary[:_PUBLIC])
+        if values is None:
             raise UnsupportedError(
-                f"Expected extra['public'] for {_NAME}, vectors of public text, found none. Encode text of the same "
-                "kind with the same encoder, or give the attacker Knowledge(auxiliary=texts, model=the public encoder)."
+                f"Expected extra['public'], vectors of public text, for {_NAME}, got none. Encode text of the same "
+                "kind with the same encoder, or pass Knowledge(auxiliary=texts, model=the public encoder)."
             )
-        public = matrix("extra['public']", given, width)
+        public = matrix("extra['public']", values, width)
         if self.count >= width or self.count > len(encodings):
             rule = f"below {width}, the width, and at most {len(encodings)}, the encodings"
-            raise invalid("count", self.count, rule, "More corners than directions are not seen in mixtures.")
+            raise invalid("count", self.count, rule, "Mixtures do not determine more corners than dimensions.")
         spread = statistics(public)[1].astype(np.float64)
         mixed = encodings / spread
         if self.masks:
             mixed = unmasked(mixed, public / spread, self.masks)
-        found, misfit = corners(mixed, self.count, self.turns)
-        vectors = found * spread
+        vectors, misfit = corners(mixed, self.count, self.turns)
+        vectors = vectors * spread
         details = {"vectors": torch.from_numpy(vectors).float(), "misfit": misfit}
-        named = knows.extra.get("vectors")
-        if named is None:
+        pool = knows.extra.get("vectors")
+        if pool is None:
             return Guess(details=details)
-        nearest, cosines = Index(unit(matrix("extra['vectors']", named, width))).search(unit(vectors))
+        nearest, cosines = Index(unit(matrix("extra['vectors']", pool, width))).search(unit(vectors))
         best = tuple(int(row) for row in nearest[:, 0])
         texts = tuple(knows.candidates[row] for row in best) if knows.candidates else ()
         return Guess(texts, tuple(float(score) for score in cosines[:, 0]), best, details)
 
     def informed(self, mixing: Mixing) -> Self:
-        """Return the attack with how many private vectors and reused masks there are."""
+        """Return the attack with `count` and `masks` set from the protection."""
         return replace(self, count=mixing.count, masks=mixing.masks)
 
 
 def corners(mixtures: Doubles, count: int, turns: int) -> tuple[Doubles, float]:
-    """Return the vectors of which all rows are mixtures, and the part of the rows that they leave unexplained."""
+    """Return the vectors whose mixtures best explain all rows, and the unexplained share of the rows."""
     directions = np.linalg.svd(mixtures, full_matrices=False)[2][:count]
     rows = mixtures @ directions.T
-    found = rows[_outermost(rows, count)]
+    vectors = rows[_outermost(rows, count)]
     weights = np.full((len(rows), count), 1 / count)
     for _ in range(turns):
-        weights = _simplex_weights(rows, found, weights)
-        found = np.linalg.solve(weights.T @ weights + 1e-9 * len(rows) * np.eye(count), weights.T @ rows)
-    misfit = np.linalg.norm(weights @ found @ directions - mixtures) / max(float(np.linalg.norm(mixtures)), 1e-30)
-    return np.asarray(found @ directions), float(misfit)
+        weights = _simplex_weights(rows, vectors, weights)
+        vectors = np.linalg.solve(weights.T @ weights + 1e-9 * len(rows) * np.eye(count), weights.T @ rows)
+    misfit = np.linalg.norm(weights @ vectors @ directions - mixtures) / max(float(np.linalg.norm(mixtures)), 1e-30)
+    return np.asarray(vectors @ directions), float(misfit)
 
 
 def _outermost(rows: Doubles, count: int) -> list[int]:
-    """Return rows that stand out one after the other, each the longest across all before it."""
-    left = rows.copy()
+    """Return rows one by one, each with the largest component orthogonal to all previous ones."""
+    residual = rows.copy()
     chosen = []
     for _ in range(count):
-        row = int((left**2).sum(axis=1).argmax())
+        row = int((residual**2).sum(axis=1).argmax())
         chosen.append(row)
-        along = left[row] / max(float(np.linalg.norm(left[row])), 1e-30)
-        left = left - np.outer(left @ along, along)
+        direction = _direction(residual[row])
+        residual = residual - np.outer(residual @ direction, direction)
     return chosen
 
 
 def _simplex_weights(rows: Doubles, vectors: Doubles, start: Doubles) -> Doubles:
-    """Return non-negative weights that sum to one with which vectors come closest to each row."""
+    """Return the non-negative weights that sum to one and bring the vectors closest to each row."""
     gram = vectors @ vectors.T
     largest = max(float(np.linalg.eigvalsh(gram)[-1]), 1e-30)
     target = rows @ vectors.T
@@ -153,23 +152,23 @@ def _on_simplex(rows: Doubles) -> Doubles:
 
 
 def groups(encodings: Doubles, count: int) -> Rows:
-    """Return the number of the group of each encoding, by direction: the best of a few starts.
+    """Return the group of each encoding, by direction: the best result of a few starts.
 
     >>> groups(np.array([[1.0, 0.1], [0.0, 1.0], [0.9, 0.0], [0.1, 1.1]]), 2).tolist()
     [0, 1, 0, 1]
     """
     rows = unit(encodings).astype(np.float64)
     count = min(count, len(rows))
-    tries = (
+    results = (
         _settled(rows, _far_apart(rows, count, first, around))
         for first in range(min(_STARTS, len(rows)))
         for around in (1, max(1, len(rows) // (4 * count)))
     )
-    return max(tries, key=lambda found: found[1])[0]
+    return max(results, key=lambda result: result[1])[0]
 
 
 def _far_apart(rows: Doubles, count: int, first: int, around: int) -> Doubles:
-    """Return centres, each the mean of some neighbours of the row that is farthest from all before."""
+    """Return centres, each the mean of the neighbours of the row farthest from all previous centres."""
     centres: list[Doubles] = []
     nearest = np.zeros(len(rows))
     nearest[first] = -2.0
@@ -182,18 +181,18 @@ def _far_apart(rows: Doubles, count: int, first: int, around: int) -> Doubles:
 
 
 def _settled(rows: Doubles, centres: Doubles) -> tuple[Rows, float]:
-    """Return the groups that these centres settle into, and how well the rows point along their centres."""
-    found = (rows @ centres.T).argmax(axis=1)
+    """Return the groups after k-means iterations from these centres, and the sum of cosines with the centres."""
+    group = (rows @ centres.T).argmax(axis=1)
     for _ in range(_TURNS):
-        sums = np.eye(len(centres))[found].T @ rows
+        sums = np.eye(len(centres))[group].T @ rows
         centres = np.array(
             [_direction(total) if total.any() else old for total, old in zip(sums, centres, strict=True)]
         )
-        again = (rows @ centres.T).argmax(axis=1)
-        if (again == found).all():
+        updated = (rows @ centres.T).argmax(axis=1)
+        if (updated == group).all():
             break
-        found = again
-    return np.asarray(found, dtype=np.int64), float((rows @ centres.T).max(axis=1).sum())
+        group = updated
+    return np.asarray(group, dtype=np.int64), float((rows @ centres.T).max(axis=1).sum())
 
 
 def _direction(vector: Doubles) -> Doubles:
@@ -201,31 +200,31 @@ def _direction(vector: Doubles) -> Doubles:
 
 
 def unmasked(encodings: Doubles, public: Doubles, masks: int) -> Doubles:
-    """Return encodings without their masks, of which there are `masks`; public vectors give the signs of the last one.
+    """Return encodings without their masks, one of `masks` each; public vectors determine the common signs.
 
-    Both are taken in the spreads of the public vectors.
+    Encodings and public vectors are in units of the public standard deviations.
     """
-    whose = groups(encodings, masks)
-    numbers = [number for number in range(masks) if (whose == number).any()]
-    numbers.sort(key=lambda number: -int((whose == number).sum()))
-    moments = {number: _moments(encodings[whose == number]) for number in numbers}
+    group = groups(encodings, masks)
+    numbers = [number for number in range(masks) if (group == number).any()]
+    numbers.sort(key=lambda number: -int((group == number).sum()))
+    moments = {number: _moments(encodings[group == number]) for number in numbers}
     signs = {numbers[0]: np.ones(encodings.shape[1])}
     total = moments[numbers[0]].copy()
-    for number in numbers[1:]:  # the largest first: what is already together shows the next its signs
+    for number in numbers[1:]:  # the largest group first: the total so far determines the signs of the next group
         signs[number] = shared_signs(moments[number], total)
-        total += _turned(moments[number], signs[number])
+        total += _flipped(moments[number], signs[number])
     for number in numbers[1:]:
-        total -= _turned(moments[number], signs[number])
+        total -= _flipped(moments[number], signs[number])
         signs[number] = shared_signs(moments[number], total)
-        total += _turned(moments[number], signs[number])
-    out = encodings * np.array([signs[number] for number in whose.tolist()])
+        total += _flipped(moments[number], signs[number])
+    out = encodings * np.array([signs[number] for number in group.tolist()])
     last = likeliest_signs(_moments(out), _moments(public), shared_signs(_moments(out), _moments(public)))
     out = out * last
-    # An eigenvector has no sign of its own: each group leans the way public vectors do.
+    # The sign of an eigenvector is arbitrary: orient each group like the public vectors.
     mean = public.mean(axis=0)
     for number in numbers:
-        if out[whose == number].mean(axis=0) @ mean < 0:
-            out[whose == number] *= -1
+        if out[group == number].mean(axis=0) @ mean < 0:
+            out[group == number] *= -1
     return np.asarray(out)
 
 
@@ -243,9 +242,9 @@ def shared_signs(first: Doubles, second: Doubles) -> Doubles:
 
 
 def likeliest_signs(moments: Doubles, public: Doubles, start: Doubles) -> Doubles:
-    """Return the signs under which vectors with these moments are likeliest to be of the public kind, from a start.
+    """Return the signs under which vectors with these moments are most likely under the public distribution.
 
-    One sign at a time is turned, as long as the normal likelihood grows.
+    From `start`, one sign at a time is flipped while the normal likelihood increases.
     """
     size = float(np.trace(public)) / len(public)
     cost = np.linalg.inv(public + _RIDGE * size * np.eye(len(public))) * moments
@@ -263,5 +262,5 @@ def _moments(rows: Doubles) -> Doubles:
     return np.asarray(rows.T @ rows / len(rows))
 
 
-def _turned(moments: Doubles, signs: Doubles) -> Doubles:
+def _flipped(moments: Doubles, signs: Doubles) -> Doubles:
     return np.asarray(moments * np.outer(signs, signs))

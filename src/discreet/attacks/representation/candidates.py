@@ -1,4 +1,4 @@
-"""What an attacker on representations holds: candidate sentences as vectors, and what such vectors look like."""
+"""Candidates of attacks on representations: their vectors, and the mean and spread of public vectors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from discreet.models.classifier import Classifier
 
 Floats = npt.NDArray[np.float32]
 
-_AT_ONCE = 64
-_LEAST_SPREAD = 1e-3  # of the mean spread: some encoders have coordinates that hardly move
+_BATCH = 64
+_LEAST_SPREAD = 1e-3  # of the mean spread: some encoders have nearly constant coordinates
 
 
 @dataclass(frozen=True)
@@ -35,73 +35,75 @@ class Candidates:
         return len(self.vectors)
 
     def named(self, rows: Sequence[int]) -> tuple[str, ...]:
-        """Return the texts of some candidates, or nothing if the attacker has only their vectors."""
+        """Return the texts of some candidates; empty if the attacker has only their vectors."""
         return tuple(self.texts[row] for row in rows) if self.texts else ()
 
 
 def candidates(knows: Knowledge, width: int, attack: str) -> Candidates:
-    """Return the candidates from an attacker's knowledge, on behalf of the named attack.
+    """Return the candidates from an attacker's knowledge; errors name `attack`.
 
     They are `extra["vectors"]`, or the public model's vectors of the texts in `candidates`. The mean and spread come
     from `extra["public"]`, vectors of public text, or else from the candidates themselves.
     """
-    given = knows.extra.get("vectors")
-    if given is None and knows.candidates and isinstance(knows.model, Classifier):
-        given = representations(knows.model, knows.candidates)
-    if given is None or not len(given):
+    values = knows.extra.get("vectors")
+    if values is None and knows.candidates and isinstance(knows.model, Classifier):
+        values = representations(knows.model, knows.candidates)
+    if values is None or not len(values):
         raise UnsupportedError(
-            f"Expected candidates for {attack}, found none. Give the attacker Knowledge(candidates=texts, model=the "
-            "public encoder), or their representations as extra={'vectors': tensor}."
+            f"Expected candidates for {attack}, got none. Pass Knowledge(candidates=texts, model=the public encoder), "
+            "or their vectors as extra={'vectors': tensor}."
         )
-    vectors = matrix("extra['vectors']", given, width)
+    vectors = matrix("extra['vectors']", values, width)
     texts = tuple(knows.candidates)
     if texts and len(texts) != len(vectors):
-        raise invalid("candidates", len(texts), f"as many as their vectors, {len(vectors)}", "Give one vector each.")
+        raise invalid(
+            "candidates", len(texts), f"as many as their vectors, {len(vectors)}", "Pass one vector per text."
+        )
     public = knows.extra.get("public")
     mean, spread = statistics(vectors if public is None else matrix("extra['public']", public, width))
     return Candidates(vectors, texts, mean, spread)
 
 
 def statistics(vectors: Floats) -> tuple[Floats, Floats]:
-    """Return the mean and the spread of each coordinate; a coordinate that never moves gets a small spread."""
+    """Return the mean and the standard deviation of each coordinate; a constant one gets a small deviation."""
     spread = vectors.std(axis=0)
-    least = float(spread.mean()) * _LEAST_SPREAD or 1.0  # one vector alone has no spread at all
+    least = float(spread.mean()) * _LEAST_SPREAD or 1.0  # a single vector has no spread
     return vectors.mean(axis=0), np.asarray(np.maximum(spread, least), dtype=np.float32)
 
 
 def released(seen: Release, attack: str) -> Floats:
-    """Return the vectors of a release, or reject a release that has none."""
+    """Return the vectors of a release; raise if it has none."""
     if not isinstance(seen, RepresentationRelease):
         raise UnsupportedError(
-            f"Expected seen={type(seen).__name__} to be a RepresentationRelease. {attack} reads vectors that a server "
-            "sees one by one; attack a gradient with the attacks in discreet.attacks.span or .matching."
+            f"Expected seen to be a RepresentationRelease, got a {type(seen).__name__}. {attack} reads vectors; "
+            "attack a gradient with the attacks in discreet.attacks.span or .matching."
         )
     return matrix("seen.vectors", seen.vectors, None)
 
 
-def matrix(name: str, given: torch.Tensor | npt.ArrayLike, width: int | None) -> Floats:
-    """Return vectors as rows of float32, or reject what is not a matrix of that width and finite."""
-    rows = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+def matrix(name: str, values: torch.Tensor | npt.ArrayLike, width: int | None) -> Floats:
+    """Return vectors as rows of float32; raise unless they are a finite matrix of that width."""
+    rows = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
     if rows.ndim != 2 or not rows.size:
-        raise invalid(f"{name}.shape", rows.shape, "(rows, width), neither of them 0", "Give one vector in each row.")
+        raise invalid(f"{name}.shape", rows.shape, "(rows, width), neither of them 0", "Pass one vector per row.")
     if width is not None and rows.shape[1] != width:
         raise invalid(f"{name}.width", rows.shape[1], f"{width}, that of the release", "Use the same encoder for both.")
     out = np.ascontiguousarray(rows, dtype=np.float32)
     if not np.isfinite(out).all():
-        raise invalid(name, "NaN or infinite values", "finite", "Look for overflow in the encoder.")
+        raise invalid(name, "NaN or infinite values", "finite", "Check the encoder for overflow.")
     return out
 
 
 @torch.inference_mode()
 def representations(model: Classifier, texts: Sequence[str]) -> torch.Tensor:
-    """Return the public encoder's vectors of some texts, (texts, width)."""
+    """Return the public encoder's vectors of texts, (texts, width)."""
     tokens = tokenise(Corpus("candidates", tuple(texts)), model.tokenizer, model.max_length, model.device)
     order = np.argsort(tokens.lengths, kind="stable").astype(np.int64)
     out = torch.empty(len(order), model.width)
     was_training = model.training
     model.eval()
-    for start in range(0, len(order), _AT_ONCE):
-        rows = order[start : start + _AT_ONCE]
+    for start in range(0, len(order), _BATCH):
+        rows = order[start : start + _BATCH]
         out[torch.from_numpy(rows)] = model.represent(tokens.batch(rows).inputs).float().cpu()
     model.train(was_training)
     return out

@@ -1,11 +1,11 @@
-"""Reconstruction from instance encodings: which of the attacker's candidates were mixed, from all encodings together.
+"""Reconstruction from instance encodings: which candidates were mixed, estimated from all encodings together.
 
 Paper: Xie and Hong 2021, Reconstruction attack on instance encoding for language understanding, and its setting in
 Xie and Hong 2022: 100 private vectors, 5,000 encodings.
-Differs: no network is trained. Masked encodings are undone one by one (see `unmask`); their weights, summed, say who
-was mixed. Noisy ones are not: their mean and covariance are those of the private vectors, whatever was mixed with
-whom, and the candidates that explain both best are found by one convex programme. Noise that is the same in every
-encoding, as the 2022 paper's algorithm draws it, drops out of the covariance.
+Differs: no network is trained. Masked encodings are undone one by one (see `unmask`), and the sums of their weights
+identify the mixed vectors. For noisy encodings, mean and covariance are those of the private vectors regardless of the
+mixing, and one convex program finds the candidates that explain both best. Noise that is the same in every encoding, as
+in the 2022 paper's algorithm, cancels in the covariance.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Doubles = npt.NDArray[np.float64]
 
 _NAME = "Instance reconstruction"
 _STEPS = 400
-_MOST = 2000  # candidates in the programme: those that the covariance favours
+_MOST = 2000  # candidates in the convex program: those that the covariance favors
 
 
 @dataclass(frozen=True)
 class InstanceReconstruction(Attack):
-    """Name the `count` private vectors behind many encodings, each a mixture of `mix` of them.
+    """Identify the `count` private vectors behind many encodings, each a mixture of `mix` of them.
 
-    `masked` says that signs are hidden: then up to `used` encodings, drawn at random, are undone one by one. Otherwise
-    the mean and covariance of all encodings are explained. `common_noise` says that all encodings carry the same noise
-    vector: then the mean says nothing, and the covariance all.
+    `masked` means that signs are hidden: up to `used` random encodings are then undone one by one. Otherwise the attack
+    explains the mean and covariance of all encodings. `common_noise` means that all encodings have the same noise
+    vector: the mean is then not informative, and only the covariance is used.
 
-    The candidates come as for similarity search, as they would enter the mixture (clipped, if the client clips).
+    Candidates are passed as for similarity search, as they would enter the mixture (clipped, if the client clips).
 
-    The guess: `indices`, `texts` and `scores` of the candidates taken to be private, surest first, and their vectors
-    in `details["vectors"]`.
+    The guess has `indices`, `texts` and `scores` of the candidates estimated to be private, most certain first, and
+    their vectors in `details["vectors"]`.
     """
 
     count: int = 100
@@ -60,49 +60,50 @@ class InstanceReconstruction(Attack):
         for name in ("count", "mix", "used"):
             whole(name, getattr(self, name))
         if self.masked and self.common_noise:
-            raise invalid("common_noise", True, "false where masked", "A masked vector carries no noise of its own.")
+            raise invalid("common_noise", True, "False if masked", "Masked vectors have no noise.")
 
     def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the candidates taken to be private; candidates that nothing speaks for stand in random order."""
+        """Return the candidates estimated to be private; candidates with equal weights are in random order."""
         encodings = released(seen, _NAME)
-        known = candidates(knows, encodings.shape[1], _NAME)
-        if self.count > len(known):
-            raise invalid("count", self.count, f"at most {len(known)}, the candidates", "It counts private vectors.")
+        pool = candidates(knows, encodings.shape[1], _NAME)
+        if self.count > len(pool):
+            remedy = "It is the number of private vectors."
+            raise invalid("count", self.count, f"at most {len(pool)}, the candidates", remedy)
         if self.masked:
-            weights = self._undone(encodings, known, rng)
+            weights = self._unmasked_weights(encodings, pool, rng)
         else:
-            weights = self._explained(encodings.astype(np.float64), known.vectors.astype(np.float64))
-        ties = rng.fork("ties").permutation(len(known))
+            weights = self._moment_weights(encodings.astype(np.float64), pool.vectors.astype(np.float64))
+        ties = rng.fork("ties").permutation(len(pool))
         best = ties[np.argsort(-weights[ties], kind="stable")][: self.count]
         chosen = tuple(int(row) for row in best)
         return Guess(
-            texts=known.named(chosen),
+            texts=pool.named(chosen),
             scores=tuple(float(weights[row]) for row in chosen),
             indices=chosen,
-            details={"vectors": torch.from_numpy(known.vectors[best].copy())},
+            details={"vectors": torch.from_numpy(pool.vectors[best].copy())},
         )
 
-    def _undone(self, encodings: Floats, known: Candidates, rng: Rng) -> Doubles:
-        """Return the weight of each candidate in the encodings that were undone, the well explained ones above all."""
+    def _unmasked_weights(self, encodings: Floats, pool: Candidates, rng: Rng) -> Doubles:
+        """Return the mean weight of each candidate in the unmasked encodings, which count by their fit."""
         rows = rng.fork("used").permutation(len(encodings))[: self.used]
-        total = np.zeros(len(known))
-        for mixture in Unmasker(known).mixtures(encodings[rows]):
+        total = np.zeros(len(pool))
+        for mixture in Unmasker(pool).mixtures(encodings[rows]):
             np.add.at(total, list(mixture.rows), np.array(mixture.weights) * max(0.0, 1 - mixture.misfit) ** 4)
         return total / len(rows)
 
-    def _explained(self, encodings: Doubles, vectors: Doubles) -> Doubles:
-        """Return for each candidate, between 0 and 1, how much it is needed to explain mean and covariance."""
+    def _moment_weights(self, encodings: Doubles, vectors: Doubles) -> Doubles:
+        """Return the weight of each candidate, from 0 to 1, that best explains mean and covariance."""
         mean = encodings.mean(axis=0)
         centred = encodings - mean
         width = len(mean)
         covariance = centred.T @ centred / len(encodings)
         variance = max(float(np.trace(covariance)) / width, 1e-30)
         around = vectors - (vectors.mean(axis=0) if self.common_noise else mean)
-        # Noise adds a multiple of the identity to the covariance: all is compared without its trace.
+        # Noise adds a multiple of the identity to the covariance, so all terms are compared without their trace.
         lengths = (around**2).sum(axis=1)
         along = ((around @ covariance) * around).sum(axis=1) - lengths * variance
         kept = np.argsort(-along / np.maximum(lengths, 1e-30), kind="stable")[: max(_MOST, self.count)]
-        out = np.zeros(len(vectors))
+        weights = np.zeros(len(vectors))
         around, vectors, lengths, along = around[kept], vectors[kept], lengths[kept], along[kept]
         share = _squares(self.mix) / self.count
         # Precisions, up to the number of encodings: 1 / variance of the mean, 1 / (2 variance²) of the covariance.
@@ -111,18 +112,18 @@ class InstanceReconstruction(Attack):
         if not self.common_noise:
             curvature += vectors @ vectors.T / (self.count**2 * variance)
             slope += vectors @ mean / (self.count * variance)
-        out[kept] = chosen_share(curvature, slope, self.count)
-        return out
+        weights[kept] = minimize_shares(curvature, slope, self.count)
+        return weights
 
     def informed(self, mixing: Mixing) -> Self:
-        """Return the attack with how many private vectors there are, how many are mixed, and whether under a mask."""
+        """Return the attack with `count`, `mix` and `masked` set from the protection."""
         return replace(self, count=mixing.count, mix=mixing.mix, masked=mixing.masked)
 
 
-def chosen_share(curvature: Doubles, slope: Doubles, count: int, steps: int = _STEPS) -> Doubles:
-    """Return the w in [0, 1] with sum `count` that minimises w'Hw / 2 - w'r, by accelerated projected descent.
+def minimize_shares(curvature: Doubles, slope: Doubles, count: int, steps: int = _STEPS) -> Doubles:
+    """Return the w in [0, 1] with sum `count` that minimizes w'Hw / 2 - w'r, by accelerated projected gradient descent.
 
-    >>> chosen_share(np.eye(3), np.array([3.0, 2.0, 0.0]), 1).round(3).tolist()
+    >>> minimize_shares(np.eye(3), np.array([3.0, 2.0, 0.0]), 1).round(3).tolist()
     [1.0, 0.0, 0.0]
     """
     largest = _largest(curvature)
@@ -137,7 +138,7 @@ def chosen_share(curvature: Doubles, slope: Doubles, count: int, steps: int = _S
 
 
 def _largest(square: Doubles) -> float:
-    """Return a number a little above the largest eigenvalue of a positive matrix."""
+    """Return an upper estimate of the largest eigenvalue of a positive matrix."""
     x = np.ones(len(square))
     size = 1.0
     for _ in range(30):
@@ -148,7 +149,7 @@ def _largest(square: Doubles) -> float:
 
 
 def _projected(w: Doubles, total: int) -> Doubles:
-    """Return the nearest point in [0, 1] with a sum."""
+    """Return the nearest point in [0, 1] with sum `total`."""
     low, high = float(w.min()) - 1.0, float(w.max())
     for _ in range(50):
         middle = (low + high) / 2
@@ -158,5 +159,5 @@ def _projected(w: Doubles, total: int) -> Doubles:
 
 def _squares(mix: int) -> float:
     """Return the expected sum of squared weights of a mixture: absolute normal numbers over their sum."""
-    drawn = np.abs(np.random.default_rng(0).standard_normal((20_000, mix)))  # a constant of the scheme, not of a run
-    return float(((drawn / drawn.sum(axis=1, keepdims=True)) ** 2).sum(axis=1).mean())
+    normal = np.abs(np.random.default_rng(0).standard_normal((20_000, mix)))  # a constant of the scheme, not of a run
+    return float(((normal / normal.sum(axis=1, keepdims=True)) ** 2).sum(axis=1).mean())

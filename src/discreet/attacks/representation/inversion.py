@@ -1,9 +1,9 @@
-"""Embedding inversion: which words a sentence has, read from its vector by a network trained on text of one's own.
+"""Embedding inversion: a network trained on the attacker's own text predicts the words of a sentence from its vector.
 
 Paper: Song and Raghunathan 2020, Information leakage in embedding models, section 3.3 (black box, multi-label).
-Differs: the cut above which a word is named is chosen on held-out auxiliary sentences, for the best F1. Against noise
-the network is trained on auxiliary vectors that went through the same defence, so that success falls smoothly with it:
-a ruler for calibration that needs no candidates.
+Differs: the probability threshold is chosen on held-out auxiliary sentences, for the best F1. Against noise the network
+is trained on auxiliary vectors under the same protection, so that success decreases smoothly with the noise: a
+reference attack for calibration that needs no candidates.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from discreet.core.types import Guess, Knowledge, Release, RepresentationRelease
 from discreet.models.classifier import Classifier
 
 _NAME = "Embedding inversion"
-_HELD_OUT = 10  # one sentence in so many chooses the cut
+_HELD_OUT = 10  # one sentence in ten is used to choose the threshold
 _CUTS = np.linspace(0.05, 0.9, 35)
 
 
 @dataclass(frozen=True)
 class EmbeddingInversion(Attack):
-    """Name the words of the sentence behind each released vector, likeliest first.
+    """Return the words of the sentence of each released vector, most likely first.
 
-    The knowledge holds `auxiliary`, sentences of the attacker's own, and `extra["auxiliary"]`, their vectors as the
-    defence would release them; without these the public model's plain vectors are used. The `words` most frequent words
-    with at least `least` sentences are learnt.
+    `Knowledge` holds `auxiliary`, the attacker's own sentences, and `extra["auxiliary"]`, their vectors as the
+    protection would release them; without these the public model's unprotected vectors are used. The network learns the
+    `words` most frequent words that occur in at least `least` sentences.
 
-    The guess: `texts` has the named words of each vector, joined by spaces, and `scores` their mean probability;
-    `details["cut"]` is the probability above which a word is named.
+    In the guess, `texts` are the words of each vector, joined by spaces, and `scores` their mean probability;
+    `details["cut"]` is the probability threshold.
     """
 
     words: int = 3000
@@ -62,16 +62,16 @@ class EmbeddingInversion(Attack):
         positive("rate", self.rate)
 
     def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the words named for each released vector."""
+        """Return the predicted words of each released vector."""
         vectors = released(seen, _NAME)
-        texts, given = _auxiliary(knows, vectors.shape[1])
+        texts, auxiliary = _auxiliary(knows, vectors.shape[1])
         counts = Counter(word for text in texts for word in set(_words(text)))
         vocabulary = [word for word, count in counts.most_common(self.words) if count >= self.least]
         if not vocabulary or len(texts) < 2 * _HELD_OUT:
             rule = f"at least {2 * _HELD_OUT} sentences with words that occur in {self.least} of them"
-            raise invalid("auxiliary", len(texts), rule, "Give the attacker more text of the same kind.")
-        mean, spread = given.mean(axis=0), max(float(given.std()), 1e-30)
-        inputs = torch.from_numpy((given - mean) / spread).float()
+            raise invalid("auxiliary", len(texts), rule, "Pass more auxiliary text of the same kind.")
+        mean, spread = auxiliary.mean(axis=0), max(float(auxiliary.std()), 1e-30)
+        inputs = torch.from_numpy((auxiliary - mean) / spread).float()
         bags = _bags(texts, vocabulary)
         held = np.arange(len(texts)) % _HELD_OUT == 0
         network = self._train(inputs[~held], bags[~held], rng)
@@ -91,7 +91,7 @@ class EmbeddingInversion(Attack):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.fork("network").seed(_NAME))
             first, last = nn.Linear(inputs.shape[1], self.hidden), nn.Linear(self.hidden, bags.shape[1])
-        # every word starts at its frequency: learning it from zero would take most of the epochs
+        # Every word starts at its frequency; learning it from zero would take most of the epochs.
         frequency = bags.mean(dim=0).clamp(1e-4, 1 - 1e-4)
         with torch.no_grad():
             last.bias.copy_(torch.logit(frequency))
@@ -109,7 +109,7 @@ class EmbeddingInversion(Attack):
 
 
 def best_cut(chances: npt.NDArray[np.float32], bags: npt.NDArray[np.float32]) -> float:
-    """Return the probability above which naming words gives the best F1 over all of them.
+    """Return the probability threshold with the best F1 over all words.
 
     >>> best_cut(np.array([[0.9, 0.4], [0.6, 0.1]], np.float32), np.array([[1, 0], [1, 0]], np.float32)) > 0.4
     True
@@ -123,19 +123,18 @@ def best_cut(chances: npt.NDArray[np.float32], bags: npt.NDArray[np.float32]) ->
 
 
 def _auxiliary(knows: Knowledge, width: int) -> tuple[Sequence[str], npt.NDArray[np.float32]]:
-    given = knows.extra.get("auxiliary")
-    if given is None and knows.auxiliary and isinstance(knows.model, Classifier):
-        given = representations(knows.model, knows.auxiliary)
-    if given is None or not knows.auxiliary:
+    values = knows.extra.get("auxiliary")
+    if values is None and knows.auxiliary and isinstance(knows.model, Classifier):
+        values = representations(knows.model, knows.auxiliary)
+    if values is None or not knows.auxiliary:
         raise UnsupportedError(
-            f"Expected auxiliary text for {_NAME}, found none. Give the attacker Knowledge(auxiliary=texts, model=the "
-            "public encoder), or their vectors as extra={'auxiliary': tensor}."
+            f"Expected auxiliary text for {_NAME}, got none. Pass Knowledge(auxiliary=texts, model=the public "
+            "encoder), or also their vectors as extra={'auxiliary': tensor}."
         )
-    vectors = matrix("extra['auxiliary']", given, width)
+    vectors = matrix("extra['auxiliary']", values, width)
     if len(vectors) != len(knows.auxiliary):
-        raise invalid(
-            "auxiliary", len(knows.auxiliary), f"as many as their vectors, {len(vectors)}", "One vector each."
-        )
+        rule = f"as many as their vectors, {len(vectors)}"
+        raise invalid("auxiliary", len(knows.auxiliary), rule, "Pass one vector per text.")
     return knows.auxiliary, vectors
 
 

@@ -1,9 +1,9 @@
-"""Similarity search: which of the attacker's sentences is behind a released vector.
+"""Similarity search: which of the attacker's candidate sentences matches a released vector.
 
 Paper: Huang et al. 2020, TextHide: Tackling Data Privacy in Language Understanding Tasks, section 4.4 (RSS).
-Differs: the paper prints the smallest cosine where the largest is meant. Its signed cosine finds nothing behind a
-mask, from which it concludes that masks hide. Beside it stand the cosine of absolute values, which no mask changes,
-and the undoing of mix and mask by least squares, which names every sentence of the mixture.
+Differs: the paper prints the smallest cosine where the largest is meant. Its signed cosine fails under a mask, from
+which it concludes that masks protect. This module adds the cosine of absolute values, which masks do not change, and
+least squares, which undoes mixing and masks and identifies every sentence of the mixture.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _RANKED = 5
 
 @dataclass(frozen=True)
 class Similarity(Attack):
-    """Name the candidate nearest to each released vector.
+    """Return the candidate nearest to each released vector.
 
-    `score` is `signed` (cosine, the paper's), `absolute` (cosine of absolute values, which masks do not change) or
-    `least-squares` (the heaviest candidate of the mixture found in `rounds` turns of guessing signs and solving for
-    weights, over a growing shortlist that begins with `shortlist` candidates; one round uses only signs that public
-    vectors give away). `masked` says for least squares that signs are hidden.
+    `score` is `signed` (cosine, as in the paper), `absolute` (cosine of absolute values, which masks do not change) or
+    `least-squares` (the candidate with the largest weight in the mixture, from `rounds` rounds of predicting signs and
+    solving for weights, over a growing shortlist that starts with `shortlist` candidates; one round uses only the signs
+    that public vectors reveal). `masked` tells least squares that signs are hidden.
 
     It needs the candidates: texts with the public model, or their vectors (see `candidates`).
 
-    The guess: `indices`, `texts` and `scores` have one entry for each released vector, the best candidate and its
-    cosine or weight. `details` has `ranked`, the five best candidates of each, and for least squares `weights`, theirs,
-    and `misfit`, the part of each vector that the mixture leaves unexplained.
+    In the guess, `indices`, `texts` and `scores` have one entry per released vector: the best candidate and its cosine
+    or weight. `details` has `ranked`, the five best candidates of each vector, and for least squares `weights`, their
+    weights, and `misfit`, the share of each vector that the mixture does not explain.
     """
 
     score: str = "signed"
@@ -59,27 +59,28 @@ class Similarity(Attack):
         whole("shortlist", self.shortlist)
 
     def run(self, seen: RepresentationRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the best candidate for each released vector; nothing in it is random."""
+        """Return the best candidate for each released vector; the attack is deterministic."""
         queries = released(seen, _NAME)
-        known = candidates(knows, queries.shape[1], _NAME)
+        pool = candidates(knows, queries.shape[1], _NAME)
         if self.score == "least-squares":
-            found = Unmasker(known, rounds=self.rounds, shortlist=self.shortlist).mixtures(queries, masked=self.masked)
-            best = tuple(mixture.rows[0] for mixture in found)
+            unmasker = Unmasker(pool, rounds=self.rounds, shortlist=self.shortlist)
+            mixtures = unmasker.mixtures(queries, masked=self.masked)
+            best = tuple(mixture.rows[0] for mixture in mixtures)
             return Guess(
-                texts=known.named(best),
-                scores=tuple(mixture.weights[0] for mixture in found),
+                texts=pool.named(best),
+                scores=tuple(mixture.weights[0] for mixture in mixtures),
                 indices=best,
                 details={
-                    "ranked": tuple(mixture.rows[:_RANKED] for mixture in found),
-                    "weights": tuple(mixture.weights[:_RANKED] for mixture in found),
-                    "misfit": tuple(mixture.misfit for mixture in found),
+                    "ranked": tuple(mixture.rows[:_RANKED] for mixture in mixtures),
+                    "weights": tuple(mixture.weights[:_RANKED] for mixture in mixtures),
+                    "misfit": tuple(mixture.misfit for mixture in mixtures),
                 },
             )
-        change = np.abs if self.score == "absolute" else np.asarray
-        ranked, cosines = Index(unit(change(known.vectors))).search(unit(change(queries)), _RANKED)
+        transform = np.abs if self.score == "absolute" else np.asarray
+        ranked, cosines = Index(unit(transform(pool.vectors))).search(unit(transform(queries)), _RANKED)
         best = tuple(int(row) for row in ranked[:, 0])
         return Guess(
-            texts=known.named(best),
+            texts=pool.named(best),
             scores=tuple(float(score) for score in cosines[:, 0]),
             indices=best,
             details={"ranked": tuple(tuple(int(row) for row in rows) for rows in ranked)},
@@ -91,5 +92,5 @@ class Similarity(Attack):
         return self.score == "signed"
 
     def informed(self, mixing: Mixing) -> Self:
-        """Return the attack with whether signs are hidden."""
+        """Return the attack with `masked` set from the protection."""
         return replace(self, masked=mixing.masked)

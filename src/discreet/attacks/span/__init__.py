@@ -1,1 +1,1 @@
-"""Attacks that read text from the span of a layer's inputs, which its weight gradient shows."""
+"""Attacks on the span of a layer's inputs, which its weight gradient reveals."""

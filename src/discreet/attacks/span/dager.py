@@ -1,4 +1,4 @@
-"""DAGER: reads sentences exactly out of a gradient, by which states lie in the span of a layer's inputs."""
+"""DAGER: recovers sentences exactly from a gradient, by testing which states lie in the span of a layer's inputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from discreet.attacks.base import Attack, TimeLimit
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of, reject_pairs
-from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, grow, narrowed, search
-from discreet.attacks.span.spans import Span, require_room, shares, span_of, token_sets
+from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, grow, penalize_used, search
+from discreet.attacks.span.spans import Span, is_informative, shares, span_of, token_sets
 from discreet.core.errors import non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
@@ -26,20 +26,20 @@ _NAME = "DAGER"
 class Dager(Attack):
     """Span checks on the first block for tokens and positions, and on the second for whole sentences.
 
-    `token_distance` and `sentence_distance` say how far, as the sine of an angle, a true state may lie outside a span
-    where there is no noise; with it, they are widened by what the noise can turn, up to 0.05. `rounding` is what the
-    client's arithmetic loses, relative to the largest singular value. An encoder's sentences are searched for with
-    `starts` mixtures and `steps` of gradient descent, at most `rounds` times for each length; up to `all_at_most`
-    sentences are simply all tried. A decoder keeps at most `beginnings` beginnings. `seconds` is an upper limit that
-    ends the search with the best so far, and `details` says so; the first block's tokens are always read.
+    `token_distance` and `sentence_distance` are the largest distances of a true state from a span, as the sine of an
+    angle, without noise; noise widens them by its possible rotation of the span, up to 0.05. `rounding` is the rounding
+    error of the client, relative to the largest singular value. For an encoder, sentences are searched for with
+    `starts` mixtures and `steps` steps of gradient descent, at most `rounds` times for each length; up to `all_at_most`
+    sentences are enumerated. For a decoder, at most `beginnings` prefixes are kept. `seconds` is an upper limit that
+    ends the search with the best result so far, and `details` says so; the first block's tokens are always computed.
 
-    No label, no prior over text and no word-embedding gradient is used. Lengths are used if the release has them.
+    Labels, a prior over text and the word-embedding gradient are not used. Lengths are used if the release has them.
 
     Paper: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models".
-    Differs: the gradients of queries, keys and values are taken together, so that the span is whole also where one
-    state is pooled, if a third block follows; encoders are searched by relaxation and descent instead of by trying all
-    sentences, led by the states after the first attention and verified at the second block; aliased tokens are weighed
-    down before the search.
+    Differs: the gradients of queries, keys and values are combined, so that the span is complete also if one state is
+    pooled, given a third block; encoders are searched by relaxation and descent instead of enumeration, guided by the
+    states after the first attention and verified at the second block; aliased tokens get lower weights before the
+    search.
     """
 
     token_distance: float = 1e-3
@@ -70,10 +70,10 @@ class Dager(Attack):
             positive("seconds", self.seconds, "It is the time for one release; leave it out to let the search finish.")
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return the sentences of a batch, those that both checks confirm first.
+        """Return the sentences of a batch; those confirmed by both checks come first.
 
-        `details` has the token ids, which sentences are confirmed, the (position, token) pairs that the first block
-        admits (aliases among them), and the ranks of the spans.
+        `details` has the token ids, which sentences are confirmed, the (position, token) pairs that pass the check of
+        the first block (including aliases), and the ranks of the spans.
         """
         limit = TimeLimit(self.seconds)
         model = model_of(knows, _NAME)
@@ -82,7 +82,7 @@ class Dager(Attack):
         first = span_of(seen, anatomy.first, self.rounding, _NAME)
         second = span_of(seen, anatomy.second, self.rounding, _NAME)
         details: dict[str, Any] = {"ranks": (first.rank, second.rank), "tokens": (), "confirmed": (), "pairs": ()}
-        if not (require_room(seen, first, _NAME) and require_room(seen, second, _NAME)):
+        if not (is_informative(seen, first, _NAME) and is_informative(seen, second, _NAME)):
             return Guess(details=details)
         sets = token_sets(anatomy.embeddings, first, max(self.token_distance, first.slack), model.max_length)
         details["pairs"] = tuple((place, token) for place, tokens in enumerate(sets) for token in tokens)
@@ -91,29 +91,29 @@ class Dager(Attack):
         final = Check(model, anatomy.second[0].module, second)
         within = max(self.sentence_distance, second.slack)
         if anatomy.causal:
-            found = self._decoder(final, sets, seen, within, limit)
+            sentences = self._decoder(final, sets, seen, within, limit)
         else:
-            found = self._encoder(seen, model, anatomy, first, final, sets, within, limit, rng)
-        found = found[: seen.batch_size]
-        distances = [_farthest(final, sentence, model.device) for sentence in found]
-        details |= {"tokens": tuple(found), "stopped_by_time_limit": limit.reached}
+            sentences = self._encoder(seen, model, anatomy, first, final, sets, within, limit, rng)
+        sentences = sentences[: seen.batch_size]
+        distances = [_farthest(final, sentence, model.device) for sentence in sentences]
+        details |= {"tokens": tuple(sentences), "stopped_by_time_limit": limit.reached}
         details["confirmed"] = tuple(distance <= within for distance in distances)
-        texts = tuple(model.tokenizer.decode(list(sentence), skip_special_tokens=True) for sentence in found)
+        texts = tuple(model.tokenizer.decode(list(sentence), skip_special_tokens=True) for sentence in sentences)
         return Guess(texts=texts, scores=tuple(-distance for distance in distances), details=details)
 
     def _decoder(
         self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease, within: float, limit: TimeLimit
     ) -> list[Sentence]:
-        """Return the sentences of a causal model; with lengths, also those that begin another sentence."""
-        found = sorted(grow(final, sets, within, self.beginnings, limit), key=len, reverse=True)
+        """Return the sentences of a causal model; with lengths, also those that are prefixes of another sentence."""
+        grown = sorted(grow(final, sets, within, self.beginnings, limit), key=len, reverse=True)
         if seen.lengths is None or limit.over():
-            return found
-        kept: list[Sentence] = []
+            return grown
+        chosen: list[Sentence] = []
         for length in sorted(seen.lengths, reverse=True):
-            exact = [sentence for sentence in found if len(sentence) == length and sentence not in kept]
-            begun = [sentence[:length] for sentence in found if len(sentence) > length]
-            kept += (exact or [sentence for sentence in begun if sentence not in kept] or begun)[:1]
-        return kept
+            exact = [sentence for sentence in grown if len(sentence) == length and sentence not in chosen]
+            prefixes = [sentence[:length] for sentence in grown if len(sentence) > length]
+            chosen += (exact or [sentence for sentence in prefixes if sentence not in chosen] or prefixes)[:1]
+        return chosen
 
     def _encoder(
         self,
@@ -127,7 +127,7 @@ class Dager(Attack):
         limit: TimeLimit,
         rng: Rng,
     ) -> list[Sentence]:
-        """Return the sentences of a model that looks both ways: confirmed ones, then the closest of the others."""
+        """Return the sentences of a bidirectional model: confirmed ones, then the closest of the others."""
         weights = _log_shares(anatomy, first, sets)
         guide = final
         if any(p.name in seen.gradients for p in anatomy.middle):
@@ -149,7 +149,7 @@ class Dager(Attack):
                     continue
                 used = {(place, token) for sentence in confirmed for place, token in enumerate(sentence)}
                 source = rng.fork(turn, length).torch(model.device, _NAME)
-                sentence = search(guide, narrowed(choices, used), anatomy.embeddings.words, budget, source)
+                sentence = search(guide, penalize_used(choices, used), anatomy.embeddings.words, budget, source)
                 if _farthest(final, sentence, model.device) > within:
                     closest[length] = sentence
                 elif sentence not in confirmed:
@@ -170,7 +170,7 @@ def _log_shares(anatomy: Anatomy, first: Span, sets: Sequence[Sequence[int]]) ->
 
 
 def _ends(model: Classifier) -> tuple[int | None, int | None]:
-    """Return the special tokens that open and close every text, if there are such."""
+    """Return the special tokens at the start and end of every text, or None for each."""
     bare = model.tokenizer("")["input_ids"]
     return (int(bare[0]), int(bare[-1])) if len(bare) == 2 else (None, None)
 
@@ -182,7 +182,7 @@ def _possible_lengths(sets: Sequence[Sequence[int]], end: int | None) -> list[in
 def _choices(
     sets: Sequence[Sequence[int]], weights: Sequence[Sequence[float]], length: int, start: int | None, end: int | None
 ) -> Choices | None:
-    """Return what may stand at each position of a sentence of a length, or nothing where it cannot end there."""
+    """Return the possible tokens at each position of a sentence of a length; None if no sentence can end there."""
     tokens: list[list[int]] = []
     prior: list[list[float]] = []
     for place in range(length):

@@ -1,4 +1,4 @@
-"""Puts tokens that can stand at each position together into sentences, by the states that a whole sentence gives."""
+"""Combine the possible tokens at each position into sentences, by the states of whole sentences."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from discreet.attacks.span.spans import Span
 from discreet.models.classifier import Classifier
 
 Sentence = tuple[int, ...]
-_AT_ONCE = 4096  # tokens in one forward pass
-_USED = 4.0  # how much less likely, in nats, a pair is to start with once a sentence that was found holds it
-_NARROW = 12  # tokens tried at each position in the last, discrete part of the search
+_BATCH_TOKENS = 4096  # tokens in one forward pass
+_USED = 4.0  # penalty, in nats, on the initial log-probability of a pair that a confirmed sentence contains
+_NARROW = 12  # tokens per position in the last, discrete part of the search
 
 
 @dataclass(frozen=True)
 class Check:
-    """A place in the model that is given states of whole sentences, and the span that true states lie in."""
+    """A module whose inputs are states of whole sentences, and the span that contains the true states."""
 
     model: Classifier = field(repr=False)
     module: nn.Module = field(repr=False)
@@ -31,23 +31,23 @@ class Check:
 
     def distances(self, sentences: Tensor) -> Tensor:
         """Return the distance of every state of token sequences of one length, (sentences, tokens)."""
-        size = max(1, _AT_ONCE // sentences.shape[1])
+        size = max(1, _BATCH_TOKENS // sentences.shape[1])
         parts = [self.span.distance(inputs_of(self.model, self.module, part)) for part in torch.split(sentences, size)]
         return torch.cat(parts)
 
     def squares(self, vectors: Tensor, outside: Tensor) -> Tensor:
-        """Return squared distances of the states of sequences of word vectors, in a way that can be differentiated."""
+        """Return differentiable squared distances of the states of sequences of word vectors."""
         states = nn.functional.normalize(inputs_of(self.model, self.module, vectors), dim=-1)
         return (states @ outside.mT).square().sum(dim=-1)
 
     def outside(self) -> Tensor:
-        """Return an orthonormal basis of what lies outside the span, in the model's precision."""
-        whole: Tensor = torch.linalg.qr(self.span.basis.mT, mode="complete")[0]
-        return whole[:, self.span.rank :].mT.float().contiguous()
+        """Return an orthonormal basis of the complement of the span, in the model's precision."""
+        basis: Tensor = torch.linalg.qr(self.span.basis.mT, mode="complete")[0]
+        return basis[:, self.span.rank :].mT.float().contiguous()
 
 
 class Measure(Protocol):
-    """Anything that says how far the states of sentences lie from where true ones do."""
+    """A distance of the states of sentences from the true states."""
 
     def distances(self, sentences: Tensor) -> Tensor:
         """Return the distance of every state of token sequences of one length, (sentences, tokens)."""
@@ -58,13 +58,13 @@ class Measure(Protocol):
         ...
 
     def outside(self) -> Tensor:
-        """Return what `squares` needs, computed once."""
+        """Return the basis that `squares` needs, computed once."""
         ...
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much work the search for one sentence may cost; a time limit, if there is one, ends it earlier."""
+    """The effort of the search for one sentence; a time limit may end it earlier."""
 
     starts: int
     steps: int
@@ -76,19 +76,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Choices:
-    """The tokens that may stand at each position of one length, with the logarithm of how likely each is to start."""
+    """The possible tokens at each position of a sentence, with their initial log-probabilities."""
 
     tokens: Sequence[Sequence[int]]
     prior: Sequence[Sequence[float]]
 
     @property
     def count(self) -> float:
-        """The number of sentences that can be made of them."""
+        """The number of possible sentences."""
         return math.prod(float(len(tokens)) for tokens in self.tokens)
 
 
-def narrowed(choices: Choices, used: set[tuple[int, int]]) -> Choices:
-    """Return choices in which what found sentences already hold is less likely to start with."""
+def penalize_used(choices: Choices, used: set[tuple[int, int]]) -> Choices:
+    """Return choices with lower initial probabilities for pairs that other sentences already contain."""
     prior = [
         [value - _USED * ((place, token) in used) for token, value in zip(tokens, values, strict=True)]
         for place, (tokens, values) in enumerate(zip(choices.tokens, choices.prior, strict=True))
@@ -104,17 +104,17 @@ def search(
     source: torch.Generator,
     excluded: Collection[Sentence] = (),
 ) -> Sentence:
-    """Return the sentence of one length whose states lie closest to the span, as far as the budget finds it.
+    """Return the sentence of one length whose states lie closest to the span, within the budget.
 
-    Few sentences are all tried. Otherwise each position starts as a mixture of its tokens, the mixtures of several
-    starts follow the gradient of the distance, and the closest ones are then improved a token at a time. Sentences in
-    `excluded` count as infinitely far away.
+    A small number of sentences is enumerated. Otherwise each position starts as a mixture of its tokens, the mixtures
+    of several starts are optimized by gradient descent, and the closest sentences are improved one token at a time.
+    Sentences in `excluded` have an infinite distance.
     """
     device = words.device
     if choices.count <= budget.all_at_most:
         grids = torch.cartesian_prod(*[torch.tensor(tokens, device=device) for tokens in choices.tokens])
-        every = grids.view(-1, len(choices.tokens))
-        return _sentence(every[_squares(check, every, excluded).argmin()])
+        sentences = grids.view(-1, len(choices.tokens))
+        return _sentence(sentences[_squares(check, sentences, excluded).argmin()])
     outside = check.outside()
     width = max(len(tokens) for tokens in choices.tokens)
     ids = torch.zeros(len(choices.tokens), width, dtype=torch.int64)
@@ -125,19 +125,21 @@ def search(
     ids, prior = ids.to(device), prior.to(device)
     vectors = words[ids]
     noise = torch.randn(budget.starts, *ids.shape, generator=source, device=source.device).to(device)
-    noise[0] = 0  # one start exactly as the shares say
+    noise[0] = 0  # one start is exactly the prior
     scores = (prior + noise).requires_grad_()
     adam = torch.optim.Adam([scores], lr=budget.rate)
     for _ in range(budget.steps):
         if budget.limit.over():
             break
         mixed = torch.einsum("slk,lkd->sld", scores.softmax(dim=-1), vectors)
-        loss = (check.squares(mixed, outside) + 1e-6).sqrt().mean(dim=1)  # not squared: many states exact, few far
+        loss = (
+            (check.squares(mixed, outside) + 1e-6).sqrt().mean(dim=1)
+        )  # not squared: favors many exact states and few distant ones
         (scores.grad,) = torch.autograd.grad(loss.sum(), [scores])
         adam.step()
     final = scores.detach()
-    likeliest = ids.expand(final.shape).gather(2, final.argmax(dim=-1, keepdim=True)).squeeze(-1)
-    best = torch.unique(likeliest, dim=0)
+    tokens_of_starts = ids.expand(final.shape).gather(2, final.argmax(dim=-1, keepdim=True)).squeeze(-1)
+    best = torch.unique(tokens_of_starts, dim=0)
     with torch.no_grad():
         starts = best[_squares(check, best, excluded).argsort()[:2]]
     kept = final.amax(dim=0).topk(min(_NARROW, width), dim=-1).indices  # (positions, narrow)
@@ -146,7 +148,7 @@ def search(
 
 
 def _squares(check: Measure, sentences: Tensor, excluded: Collection[Sentence]) -> Tensor:
-    """Return the mean squared distance of each sentence; infinite for those excluded."""
+    """Return the mean squared distance of each sentence; infinite if excluded."""
     squares = check.distances(sentences).square().mean(dim=1)
     for sentence in excluded:
         same = (sentences == torch.tensor(sentence, device=sentences.device)).all(dim=1)
@@ -161,7 +163,7 @@ def _descend(
     budget: Budget,
     excluded: Collection[Sentence],
 ) -> Sentence:
-    """Return the best sentence that single exchanges lead to, position by position."""
+    """Return the best sentence after exchanging single tokens, position by position."""
     sentences = sentences.clone()
     squares = _squares(check, sentences, excluded)
     for _ in range(budget.sweeps):
@@ -172,8 +174,7 @@ def _descend(
             choice = torch.tensor(options, device=sentences.device)
             tried = sentences[:, None].repeat(1, len(options), 1)
             tried[:, :, place] = choice
-            found = _squares(check, tried.flatten(0, 1), excluded).view(len(sentences), -1)
-            least, which = found.min(dim=1)
+            least, which = _squares(check, tried.flatten(0, 1), excluded).view(len(sentences), -1).min(dim=1)
             better = least < squares
             sentences[better, place] = choice[which[better]]
             squares = torch.where(better, least, squares)
@@ -183,10 +184,10 @@ def _descend(
 
 
 def grow(check: Check, tokens: Sequence[Sequence[int]], distance: float, most: int, limit: TimeLimit) -> list[Sentence]:
-    """Return the sentences of a causal model, longest beginnings first grown token by token.
+    """Return the sentences of a causal model, extended token by token.
 
-    A state depends only on what stands before it, so a wrong beginning ends at once. A sentence is returned when no
-    token continues it, or as far as it has grown when a time limit is reached.
+    A state depends only on the tokens up to its own, so a wrong prefix ends at once. A sentence is returned when no
+    token extends it, or unfinished when a time limit is reached.
     """
     device = next(check.model.parameters()).device
     ended: list[Sentence] = []
@@ -198,8 +199,8 @@ def grow(check: Check, tokens: Sequence[Sequence[int]], distance: float, most: i
         last = check.distances(tried)[:, -1]
         order = [i for i in last.argsort().tolist() if float(last[i]) <= distance][:most]
         longer = [_sentence(tried[i]) for i in order]
-        begun = {sentence[:-1] for sentence in longer}
-        ended += [start for start in alive if start and start not in begun]
+        extended = {sentence[:-1] for sentence in longer}
+        ended += [start for start in alive if start and start not in extended]
         alive = longer
         if not alive:
             break

@@ -1,6 +1,6 @@
-"""The span of a layer's inputs as its weight gradients show it, and how far a state lies outside it.
+"""The span of a layer's inputs, from its weight gradients, and the distance of a state from it.
 
-With it, which tokens can stand at which position, by the first block's inputs: the whole vocabulary at once.
+`token_sets` tests the whole vocabulary at every position against the span of the first block's inputs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from discreet.core.types import GradientRelease
 
 _MOST_SLACK = 0.05
 _TINY = 1e-300
-_GREY = 8.0  # how far above `rounding` the widest gap between singular values is looked for
-_AT_ONCE = 16  # positions whose distances are held at one time
-_SCREEN = 0.05  # in float32 a squared distance is known to about 1e-6: what may pass is computed again in float64
+_GREY = 8.0  # the widest gap between singular values is searched up to this factor above `rounding`
+_CHUNK = 16  # positions whose distances are computed at once
+_SCREEN = 0.05  # float32 squared distances are exact to about 1e-6: tokens below this are tested again in float64
 
 
 @dataclass(frozen=True)
 class Span:
-    """An orthonormal basis, (rank, width), in float64, and the weight of each of its directions in the gradients.
+    """An orthonormal basis, (rank, width), in float64, and the weight of each direction in the gradients.
 
-    `slack` is how far noise, or what the client's arithmetic lost, may have turned it away from true states.
+    `slack` bounds the rotation of the span by noise or by the client's rounding errors.
     """
 
     basis: Tensor = field(repr=False)
@@ -41,67 +41,66 @@ class Span:
 
     @property
     def fills_the_width(self) -> bool:
-        """Whether every state lies inside or nearly so, so that nothing can be told apart.
+        """Whether every state lies in the span, or nearly so, so that states cannot be distinguished.
 
-        One direction short of the width is full: behind a LayerNorm with fresh weights no state has more.
+        A rank of the width minus one is full: after a LayerNorm with initial weights no state has more dimensions.
         """
         return self.basis.shape[0] >= self.basis.shape[1] - 1
 
     def distance(self, states: Tensor) -> Tensor:
-        """Return the sine of the angle between states and the span: 0 inside, 1 at right angles to it."""
+        """Return the sine of the angle between states and the span: 0 inside, 1 if orthogonal."""
         unit = torch.nn.functional.normalize(states.to(self.basis.dtype), dim=-1)
-        away: Tensor = unit - (unit @ self.basis.mT) @ self.basis
-        lengths: Tensor = torch.linalg.vector_norm(away, dim=-1)
-        return lengths
+        residual: Tensor = unit - (unit @ self.basis.mT) @ self.basis
+        distances: Tensor = torch.linalg.vector_norm(residual, dim=-1)
+        return distances
 
 
 def shares(span: Span, states: Tensor, rounds: int = 60) -> Tensor:
-    """Return how much of a span each of many states inside it must carry, if as few states as can be carry it all.
+    """Return the share of each state in a span, in the sparsest combination of states that explains it.
 
-    Where a token stands at two positions, other tokens of the one position lie in the span at the other as well: the
-    states are then more than the dimensions, and which of them made the span is not told by lying in it. Among all ways
-    to write the gradients as sums over the states, the one with the least sum of lengths gives most of the aliases a
+    If a token occurs at two positions, other tokens of one position lie in the span at the other as well (aliases).
+    There are then more states than dimensions, and lying in the span does not tell which of them produced it. Among all
+    ways to write the gradients as sums over the states, the one with the smallest sum of norms gives most aliases a
     small share (iteratively reweighted least squares; p = 1).
     """
     unit = torch.nn.functional.normalize(states.to(span.basis.dtype), dim=-1)
     parts = (unit @ span.basis.mT).mT  # (rank, states)
     identity = torch.eye(span.rank, dtype=parts.dtype, device=parts.device)
-    wanted = torch.diag(span.weights)
+    target = torch.diag(span.weights)
     lengths = torch.ones(parts.shape[1], dtype=parts.dtype, device=parts.device)
     for _ in range(rounds):
         weighted = parts * lengths
         normal = weighted @ parts.mT
         ridge = 1e-14 * normal.diagonal().mean() * identity
-        lengths = (weighted.mT @ torch.linalg.solve(normal + ridge, wanted)).norm(dim=1) + 1e-12
+        lengths = (weighted.mT @ torch.linalg.solve(normal + ridge, target)).norm(dim=1) + 1e-12
     return lengths
 
 
 def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: float, attack: str) -> Span:
-    """Return the span of the inputs of projections that share them, from those of their gradients that were released.
+    """Return the span of the shared inputs of projections, from their released gradients.
 
     A weight gradient is the sum over tokens of (output gradient) x (input), so its rows are combinations of the inputs.
-    Without noise, singular values below `rounding` times the largest are rounding errors, and so are larger ones where
-    a gap that is wider than the one at `rounding` lies not far above; with noise, those below the largest that the
-    noise alone would have.
+    Without noise, singular values below `rounding` times the largest are rounding errors, and so are slightly larger
+    ones below a wider gap; with noise, those below the largest singular value of the noise.
     """
     present = [p for p in projections if p.name in seen.gradients]
     if not present:
         raise UnsupportedError(
-            f"Expected gradients of {projections[0].name!r} or its neighbours for {attack}, found none in the release. "
-            "A head alone, or the last blocks alone, do not carry the inputs of the first ones."
+            f"Expected gradients of {projections[0].name!r} or its neighbours for {attack}, got none in the release. "
+            "A head alone, or the last blocks alone, do not contain the inputs of the first ones."
         )
     rows = [p.rows(seen.gradients[p.name]).detach().double() for p in present]
     if seen.noise_std == 0 and any(".lora_A." in p.name for p in present) and not any(bool(r.any()) for r in rows):
         raise UnsupportedError(
-            f"Expected gradients of {present[0].name!r} other than zero for {attack}. Before its first step an "
-            "adapter's second factor is zero, and so is the gradient of the first; attack a later step."
+            f"Expected nonzero gradients of {present[0].name!r} for {attack}. Before the first step an adapter's "
+            "second factor is zero, and so is the gradient of the first; attack a later step."
         )
     if not all(bool(torch.isfinite(part).all()) for part in rows):
-        raise UnsupportedError(f"Expected finite gradients for {attack}, found others. Nothing can be read from them.")
+        raise UnsupportedError(f"Expected finite gradients for {attack}, got NaN or infinite values.")
     if seen.noise_std > 0:
         matrix = torch.cat(rows)
         edge = seen.noise_std * (math.sqrt(matrix.shape[0]) + math.sqrt(matrix.shape[1]))
-    else:  # each part to the same size, as rounding errors go with a part's own
+    else:  # normalize each part, as rounding errors are relative to it
         matrix = torch.cat([part / part.norm().clamp_min(torch.finfo(part.dtype).tiny) for part in rows])
         edge = 0.0
     values, basis = torch.linalg.svd(matrix, full_matrices=False)[1:]
@@ -109,20 +108,20 @@ def span_of(seen: GradientRelease, projections: Sequence[Projection], rounding: 
     lost = max(edge, float(values[rank])) if rank < len(values) else edge
     if rank == matrix.shape[0] < matrix.shape[1] and seen.noise_std == 0 and seen.guarantee is None:
         raise UnsupportedError(
-            f"Expected fewer than {rank} tokens for {attack}, found gradients of {present[0].name!r} and its "
-            f"neighbours of {rank} rows, all independent. Low-rank adapters show no more states than they have rows; "
+            f"Expected fewer than {rank} tokens for {attack}, got gradients of {present[0].name!r} and its neighbours "
+            f"of {rank} rows, all independent. Low-rank adapters reveal at most as many states as they have rows; "
             "attack a smaller batch."
         )
-    # The turn is at most the noise over the weakest direction kept; wrong tokens begin not far above the cap.
+    # The rotation is at most the noise over the smallest kept singular value; the cap is just below wrong tokens.
     slack = min(_MOST_SLACK, lost / float(values[rank - 1])) if rank else 0.0
     return Span(basis[:rank], values[:rank], slack)
 
 
 def _rank(values: Tensor, rounding: float) -> int:
-    """Return how many singular values are more than rounding errors: the cut is at the widest gap near `rounding`.
+    """Return the number of singular values above rounding errors: the cutoff is the widest gap near `rounding`.
 
-    Rounding differs from one machine to another by a few times, and a fixed threshold would count some of it as
-    directions on one and not on the other. True values end far above it, so the gap is wide.
+    Rounding errors differ between machines by a small factor, and a fixed threshold would count some of them as
+    directions on one machine and not on another. True values are far above them, so the gap is wide.
 
     >>> _rank(torch.tensor([1.0, 1e-3, 5e-7, 3e-7, 1e-8]), 4e-7)
     2
@@ -137,49 +136,49 @@ def _rank(values: Tensor, rounding: float) -> int:
     return max(range(max(1, fewest), most + 1), key=lambda count: below[count - 1] / max(below[count], _TINY))
 
 
-def require_room(seen: GradientRelease, span: Span, attack: str) -> bool:
-    """Return whether a span tells states apart; reject one that does not though nothing protects the release."""
+def is_informative(seen: GradientRelease, span: Span, attack: str) -> bool:
+    """Return whether a span can distinguish states; raise if it cannot although the release is not protected."""
     total, width = sum(seen.lengths or ()), span.basis.shape[1]
     if total >= width:
         raise UnsupportedError(
-            f"Expected a batch of fewer than {width} tokens for {attack}, found {total}. Their states fill the model's "
-            "width, so every state lies in their span; attack a smaller batch."
+            f"Expected a batch of fewer than {width} tokens for {attack}, got {total}. Their states span the model's "
+            "whole width, so every state lies in their span; attack a smaller batch."
         )
     if not span.fills_the_width:
         return True
     if seen.noise_std == 0 and seen.guarantee is None:
         raise UnsupportedError(
-            f"Expected a batch of fewer than {width} tokens for {attack}, found gradients of rank {span.rank}. "
-            "The span of the inputs fills the model's width, so every token lies in it; attack a smaller batch."
+            f"Expected a batch of fewer than {width} tokens for {attack}, got gradients of rank {span.rank}. The "
+            "inputs span the model's whole width, so every token lies in their span; attack a smaller batch."
         )
     return False
 
 
 def token_sets(embeddings: Embeddings, span: Span, distance: float, longest: int) -> list[list[int]]:
-    """Return, position by position until none is left, the tokens whose first-block input lies in the span."""
+    """Return the tokens whose first-block input lies in the span, for each position up to the first without any."""
     if span.rank == 0:
         return []
     screen = _Screen(embeddings, span)
-    found: list[list[int]] = []
+    sets: list[list[int]] = []
     limit = min(longest, embeddings.positions.shape[0])
-    for start in range(0, limit, _AT_ONCE):
-        places = torch.arange(start, min(start + _AT_ONCE, limit), device=embeddings.words.device)
+    for start in range(0, limit, _CHUNK):
+        places = torch.arange(start, min(start + _CHUNK, limit), device=embeddings.words.device)
         near = screen.squares(places) <= max(distance, _SCREEN) ** 2
         for column, place in enumerate(places.tolist()):
             tokens = near[:, column].nonzero().flatten()
             inside = span.distance(embeddings.inputs(tokens, torch.full_like(tokens, place))) <= distance
             if not bool(inside.any()):
-                return found
-            found.append(tokens[inside].tolist())
-    return found
+                return sets
+            sets.append(tokens[inside].tolist())
+    return sets
 
 
 class _Screen:
     """Squared distances of every token at many positions, from a few matrix products.
 
-    With u = word + position + constant, centred, the input is z = w * u / s + b. Its projection and its length are
-    quadratic in u, and u is a sum: so (tokens, width) is only ever met by a matrix with a column to each position or
-    each direction of the span, never formed again for each position.
+    With u = word + position + constant, centred, the input is z = w * u / s + b. Its projection and its norm are
+    quadratic in u, and u is a sum. So the (tokens, width) matrix is only multiplied by matrices with one column per
+    position or direction of the span, and is never formed again for each position.
     """
 
     def __init__(self, embeddings: Embeddings, span: Span) -> None:
@@ -221,8 +220,8 @@ def nearest_tokens(embeddings: Embeddings, span: Span, length: int, count: int) 
     screen = _Screen(embeddings, span)
     tokens: list[Tensor] = []
     distances: list[Tensor] = []
-    for start in range(0, length, _AT_ONCE):
-        places = torch.arange(start, min(start + _AT_ONCE, length), device=embeddings.words.device)
+    for start in range(0, length, _CHUNK):
+        places = torch.arange(start, min(start + _CHUNK, length), device=embeddings.words.device)
         near = screen.squares(places).clamp_min(0).topk(min(count, embeddings.words.shape[0]), dim=0, largest=False)
         tokens.append(near.indices.mT)
         distances.append(near.values.mT.sqrt())

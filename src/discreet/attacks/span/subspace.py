@@ -1,4 +1,4 @@
-"""Reads sentences out of noisy gradients: the distance to the spans of the first layers is followed, not tested."""
+"""Recovers sentences from noisy gradients by minimizing the distance to the spans of the first layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from discreet.attacks.base import Attack, TimeLimit
 from discreet.attacks.encoder_layers import Anatomy, dissect, model_of
-from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, narrowed, search
+from discreet.attacks.span.sentence_search import Budget, Check, Choices, Sentence, penalize_used, search
 from discreet.attacks.span.spans import Span, nearest_tokens, span_of
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
@@ -18,25 +18,25 @@ from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.classifier import Classifier
 
 _NAME = "the subspace attack"
-_AS_CLOSE = 2.0  # times the distance of a beginning that another sentence may have and be preferred
+_AS_CLOSE = 2.0  # a sentence is preferred to a prefix of another up to this factor of the prefix's distance
 
 
 @dataclass(frozen=True)
 class Subspace(Attack):
-    """The sentence whose states lie closest to the spans that noise leaves, found by descent on their distance.
+    """Find the sentence whose states lie closest to the noisy spans, by gradient descent on their distance.
 
-    DAGER asks whether a state lies in a span, which noise soon makes false. This attack asks which sentence lies
-    closest: at each position the `choices` tokens closest to the first block's span are kept, mixtures of them follow
-    the gradient of the distances behind the first attention and at the second block, and the result is improved a token
-    at a time. A span holds the directions whose singular value is above the largest that noise alone has. `rounding` is
-    what the client's arithmetic loses, and `tolerance` how far, as the sine of an angle, it may turn a state.
+    DAGER tests whether a state lies in a span, which small noise makes false. This attack searches for the closest
+    sentence: it keeps the `choices` tokens closest to the first block's span at each position, optimizes mixtures of
+    them by the distances after the first attention and at the second block, and improves the result one token at a
+    time. A span has the directions whose singular value is above the largest one of the noise. `rounding` is the
+    rounding error of the client, and `tolerance` its largest effect on a state, as the sine of an angle.
 
-    Lengths are needed. Sentences of one batch are found one for each length; of equal lengths one alone is found. In a
-    causal model the beginning of a longer sentence lies as close as a sentence of its own: where the search ends at
-    one, it is made again without it, and what it finds then is taken if it lies about as close.
+    Lengths are required. The attack returns one sentence per distinct length. In a causal model the prefix of a longer
+    sentence lies as close as a separate sentence: if the search ends at a prefix, it runs again without it, and that
+    result is used if it lies about as close.
 
     Paper: after the abstract of TIGER (2026), the successor of DAGER, which makes the span's distance differentiable.
-    Differs: mixtures of likely tokens are optimised instead of free vectors; the rest of the paper was not at hand.
+    Differs: mixtures of likely tokens are optimized instead of free vectors; the full paper was not available.
     """
 
     choices: int = 48
@@ -65,45 +65,46 @@ class Subspace(Attack):
             positive("seconds", self.seconds)
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
-        """Return one sentence for each length, closest first; `details` has token ids, distances and ranks."""
+        """Return one sentence per length, closest first; `details` has token ids, distances and ranks."""
         limit = TimeLimit(self.seconds)
         model = model_of(knows, _NAME)
         anatomy = dissect(model)
         if seen.lengths is None:
-            raise UnsupportedError(f"Expected lengths in the release for {_NAME}. Without them use DAGER.")
+            raise UnsupportedError(f"Expected lengths in the release for {_NAME}, got none. Use DAGER instead.")
         first = span_of(seen, anatomy.first, self.rounding, _NAME)
         details: dict[str, Any] = {"ranks": (first.rank,), "tokens": (), "distances": ()}
         if first.rank == 0 or first.fills_the_width:
             return Guess(details=details)
         guide = self._guide(seen, model, anatomy)
         details["ranks"] = (first.rank, *(check.span.rank for check in guide.parts))
-        found: list[tuple[float, Sentence]] = []
+        results: list[tuple[float, Sentence]] = []
         budget = Budget(self.starts, self.steps, self.rate, self.sweeps, 1, limit)
-        for length in sorted(set(seen.lengths), reverse=True):  # beginnings of longer sentences are known then
+        for length in sorted(set(seen.lengths), reverse=True):  # prefixes of longer sentences are then known
             choices = self._choices(model, anatomy, first, length)
             source = rng.fork("length", length).torch(model.device, _NAME)
             if not guide.parts:
-                found.append((1.0, tuple(tokens[0] for tokens in choices.tokens)))
+                results.append((1.0, tuple(tokens[0] for tokens in choices.tokens)))
                 continue
             sentence = search(guide, choices, anatomy.embeddings.words, budget, source)
             distance = guide.distance(sentence, model.device)
-            begun = {longer[:length] for _, longer in found} if anatomy.causal else set()
-            if sentence in begun:
-                used = {(place, token) for longer in begun for place, token in enumerate(longer)}
-                other = search(guide, narrowed(choices, used), anatomy.embeddings.words, budget, source, begun)
-                away = guide.distance(other, model.device)
-                if away <= _AS_CLOSE * distance + self.tolerance:
-                    sentence, distance = other, away
-            found.append((distance, sentence))
-        found.sort()
-        details["tokens"] = tuple(sentence for _, sentence in found)
+            prefixes = {longer[:length] for _, longer in results} if anatomy.causal else set()
+            if sentence in prefixes:
+                used = {(place, token) for prefix in prefixes for place, token in enumerate(prefix)}
+                reduced = penalize_used(choices, used)
+                other = search(guide, reduced, anatomy.embeddings.words, budget, source, prefixes)
+                other_distance = guide.distance(other, model.device)
+                if other_distance <= _AS_CLOSE * distance + self.tolerance:
+                    sentence, distance = other, other_distance
+            results.append((distance, sentence))
+        results.sort()
+        details["tokens"] = tuple(sentence for _, sentence in results)
         details["stopped_by_time_limit"] = limit.reached
-        details["distances"] = tuple(distance for distance, _ in found)
-        texts = tuple(model.tokenizer.decode(list(s), skip_special_tokens=True) for _, s in found)
-        return Guess(texts=texts, scores=tuple(-d for d, _ in found), details=details)
+        details["distances"] = tuple(distance for distance, _ in results)
+        texts = tuple(model.tokenizer.decode(list(s), skip_special_tokens=True) for _, s in results)
+        return Guess(texts=texts, scores=tuple(-d for d, _ in results), details=details)
 
     def _guide(self, seen: GradientRelease, model: Classifier, anatomy: Anatomy) -> _Together:
-        """Return the places behind the first attention whose spans noise has left something of."""
+        """Return the checks after the first attention whose spans are still informative under the noise."""
         parts: list[Check] = []
         for projections in (anatomy.middle, anatomy.second):
             if not any(p.name in seen.gradients for p in projections):
@@ -118,7 +119,7 @@ class Subspace(Attack):
         bare = model.tokenizer("")["input_ids"]
         rows: list[list[int]] = tokens.tolist()
         priors: list[list[float]] = (-self.sharpness * distances).tolist()
-        if len(bare) == 2:  # every text begins and ends alike
+        if len(bare) == 2:  # every text has the same first and last token
             for place, token in ((0, bare[0]), (length - 1, bare[1])):
                 rows[place], priors[place] = [int(token)], [0.0]
         return Choices(rows, priors)
@@ -126,7 +127,7 @@ class Subspace(Attack):
 
 @dataclass(frozen=True)
 class _Together:
-    """Several places in a model at once; a state's distance is the root of the mean square over them."""
+    """Several checks at once; a state's distance is the root mean square over them."""
 
     parts: tuple[Check, ...]
 
@@ -139,12 +140,12 @@ class _Together:
         return float(self.distances(torch.tensor([sentence], device=device)).mean())
 
     def squares(self, vectors: Tensor, outside: Tensor) -> Tensor:
-        """Return squared distances that can be differentiated; what lies outside is found once, in `outside`."""
+        """Return differentiable squared distances; `outside` returns the stacked bases."""
         width = vectors.shape[-1]
         bases = torch.split(outside, [width - check.span.rank for check in self.parts])
-        found = [check.squares(vectors, base) for check, base in zip(self.parts, bases, strict=True)]
-        return torch.stack(found).mean(dim=0)
+        squares = [check.squares(vectors, basis) for check, basis in zip(self.parts, bases, strict=True)]
+        return torch.stack(squares).mean(dim=0)
 
     def outside(self) -> Tensor:
-        """Return orthonormal bases of what lies outside each span, one below the other."""
+        """Return the stacked orthonormal bases of the complements of the spans."""
         return torch.cat([check.outside() for check in self.parts])
