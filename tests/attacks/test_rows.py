@@ -65,7 +65,7 @@ def test_what_it_cannot_read_is_refused_with_the_reason(tiny_model: Build) -> No
     with pytest.raises(UnsupportedError, match=r"position_embeddings.weight' for the position-row attack, got none"):
         PositionRows().run(open_release(frozen, ONE), Knowledge(model=frozen), Rng(0))
     beside = tiny_model("gpt2")
-    with pytest.raises(UnsupportedError, match="goes on beside the norm"):
+    with pytest.raises(UnsupportedError, match="bypasses the norm"):
         PositionRows().run(open_release(beside, ONE), Knowledge(model=beside), Rng(0))
     noisy = protected_release(model, ONE, DPSGD(1e-3, clip_norm=1.0), Rng(0), delta=1e-5)
     with pytest.raises(UnsupportedError, match="the text's length, or no noise"):

@@ -182,7 +182,7 @@ def test_a_text_is_read_through_a_mask_that_is_learned(tiny_model: Callable[...,
 def test_a_head_alone_or_no_label_is_rejected_for_text(tiny_model: Callable[..., Classifier]) -> None:
     text = Corpus("toy", ("a knee",), labels=(1,), label_names=("0", "1"))
     head = tiny_model("bert", train="head")
-    with pytest.raises(UnsupportedError, match="cannot be told from the head alone"):
+    with pytest.raises(UnsupportedError, match="head alone does not determine the text"):
         MaskedDLG().run(open_release(head, text), Knowledge(model=head), Rng(0))
     model = tiny_model("bert", head="mlp")
     without = replace(open_release(model, text), labels=None)

@@ -66,5 +66,5 @@ def test_what_cannot_be_used_is_refused() -> None:
         InstanceReconstruction().run(GradientRelease({}, 1), made.knows, Rng(0))  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="candidates for Instance reconstruction"):
         InstanceReconstruction().run(made.seen, Knowledge(), Rng(0))
-    with pytest.raises(SettingError, match="common_noise to be false where masked.*, got True"):
+    with pytest.raises(SettingError, match="common_noise to be False if masked.*, got True"):
         InstanceReconstruction(common_noise=True)

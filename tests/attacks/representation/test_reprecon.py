@@ -51,7 +51,7 @@ def test_the_same_seed_gives_the_same_guess() -> None:
 
 def test_what_cannot_be_used_is_refused() -> None:
     rows = vectors(5)
-    with pytest.raises(UnsupportedError, match=r"extra\['pairs'\].*Run the defence on text of your own"):
+    with pytest.raises(UnsupportedError, match=r"extra\['pairs'\].*Run the protection on your own text"):
         RepRecon().run(RepresentationRelease(rows), Knowledge(extra={"vectors": rows}), Rng(0))
     with pytest.raises(SettingError, match="of equal length"):
         knows = Knowledge(extra={"vectors": rows, "pairs": (rows, rows[:3])})

@@ -108,7 +108,7 @@ def test_candidates_come_from_texts_and_the_public_model(tiny_encoder) -> None:
 
 def test_what_cannot_be_used_is_refused(leaking: Scene) -> None:
     attack = Similarity()
-    with pytest.raises(UnsupportedError, match=r"seen=GradientRelease to be a RepresentationRelease.*gradient"):
+    with pytest.raises(UnsupportedError, match=r"seen to be a RepresentationRelease, got a GradientRelease.*gradient"):
         attack.run(GradientRelease({}, 1), leaking.knows, Rng(0))  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match=r"candidates for Similarity search, got none.*Knowledge"):
         attack.run(leaking.seen, Knowledge(), Rng(0))
