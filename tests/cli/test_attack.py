@@ -178,7 +178,7 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
         (["--attack", "one-of-n", "--delta", "0", "--noise-multiplier", "1"], "Expected --delta to be in (0, 1)"),
         (["no/such/run", "--attack", "dager"], "Expected a run folder at"),
         (["--attack", "one-of-n", "--protect", "texthide"], "These fit: rss, reprecon, instance, blind, inversion"),
-        (["--attack", "dager", "--protect", "ldp", "--epsilon", "8", "--train", "head"], "Under ldp sentence vectors"),
+        (["--attack", "dager", "--protect", "ldp", "--epsilon", "8", "--train", "head"], "ldp releases sentence vectors"),
         (["--attack", "rss", "--protect", "dp-sgd", "--epsilon", "8"], "--protect dp-sgd … --attack one-of-n`"),
         (["--attack", "dager", "--protect", "texthide"], "(--batch-size), or mix fewer (--protect-set mix=…)"),
     ],
@@ -255,7 +255,7 @@ def test_one_of_n_on_a_run_that_was_hidden_names_what_fits_and_how_to_call_it(
     capsys.readouterr()
     status, _, err = say(tmp_path / "run", "--attack", "one-of-n", model=False, data=False)
     assert status == 2 and "mix" not in err
-    assert "Under texthide sentence vectors leave" in err and "`discreet attack RUN --attack rss`" in err
+    assert "texthide releases sentence vectors" in err and "`discreet attack RUN --attack rss`" in err
     names = err.partition("These fit: ")[2].partition(";")[0].split(", ")
     for name in names:
         assert say(tmp_path / "run", "--attack", name, "--examples", 4, model=False, data=False)[0] == 0, name

@@ -469,7 +469,7 @@ def test_a_population_below_the_number_of_units_is_told_with_its_delta(
         assert (large in err) is warned
     assert go(toy_csv, encoder, tmp_path / "c", "--population", "500", "--delta", "auto") == 0
     err = capsys.readouterr().err
-    assert "batches hold 0." in err and large not in err
+    assert "batches are 0." in err and large not in err
 
 
 def test_no_limit_is_offered_where_there_is_no_bound() -> None:

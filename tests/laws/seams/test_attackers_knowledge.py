@@ -30,7 +30,7 @@ EXTRA = {
     "vectors": "vectors of the candidates",
     "public": "vectors of the texts",
     "auxiliary": "vectors of the texts",
-    "pairs": "protected itself",
+    "pairs": "computed itself",
 }
 
 
