@@ -178,7 +178,7 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
         (["--attack", "one-of-n", "--delta", "0", "--noise-multiplier", "1"], "Expected --delta to be in (0, 1)"),
         (["no/such/run", "--attack", "dager"], "Expected a run folder at"),
         (["--attack", "one-of-n", "--protect", "texthide"], "These fit: rss, reprecon, instance, blind, inversion"),
-        (["--attack", "dager", "--protect", "ldp", "--epsilon", "8", "--train", "head"], "ldp releases sentence vectors"),
+        (["--attack", "dager", "--protect", "ldp", "--epsilon", "8", "--train", "head"], "ldp releases sentence"),
         (["--attack", "rss", "--protect", "dp-sgd", "--epsilon", "8"], "--protect dp-sgd … --attack one-of-n`"),
         (["--attack", "dager", "--protect", "texthide"], "(--batch-size), or mix fewer (--protect-set mix=…)"),
     ],
