@@ -37,7 +37,6 @@ from discreet.accounting.events import (
     MetricDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
-    SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
@@ -50,7 +49,7 @@ from discreet.accounting.gdp import (
     gaussian_epsilon,
 )
 from discreet.accounting.losses import powers_of, use_curve
-from discreet.accounting.parts import Parts, decompose, unsupported
+from discreet.accounting.parts import FIXED_SIZE, Parts, decompose, sampling_rate, unsupported
 from discreet.accounting.powers import Powers
 from discreet.accounting.renyi import ORDERS, renyi_delta, renyi_divergences, renyi_epsilon
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, open_probability, probability, whole
@@ -179,10 +178,8 @@ def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
             )
         if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:
             total += central_limit_mu(inside.mu, use.sampling_probability, count) ** 2
-        elif isinstance(use, VisibleVectorsDpEvent) and adjacency is Adjacency.REPLACE_ONE:
-            total += central_limit_mu_fixed(inside.mu, use.drawn / use.population, count) ** 2
-        elif isinstance(use, SampledWithoutReplacementDpEvent) and adjacency is Adjacency.REPLACE_ONE:
-            total += central_limit_mu_fixed(inside.mu, use.sample_size / use.source_dataset_size, count) ** 2
+        elif isinstance(use, FIXED_SIZE) and adjacency is Adjacency.REPLACE_ONE:
+            total += central_limit_mu_fixed(inside.mu, sampling_rate(use), count) ** 2
         else:
             raise unsupported(use, adjacency, "gdp", "Use the pld accountant.")
     return math.sqrt(total)
@@ -199,7 +196,7 @@ def _assumptions(parts: Parts, adjacency: Adjacency) -> list[str]:
                 )
             if isinstance(use.event, ClippedSumDpEvent):
                 assumptions.append("only the noisy sum is visible")
-        elif isinstance(use, SampledWithoutReplacementDpEvent | VisibleVectorsDpEvent):
+        elif isinstance(use, FIXED_SIZE):
             assumptions.append("a fixed number of records is drawn at random and nobody learns which or in what order")
         elif isinstance(use, RandomizedResponseDpEvent) and adjacency is Adjacency.ZERO_OUT:
             assumptions.append("an empty record answers uniformly at random")
@@ -249,10 +246,8 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
         return use.xi if use.rho == 0 else math.inf
     if isinstance(use, PoissonSampledDpEvent):
         return _sampled_loss(use.event, use.sampling_probability, adjacency)
-    if isinstance(use, SampledWithoutReplacementDpEvent):
-        return _sampled_loss(use.event, use.sample_size / use.source_dataset_size, Adjacency.REPLACE_ONE)
-    if isinstance(use, VisibleVectorsDpEvent):
-        return _sampled_loss(use.event, use.drawn / use.population, Adjacency.REPLACE_ONE)
+    if isinstance(use, FIXED_SIZE):
+        return _sampled_loss(use.event, sampling_rate(use), Adjacency.REPLACE_ONE)
     return math.inf
 
 

@@ -23,12 +23,20 @@ from discreet.accounting.events import (
     MetricDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
-    SampledWithoutReplacementDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.accounting.parts import LARGEST_GRID, Parts, cached_by_event, decompose, gaussian_mu_of, unsupported
+from discreet.accounting.parts import (
+    FIXED_SIZE,
+    LARGEST_GRID,
+    Parts,
+    cached_by_event,
+    decompose,
+    gaussian_mu_of,
+    sampling_rate,
+    unsupported,
+)
 from discreet.accounting.powers import Losses, Powers
 from discreet.core.guarantee import Adjacency
 
@@ -102,10 +110,8 @@ def use_curve(use: DpEvent, adjacency: Adjacency) -> Curve:
 def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
     if isinstance(use, PoissonSampledDpEvent):
         return _poisson(use, adjacency)
-    if isinstance(use, SampledWithoutReplacementDpEvent):
-        return _fixed(use, use.sample_size / use.source_dataset_size, adjacency)
-    if isinstance(use, VisibleVectorsDpEvent):
-        return _fixed(use, use.drawn / use.population, adjacency)
+    if isinstance(use, FIXED_SIZE):
+        return _fixed(use, sampling_rate(use), adjacency)
     mu = gaussian_mu_of(use, adjacency)
     if mu is not None:
         return curves.gaussian(mu)

@@ -131,7 +131,8 @@ def gaussian_mu_of(event: DpEvent, adjacency: Adjacency) -> float | None:
     return None
 
 
-SAMPLED = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, VisibleVectorsDpEvent)
+FIXED_SIZE = (SampledWithoutReplacementDpEvent, VisibleVectorsDpEvent)
+SAMPLED = (PoissonSampledDpEvent, *FIXED_SIZE)
 
 
 def simplify(event: DpEvent) -> DpEvent:
@@ -209,9 +210,16 @@ def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 def draws_all(event: DpEvent) -> bool:
     """Return whether an event is a fixed-size sample that takes every record."""
+    return isinstance(event, FIXED_SIZE) and sampling_rate(event) == 1
+
+
+def sampling_rate(event: DpEvent) -> float:
+    """Return the probability with which a sampling event takes a record."""
+    if isinstance(event, PoissonSampledDpEvent):
+        return float(event.sampling_probability)
     if isinstance(event, VisibleVectorsDpEvent):
-        return bool(event.drawn == event.population)
-    return isinstance(event, SampledWithoutReplacementDpEvent) and event.sample_size == event.source_dataset_size
+        return event.drawn / event.population
+    return float(event.sample_size / event.source_dataset_size)
 
 
 def describe(event: DpEvent) -> str:
@@ -282,7 +290,7 @@ def _unproven(use: DpEvent, adjacency: Adjacency) -> str | None:
     """Return the remedy if a use, apart from the events inside it, has no proof; None if it has one."""
     if isinstance(use, PoissonSampledDpEvent):
         return _poisson(use.event, adjacency)
-    if isinstance(use, VisibleVectorsDpEvent | SampledWithoutReplacementDpEvent):
+    if isinstance(use, FIXED_SIZE):
         return _fixed(use, adjacency)
     if isinstance(use, MetricDpEvent):
         return None if adjacency is Adjacency.REPLACE_ONE else "A distance is between two records. Use replace-one."

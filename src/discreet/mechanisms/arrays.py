@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, invalid, positive
 
 if TYPE_CHECKING:
     import torch
@@ -80,3 +80,11 @@ def vectors_of(x: Any, dimension: int) -> torch.Tensor:
     if not tensor.is_floating_point():
         raise DataError(f"Expected floating-point vectors, got {tensor.dtype}. Convert them to float32 or float64.")
     return tensor
+
+
+def checked_sensitivity(sensitivity: float | None) -> float:
+    """Return a sensitivity > 0, or raise SettingError."""
+    remedy = "It is the largest change of x by one record; .event is the cost at that distance."
+    if sensitivity is None:
+        raise invalid("sensitivity", None, "set", remedy)
+    return positive("sensitivity", sensitivity, remedy)

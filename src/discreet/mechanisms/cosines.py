@@ -7,10 +7,12 @@ the error of the mechanism: the rest of the direction is uniform.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from numpy.polynomial.polynomial import polyval
 
 from discreet.core.errors import non_negative, whole
 
@@ -19,36 +21,19 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-# Coefficients of p^k, p^(k+2), ... in the Debye polynomials u_1 ... u_6 (DLMF 10.41.10).
-_DEBYE = (
-    (3 / 24, -5 / 24),
-    (81 / 1152, -462 / 1152, 385 / 1152),
-    (30375 / 414720, -369603 / 414720, 765765 / 414720, -425425 / 414720),
+# Denominator and numerators of the coefficients of p^k, p^(k+2), ... in the Debye polynomials u_k (DLMF 10.41.10).
+_DEBYE_FRACTIONS = (
+    (24, 3, -5),
+    (1152, 81, -462, 385),
+    (414720, 30375, -369603, 765765, -425425),
+    (39813120, 4465125, -94121676, 349922430, -446185740, 185910725),
+    (6688604160, 1519035525, -49286948607, 284499769554, -614135872350, 566098157625, -188699385875),
     (
-        4465125 / 39813120,
-        -94121676 / 39813120,
-        349922430 / 39813120,
-        -446185740 / 39813120,
-        185910725 / 39813120,
-    ),
-    (
-        1519035525 / 6688604160,
-        -49286948607 / 6688604160,
-        284499769554 / 6688604160,
-        -614135872350 / 6688604160,
-        566098157625 / 6688604160,
-        -188699385875 / 6688604160,
-    ),
-    (
-        2757049477875 / 4815794995200,
-        -127577298354750 / 4815794995200,
-        1050760774457901 / 4815794995200,
-        -3369032068261860 / 4815794995200,
-        5104696716244125 / 4815794995200,
-        -3685299006138750 / 4815794995200,
-        1023694168371875 / 4815794995200,
+        *(4815794995200, 2757049477875, -127577298354750, 1050760774457901, -3369032068261860),
+        *(5104696716244125, -3685299006138750, 1023694168371875),
     ),
 )
+_DEBYE = [[numerator / row[0] for numerator in row[1:]] for row in _DEBYE_FRACTIONS]
 _LARGE_ORDER = 60.0
 
 
@@ -67,22 +52,30 @@ def draw_cosines(kappa: float, dimension: int, count: int, generator: FloatGener
     root = math.hypot(2 * kappa, degrees)
     b = degrees / (2 * kappa + root)
     half_gap = (kappa + 2 * kappa * kappa / (root + degrees)) / (2 * kappa + root)  # (1 - b) / 2
-    cosine, sine = np.empty(count), np.empty(count)
-    filled = 0
-    while filled < count:
-        trial = count - filled if kappa == 0 else int((count - filled) * 1.55) + 8
-        g = generator.standard_gamma(degrees / 2, trial)
-        h = generator.standard_gamma(degrees / 2, trial)
+
+    def propose(missing: int) -> tuple[Floats, Floats]:
+        trials = missing if kappa == 0 else int(missing * 1.55) + 8
+        g = generator.standard_gamma(degrees / 2, trials)
+        h = generator.standard_gamma(degrees / 2, trials)
         total = h + b * g
         s = half_gap * (g - h) / total
-        keep = np.log(generator.random(trial)) <= degrees * (np.log1p(s) - s) if kappa > 0 else np.ones(trial, bool)
+        keep = np.log(generator.random(trials)) <= degrees * (np.log1p(s) - s) if kappa > 0 else np.ones(trials, bool)
         g, h, total = g[keep], h[keep], total[keep]
-        size = min(len(g), count - filled)
-        part = slice(filled, filled + size)
-        cosine[part] = ((h - b * g) / total)[:size]
-        sine[part] = (2 * np.sqrt(b * g * h) / total)[:size]
-        filled += size
-    return cosine, sine
+        return (h - b * g) / total, 2 * np.sqrt(b * g * h) / total
+
+    return accepted(count, propose)
+
+
+def accepted(count: int, propose: Callable[[int], tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Return `count` cosines and sines of a rejection sampler; `propose(n)` returns the accepted ones of n trials."""
+    pairs = np.empty((2, count))
+    filled = 0
+    while filled < count:
+        cosine, sine = propose(count - filled)
+        end = min(filled + len(cosine), count)
+        pairs[:, filled:end] = cosine[: end - filled], sine[: end - filled]
+        filled = end
+    return pairs[0], pairs[1]
 
 
 def log_mean_exp(kappa: float, dimension: int) -> float:
@@ -130,17 +123,10 @@ def _log_debye(kappa: float, order: float) -> float:
     root = math.hypot(1.0, z)
     q = z * z / (1 + root)  # root - 1
     p = 1 / root
-    tail = sum(p**k * _poly(terms, p * p) / order**k for k, terms in enumerate(_DEBYE, start=1))
+    tail = sum(p**k * float(polyval(p * p, terms)) / order**k for k, terms in enumerate(_DEBYE, start=1))
     inverse = 1 / (order * order)
     stirling = (1 / 12 - inverse * (1 / 360 - inverse * (1 / 1260 - inverse / 1680))) / order
     return order * (q - math.log1p(q / 2)) - 0.5 * math.log(root) + math.log1p(tail) + stirling
-
-
-def _poly(coefficients: tuple[float, ...], x: float) -> float:
-    value = 0.0
-    for c in reversed(coefficients):
-        value = value * x + c
-    return value
 
 
 def log_sphere_area(dimension: int) -> float:

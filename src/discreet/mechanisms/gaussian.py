@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.core.errors import invalid, non_negative, positive
-from discreet.mechanisms.arrays import Array, floats_of, in_kind
+from discreet.core.errors import non_negative
+from discreet.mechanisms.arrays import Array, checked_sensitivity, floats_of, in_kind
 
 if TYPE_CHECKING:
     import torch
     from dp_accounting.dp_event import DpEvent
 
     from discreet.core.randomness import Rng
-
-_STATE = "It is the largest change of x by one record; .event is the cost at that distance."
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Gaussian:
         """Check the fields."""
         non_negative("std", self.std, "It is a standard deviation.")
         if self.sensitivity is not None:
-            positive("sensitivity", self.sensitivity, _STATE)
+            checked_sensitivity(self.sensitivity)
 
     @classmethod
     def for_budget(cls, epsilon: float, delta: float, sensitivity: float) -> Gaussian:
@@ -61,9 +59,7 @@ class Gaussian:
         """The cost of one release of the whole array."""
         from discreet.accounting.events import GaussianDpEvent
 
-        if self.sensitivity is None:
-            raise invalid("sensitivity", None, "set", _STATE)
-        return GaussianDpEvent(self.std / self.sensitivity)
+        return GaussianDpEvent(self.std / checked_sensitivity(self.sensitivity))
 
     def sample(self, shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return only the noise, in float64; add it with `release` and `deviation`, which round the sum once."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from discreet.core.errors import invalid, positive, whole
-from discreet.mechanisms.arrays import Array, floats_of, in_kind, vectors_of
+from discreet.core.errors import positive, whole
+from discreet.mechanisms.arrays import Array, checked_sensitivity, floats_of, in_kind, vectors_of
 from discreet.mechanisms.sphere import uniform_directions
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.core.randomness import Rng
-
-_STATE = "It is the largest change of x by one record; .event is the cost at that distance."
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,12 @@ class Laplace:
         """Check the fields."""
         positive("scale", self.scale, "It is the mean absolute value of the noise.")
         if self.sensitivity is not None:
-            positive("sensitivity", self.sensitivity, _STATE)
+            checked_sensitivity(self.sensitivity)
 
     @classmethod
     def for_epsilon(cls, epsilon: float, sensitivity: float) -> Laplace:
         """Return the noise for a pure epsilon at an L1 sensitivity."""
-        return cls(positive("sensitivity", sensitivity, _STATE) / positive("epsilon", epsilon), sensitivity)
+        return cls(checked_sensitivity(sensitivity) / positive("epsilon", epsilon), sensitivity)
 
     @property
     def event(self) -> DpEvent:
@@ -58,9 +56,7 @@ class Laplace:
         """
         from discreet.accounting.events import LaplaceDpEvent
 
-        if self.sensitivity is None:
-            raise invalid("sensitivity", None, "set", _STATE)
-        return LaplaceDpEvent(self.scale / self.sensitivity)
+        return LaplaceDpEvent(self.scale / checked_sensitivity(self.sensitivity))
 
     def __call__(self, x: Array, rng: Rng) -> Array:
         """Return the array plus noise, added in float64 and rounded once, in the type and precision of the input."""
@@ -118,21 +114,19 @@ class L2Laplace:
         positive("scale", self.scale, "The mean length of the noise is dimension * scale.")
         whole("dimension", self.dimension)
         if self.sensitivity is not None:
-            positive("sensitivity", self.sensitivity, _STATE)
+            checked_sensitivity(self.sensitivity)
 
     @classmethod
     def for_epsilon(cls, epsilon: float, sensitivity: float, dimension: int) -> L2Laplace:
         """Return the noise for a pure epsilon at an L2 sensitivity."""
-        return cls(positive("sensitivity", sensitivity, _STATE) / positive("epsilon", epsilon), dimension, sensitivity)
+        return cls(checked_sensitivity(sensitivity) / positive("epsilon", epsilon), dimension, sensitivity)
 
     @property
     def event(self) -> DpEvent:
         """The cost of one row."""
         from discreet.accounting.events import EpsilonDeltaDpEvent
 
-        if self.sensitivity is None:
-            raise invalid("sensitivity", None, "set", _STATE)
-        return EpsilonDeltaDpEvent(self.sensitivity / self.scale, 0.0)
+        return EpsilonDeltaDpEvent(checked_sensitivity(self.sensitivity) / self.scale, 0.0)
 
     def __call__(self, x: Array, rng: Rng) -> Array:
         """Return the vectors plus noise, added in float64 and rounded once, in the type and precision of the input."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from discreet.core.errors import positive, whole
 from discreet.mechanisms.arrays import Array, in_kind, vectors_of
+from discreet.mechanisms.cosines import accepted
 from discreet.mechanisms.sphere import directions_around
 
 if TYPE_CHECKING:
@@ -196,31 +197,25 @@ def _inside(cap: Cap, dimension: int, count: int, generator: FloatGenerator) -> 
     # x = 1 - t^2 has density proportional to x^((d - 3) / 2) / t on (0, 1 - height^2): sample without 1 / t, accept
     # with probability height / t.
     log_top = math.log1p(-cap.height * cap.height)
-    cosine, sine = np.empty(count), np.empty(count)
-    filled = 0
-    while filled < count:
-        trial = int((count - filled) * 1.2 / math.exp(from_tail)) + 8
-        log_x = log_top + np.log1p(-generator.random(trial)) * (2 / (dimension - 1))
+
+    def propose(missing: int) -> tuple[Floats, Floats]:
+        trials = int(missing * 1.2 / math.exp(from_tail)) + 8
+        log_x = log_top + np.log1p(-generator.random(trials)) * (2 / (dimension - 1))
         t = np.sqrt(-np.expm1(log_x))
-        keep = generator.random(trial) * t <= cap.height
-        size = min(int(keep.sum()), count - filled)
-        cosine[filled : filled + size] = t[keep][:size]
-        sine[filled : filled + size] = np.exp(log_x[keep][:size] / 2)
-        filled += size
-    return cosine, sine
+        keep = generator.random(trials) * t <= cap.height
+        return t[keep], np.exp(log_x[keep] / 2)
+
+    return accepted(count, propose)
 
 
 def _uniform_where(dimension: int, count: int, generator: FloatGenerator, rule: Rule) -> tuple[Floats, Floats]:
     """Sample cosines of uniform directions until `count` of them satisfy the rule."""
-    cosine, sine = np.empty(count), np.empty(count)
-    filled = 0
-    while filled < count:
-        trial = 2 * (count - filled) + 8
-        g = generator.standard_gamma((dimension - 1) / 2, trial)
-        h = generator.standard_gamma((dimension - 1) / 2, trial)
+
+    def propose(missing: int) -> tuple[Floats, Floats]:
+        g = generator.standard_gamma((dimension - 1) / 2, 2 * missing + 8)
+        h = generator.standard_gamma((dimension - 1) / 2, 2 * missing + 8)
         t, s = (g - h) / (g + h), 2 * np.sqrt(g * h) / (g + h)
         keep = rule(t)
-        size = min(int(keep.sum()), count - filled)
-        cosine[filled : filled + size], sine[filled : filled + size] = t[keep][:size], s[keep][:size]
-        filled += size
-    return cosine, sine
+        return t[keep], s[keep]
+
+    return accepted(count, propose)

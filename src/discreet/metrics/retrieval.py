@@ -18,7 +18,7 @@ from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics.intervals import clopper_pearson, score_interval
-from discreet.metrics.text import Embedder, jaccard, unit_rows
+from discreet.metrics.text import Embedder, check_lengths, jaccard, unit_rows
 
 Doubles = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -47,7 +47,9 @@ def retrieval(
     jaccard 0.667 [0.025, 1.000] (n = 2, chance 0.375)
     tfidf_cosine 0.692 [0.029, 1.000] (n = 2, chance 0.384)
     """
-    _same_number(guesses, truths, index)
+    check_lengths(guesses, truths)
+    if not index:
+        raise invalid("index", 0, "at least 1 sentence", "The random baseline is sampled from it.")
     random_rows = (rng.fork("chance").uniform(_DRAWS * len(truths)) * len(index)).astype(np.int64).reshape(_DRAWS, -1)
     same = [float(guess == truth) for guess, truth in zip(guesses, truths, strict=True)]
     counts = Counter(index)
@@ -73,8 +75,7 @@ def constituents(
     >>> print(constituents([(3, 1, 7)], [{1, 2}], 10, rng=Rng(0)))
     constituents 0.500 [0.000, 1.000] (n = 1, chance 0.200)
     """
-    if len(guesses) != len(truths) or not truths:
-        raise invalid("guesses", len(guesses), f"one for each of {len(truths)} mixtures, at least one")
+    check_lengths(guesses, truths)
     parts = [len(set(list(a)[: len(set(b))]) & set(b)) / len(set(b)) for a, b in zip(guesses, truths, strict=True)]
     chance = float(np.mean([len(set(b)) / index_size for b in truths]))
     return _mean("constituents", parts, chance, rng)
@@ -147,10 +148,3 @@ def _rate(metric: str, hits: Sequence[float], chance: float | None) -> Leakage:
 def _mean(metric: str, values: Sequence[float], chance: float, rng: Rng) -> Leakage:
     low, high = score_interval(values, rng=rng.fork(metric), least=-1.0 if metric == "embedding_cosine" else 0.0)
     return Leakage(metric, float(np.mean(values)), low, high, len(values), chance)
-
-
-def _same_number(guesses: Sequence[str], truths: Sequence[str], index: Sequence[str]) -> None:
-    if len(guesses) != len(truths) or not truths:
-        raise invalid("guesses", len(guesses), f"one for each of {len(truths)} truths, at least one")
-    if not index:
-        raise invalid("index", 0, "at least 1 sentence", "The random baseline is sampled from it.")

@@ -131,7 +131,7 @@ def text_leakage(
     if pair is None:
         pair = METRICS[one_of("metric", metric, [name for name, one in METRICS.items() if one.pair])].pair
     assert pair is not None
-    _same_number(guesses, truths)
+    check_lengths(guesses, truths)
     values = [pair(guess, truth) for guess, truth in zip(guesses, truths, strict=True)]
     shifts = _shifts(len(truths), rng.fork("chance"))
     by_chance = [pair(guesses[i], truths[j]) for shift in shifts for i, j in enumerate(shift)]
@@ -146,7 +146,7 @@ def semantic_cosine(
 
     `embed` takes texts and returns a vector for each, (texts, width). A vector of zeros has cosine 0 with any other.
     """
-    _same_number(guesses, truths)
+    check_lengths(guesses, truths)
     first, second = (unit_rows(embed(list(texts))) for texts in (guesses, truths))
     values = (first * second).sum(axis=1)
     shifts = _shifts(len(truths), rng.fork("chance"))
@@ -190,7 +190,8 @@ def unit_rows(vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0), dtype=np.float64)
 
 
-def _same_number(guesses: Sequence[str], truths: Sequence[str]) -> None:
+def check_lengths(guesses: Sequence[object], truths: Sequence[object]) -> None:
+    """Raise SettingError unless there is one guess for each truth and at least one."""
     if len(guesses) != len(truths) or not truths:
         raise invalid("guesses", len(guesses), f"one for each of {len(truths)} truths, at least one", "Use `match`.")
 
