@@ -1,7 +1,7 @@
-"""Every attack, protection and built-in corpus by name: where it is, its label and one line of help.
+"""Every attack, protection and built-in corpus by name, with its module, label and one line of help.
 
 This is the only place where names become objects. Nothing is imported until an entry is loaded, so that commands, run
-folders and studies can list names at no cost. Metrics are entries of `discreet.metrics.table`, which `metrics` returns.
+folders and studies can list names quickly. Metrics are entries of `discreet.metrics.table`, which `metrics` returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One member of the catalog: "module:Name", how it is called in a sentence, and what it does in one line."""
+    """A catalog entry: "module:Name", a label for sentences, and one line of help."""
 
     path: str
     label: str
@@ -42,13 +42,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class CorpusEntry(Entry):
-    """A built-in corpus: a function, what it is called with, and whether a seed and a number of rows shape it."""
+    """A built-in corpus: a function and its arguments; a generated one also takes a seed and a number of rows."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     generated: bool = False
 
     def make(self, seed: int, rows: int | None) -> Corpus:
-        """Return the corpus; one that is not generated is the same for every seed, and whole."""
+        """Return the corpus; one that is not generated ignores the seed and has all its rows."""
         shape = {"seed": seed, **({} if rows is None else {"count": rows})} if self.generated else {}
         corpus: Corpus = self.load()(**shape, **self.arguments)
         return corpus
@@ -56,7 +56,7 @@ class CorpusEntry(Entry):
 
 @dataclass(frozen=True)
 class AttackEntry(Entry):
-    """An attack, and the kind of release that its class declares it sees, known here without loading the class."""
+    """An attack, with the kind of release it sees, repeated here so that its class need not be loaded."""
 
     sees: str = "gradient"
 
@@ -65,12 +65,12 @@ ATTACKS: dict[str, AttackEntry] = {
     "lamp": AttackEntry(
         "discreet.attacks.matching.lamp_tag_dlg:Lamp",
         "LAMP",
-        "Gradient matching in turn with discrete moves that a language model scores.",
+        "Alternates gradient matching with discrete changes scored by a language model.",
     ),
     "word-draws": AttackEntry(
         "discreet.attacks.matching.word_draws:WordDraws",
         "sampled text search",
-        "Samples whole texts, keeps those whose gradient fits best, and samples around them; reads through noise.",
+        "Samples texts, keeps those whose gradient fits best, and samples around them; tolerates noise.",
     ),
     "tag": AttackEntry(
         "discreet.attacks.matching.lamp_tag_dlg:Tag",
@@ -80,7 +80,7 @@ ATTACKS: dict[str, AttackEntry] = {
     "dlg": AttackEntry(
         "discreet.attacks.matching.lamp_tag_dlg:Dlg",
         "DLG",
-        "Gradient matching by squared distance, the first of its kind.",
+        "Gradient matching by squared distance.",
     ),
     "masked-dlg": AttackEntry(
         "discreet.attacks.matching.masked_dlg:MaskedDLG",
@@ -90,7 +90,7 @@ ATTACKS: dict[str, AttackEntry] = {
     "dager": AttackEntry(
         "discreet.attacks.span.dager:Dager",
         "DAGER",
-        "Reads sentences exactly from a gradient, by which states lie in the span of a layer's inputs.",
+        "Recovers sentences exactly from a gradient: their states lie in the span of a layer's inputs.",
     ),
     "subspace": AttackEntry(
         "discreet.attacks.span.subspace:Subspace",
@@ -100,51 +100,51 @@ ATTACKS: dict[str, AttackEntry] = {
     "positions": AttackEntry(
         "discreet.attacks.rows:PositionRows",
         "position rows",
-        "Reads one sentence from the gradient of the position embeddings.",
+        "Recovers one sentence from the gradient of the position embeddings.",
     ),
     "embedding-rows": AttackEntry(
         "discreet.attacks.rows:EmbeddingRows",
         "embedding rows",
-        "Reads the set of tokens of a batch from the gradient of the word embeddings.",
+        "Recovers the set of tokens of a batch from the gradient of the word embeddings.",
     ),
     "decepticons": AttackEntry(
         "discreet.attacks.crafted.decepticons:Decepticons",
         "Decepticons",
-        "A malicious server sends crafted weights and reads whole sentences from the gradient they give.",
+        "A malicious server sends crafted weights and recovers sentences from their gradient.",
     ),
     "one-of-n": AttackEntry(
         "discreet.attacks.identification:OneOfN",
         "1-of-n",
-        "Identifies which of n known candidates is behind a noisy gradient, by maximum likelihood.",
+        "Identifies which of n known candidates produced a noisy gradient, by maximum likelihood.",
     ),
     "rss": AttackEntry(
         "discreet.attacks.representation.similarity:Similarity",
         "similarity search",
-        "Finds which of the attacker's sentences is behind a released vector.",
+        "Finds which of the attacker's sentences produced a released vector.",
         sees="representation",
     ),
     "reprecon": AttackEntry(
         "discreet.attacks.representation.reprecon:RepRecon",
         "representation reconstruction",
-        "Trains a network to rebuild plain vectors from released ones, then searches among candidates.",
+        "Trains a network to reconstruct unprotected vectors from released ones, then searches among candidates.",
         sees="representation",
     ),
     "instance": AttackEntry(
         "discreet.attacks.representation.instance:InstanceReconstruction",
         "instance reconstruction",
-        "Finds which candidates were mixed, from all instance encodings together.",
+        "Finds which candidates were mixed, from all instance encodings jointly.",
         sees="representation",
     ),
     "blind": AttackEntry(
         "discreet.attacks.representation.blind:BlindReconstruction",
         "blind reconstruction",
-        "Rebuilds the private vectors from their mixtures, without candidates.",
+        "Reconstructs the private vectors from their mixtures, without candidates.",
         sees="representation",
     ),
     "inversion": AttackEntry(
         "discreet.attacks.representation.inversion:EmbeddingInversion",
         "embedding inversion",
-        "Predicts the words of a sentence from its vector, by a network trained on public text.",
+        "Predicts the words of a sentence from its vector with a network trained on public text.",
         sees="representation",
     ),
 }
@@ -168,7 +168,7 @@ PROTECTIONS: dict[str, Entry] = {
     "dp-ie": Entry(
         "discreet.protections.instance_encoding:InstanceEncoding",
         "DP instance encoding",
-        "Clips sentence vectors, mixes them, and adds fresh noise before they leave.",
+        "Clips sentence vectors, mixes them, and adds fresh noise before their release.",
     ),
     "ldp": Entry(
         "discreet.protections.local.protection:LocalPrivacy",
@@ -188,7 +188,7 @@ PROTECTIONS: dict[str, Entry] = {
     "word-noise": Entry(
         "discreet.protections.words.swap:NoisyWords",
         "word noise",
-        "Adds noise to every word's vector and writes the nearest word instead.",
+        "Adds noise to every word's vector and replaces the word by the nearest one.",
     ),
 }
 
@@ -197,7 +197,7 @@ CORPORA: dict[str, CorpusEntry] = {
     "notes": CorpusEntry(
         "discreet.data.notes:notes",
         "clinic notes",
-        "Fictional clinic notes with their department; the patient is the unit of privacy.",
+        "Fictional clinic notes with their department; the patient is the privacy unit.",
         generated=True,
     ),
     "notes-pairs": CorpusEntry(
@@ -209,16 +209,16 @@ CORPORA: dict[str, CorpusEntry] = {
     "notes-pairs-scores": CorpusEntry(
         _NOTE_PAIRS,
         "pairs of clinic notes with scores",
-        "Pairs of fictional clinic notes with a score from 0 to 5 for how alike the visits are.",
+        "Pairs of fictional clinic notes with a score from 0 to 5 for the similarity of the visits.",
         {"scores": True},
         generated=True,
     ),
     "reviews": CorpusEntry(
         _REVIEWS, "film reviews", "Film reviews from IMDb and Rotten Tomatoes, positive or negative; public text."
     ),
-    "reviews-imdb": CorpusEntry(_REVIEWS, "IMDb reviews", "The reviews from IMDb alone.", {"part": "imdb"}),
+    "reviews-imdb": CorpusEntry(_REVIEWS, "IMDb reviews", "Only the reviews from IMDb.", {"part": "imdb"}),
     "reviews-rotten-tomatoes": CorpusEntry(
-        _REVIEWS, "Rotten Tomatoes reviews", "The reviews from Rotten Tomatoes alone.", {"part": "rotten_tomatoes"}
+        _REVIEWS, "Rotten Tomatoes reviews", "Only the reviews from Rotten Tomatoes.", {"part": "rotten_tomatoes"}
     ),
 }
 
@@ -253,14 +253,14 @@ def protection_class(name: str) -> type[Protection]:
 
 
 def settings_of_protection(name: str) -> dict[str, dataclasses.Field[Any]]:
-    """Return the settings with which a protection is asked for, by name."""
+    """Return the settings of a protection by name."""
     from discreet.protections.base import asked_fields
 
     return {field.name: field for field in asked_fields(protection_class(name))}
 
 
 def protection(name: str, values: Mapping[str, Any]) -> Protection:
-    """Return a protection by its name and settings; a setting of another protection is rejected by that one's name.
+    """Return a protection by its name and settings; the error for a setting of another protection names that one.
 
     >>> protection("dp-sgd", {"epsilon": 3.0, "kappa": 20.0})
     Traceback (most recent call last):
@@ -277,7 +277,7 @@ def protection(name: str, values: Mapping[str, Any]) -> Protection:
 
 
 def protection_from_table(values: Mapping[str, Any]) -> Protection:
-    """Return a protection from plain values with its name among them, as `Protection.as_table` writes them."""
+    """Return a protection from values that include its name, as written by `Protection.as_table`."""
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise SettingError(f"Expected [protect] with a name in {', '.join(PROTECTIONS)}. Add it.")
     return protection(values["name"], {key: value for key, value in values.items() if key != "name"})

@@ -45,15 +45,15 @@ class SpendsAgain(UserWarning):
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Fine-tune an encoder to classify texts, under a protection if one is given.
+    """Fine-tune an encoder to classify texts, optionally under a protection.
 
-    `protect` is asked for with a budget, such as `DPSGD(epsilon=3)`; without it nothing is guaranteed. `train` are
-    `TrainSettings`; what they leave open is chosen by what is trained, how it is protected and how much text there is.
-    `part` is what is trained (head, pooler+head, top-N or all). `classes` names the classes beforehand; without it they
-    are read from the labels, and each must be held by two people. `unit` is the word for whose privacy is at stake.
-    `ledger` is a ledger file that several trainings spend from; without it, trainings on the same people are added up
-    in the record on this machine. A fit that would take them beyond `budget` is rejected. With a `noise_seed` batches
-    and noise are repeatable, and the guarantee is an estimate.
+    `protect` is a protection with a budget, such as `DPSGD(epsilon=3)`; without it there is no guarantee. `train` are
+    `TrainSettings`; their defaults depend on the trained part, the protection and the amount of text. `part` is the
+    trained part (head, pooler+head, top-N or all). `classes` fixes the classes; by default they are those of the
+    labels, and each must occur for two units. `unit` is the name of the privacy unit. `ledger` is a ledger file that
+    several trainings share; by default, trainings on the same units are added up in a record on this machine. A fit
+    that would exceed `budget` is rejected. With a `noise_seed`, batches and noise are repeatable and the guarantee is
+    an estimate.
 
     Guarantee: that of the protection for each group (or each row), in `guarantee_`; predictions are post-processing.
 
@@ -75,7 +75,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         noise_seed: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Keep the settings; nothing is loaded before `fit`."""
+        """Store the settings; nothing is loaded before `fit`."""
         self.encoder = encoder
         self.protect = protect
         self.train = train
@@ -88,17 +88,17 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.seed = seed
 
     def fit(self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None = None) -> TextClassifier:
-        """Train on texts and their labels; `groups` says who each text belongs to.
+        """Train on texts and their labels; `groups` holds the unit of each text.
 
         Guarantee: that of the protection, in `guarantee_`. Every call spends again.
         """
         if self.budget is not None:
-            positive("budget", self.budget, "It is the most epsilon that these people may lose in all trainings.")
+            positive("budget", self.budget, "It limits the total epsilon of a unit over all its trainings.")
         corpus, names = self._corpus(texts, labels, groups)
         if self.protect is not None and self.classes is None:
             check_shared_classes(corpus)
-        asked = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
-        settings = model_settings(asked, self.protect, corpus.unit_count)
+        chosen = {"encoder": self.encoder, **({} if self.part is None else {"train": self.part})}
+        settings = model_settings(chosen, self.protect, corpus.unit_count)
         model = Classifier.build(corpus, settings, rng=Rng(self.seed).fork("model")).to(find_device("auto"))
         plan = TrainingPlan.make(
             model,
@@ -137,11 +137,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return predict(self.model_, Corpus("texts", tuple(texts))).values
 
     def predict(self, texts: Sequence[str]) -> npt.NDArray[Any]:
-        """Return the likeliest class of each text."""
+        """Return the most likely class of each text."""
         return np.asarray(self.classes_[self.predict_proba(texts).argmax(axis=1)])
 
     def save(self, folder: str | Path) -> None:
-        """Write a run folder that `load`, and every `discreet` command that takes a run, reads.
+        """Write a run folder that `load` and the `discreet` commands can read.
 
         Guarantee: that of the training, unchanged; the folder holds no text.
         """
@@ -154,39 +154,39 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, folder: str | Path) -> TextClassifier:
-        """Return the classifier that a run folder holds, ready to predict."""
+        """Load a fitted classifier from a run folder."""
         run = load_run(Path(folder))
         if run.model.task != "classification":
-            raise DataError(f"Expected a run of a classifier at {str(folder)!r}, found one for {run.model.task}.")
-        asked, stated = run.settings, run.metrics.get("guarantee")
-        made = cls(
-            asked.model.encoder,
-            protect=asked.protect,
-            train=asked.train,
-            part=asked.model.train,
+            raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
+        settings, stated = run.settings, run.metrics.get("guarantee")
+        classifier = cls(
+            settings.model.encoder,
+            protect=settings.protect,
+            train=settings.train,
+            part=settings.model.train,
             unit=cls().unit if stated is None or stated["unit"] == EACH_ROW else stated["unit"],
-            seed=asked.seed,
+            seed=settings.seed,
         )
-        made.model_ = classifier_of(run.model, "TextClassifier")
-        made._settings, made._metrics = run.settings, run.metrics
-        made.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
-        made.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
-        return made
+        classifier.model_ = classifier_of(run.model, "TextClassifier")
+        classifier._settings, classifier._metrics = run.settings, run.metrics
+        classifier.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
+        classifier.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
+        return classifier
 
     def _corpus(
         self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None
     ) -> tuple[Corpus, npt.NDArray[Any]]:
         """Return texts, labels and groups as a corpus, and the classes in their order."""
-        given = np.asarray(labels)
-        names = np.unique(given) if self.classes is None else np.asarray(self.classes)
+        values = np.asarray(labels)
+        names = np.unique(values) if self.classes is None else np.asarray(self.classes)
         place = {value: number for number, value in enumerate(names.tolist())}
-        unknown = [row for row, value in enumerate(given.tolist(), start=1) if value not in place]
+        unknown = [row for row, value in enumerate(values.tolist(), start=1) if value not in place]
         if unknown:
             raise DataError(f"Expected the label of row {unknown[0]} to be one of classes. Add it there.")
         corpus = Corpus(
             _SOURCE,
             tuple(texts),
-            labels=tuple(place[value] for value in given.tolist()),
+            labels=tuple(place[value] for value in values.tolist()),
             label_names=tuple(map(str, names.tolist())),
             units=None if groups is None else tuple(unit_ids(_values(groups), _SOURCE, "groups")),
             unit_name=EACH_ROW if groups is None else self.unit,
@@ -194,9 +194,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return corpus, names
 
 
-def _values(given: Any) -> list[Any]:
-    """Return values as plain Python ones, each of its own type: an array of several types would change some."""
-    values = given.tolist() if isinstance(given, np.ndarray) else list(given)
+def _values(groups: Any) -> list[Any]:
+    """Return values as Python objects, each of its own type: an array of mixed types would convert some."""
+    values = groups.tolist() if isinstance(groups, np.ndarray) else list(groups)
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from discreet.accounting.interpret import epsilon
 from discreet.catalog import ATTACKS
-from discreet.cli.attack_table import cut, guarantee_words, marked, sweep
+from discreet.cli.attack_table import describe_guarantee, marked, sweep, truncated
 from discreet.cli.main import main
-from discreet.cli.options import settings_given
+from discreet.cli.options import parse_settings
 from discreet.cli.output import one_line
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency, Guarantee
@@ -52,7 +52,7 @@ def say(
 def test_truth_and_guess_stand_side_by_side_in_eighty_columns(say: Say) -> None:
     status, out, err = say("--attack", "dager", "--examples", 2, "--noise-multiplier", 1, "--clip-norm", 0.5)
     assert (status, err) == (0, "")
-    assert "truth" in out and "what the attacker read" in out and "heart was" in out
+    assert "truth" in out and "guess" in out and "heart was" in out
     assert "ROUGE-L" in out and "95% interval" in out and "chance" in out
     flat = " ".join(out.split())
     assert "Release: the gradient of 1 text at a fresh" in flat and re.search(r"all \d+ tensors, [\d,]+ numbers", flat)
@@ -69,7 +69,7 @@ def test_only_the_first_words_of_texts_may_be_released(say: Say) -> None:
     assert "the gradient of at most 2 first words of 1 text at a fresh" in " ".join(out.split())
 
 
-def test_a_long_name_of_the_score_is_folded_and_not_cut(say: Say) -> None:
+def test_a_long_name_of_the_score_is_folded_and_not_truncated(say: Say) -> None:
     status, out, _ = say("--attack", "embedding-rows", "--examples", 1)
     assert status == 0 and "words r" not in out.splitlines()[0]
     assert out.splitlines()[0].rstrip().endswith("words") and out.splitlines()[1].strip() == "read"
@@ -91,20 +91,20 @@ def test_long_texts_are_cut_to_three_lines_unless_they_are_wanted_whole(say: Say
 
 def test_a_cut_text_keeps_whole_words_and_its_colours() -> None:
     console = Console(width=80)
-    text = cut(marked("one two three four five six seven eight nine", "four"), 10, console)
+    text = truncated(marked("one two three four five six seven eight nine", "four"), 10, console)
     assert text.plain.split("\n") == ["one two", "three four", "five six …"]
     assert [text.plain[span.start : span.end] for span in text.spans if span.style] == ["four"]
-    assert cut(marked("one two", ""), 10, console).plain == "one two"
-    assert cut(marked("x" * 100, ""), 10, console).plain.endswith("xxxxxxxx …")
+    assert truncated(marked("one two", ""), 10, console).plain == "one two"
+    assert truncated(marked("x" * 100, ""), 10, console).plain.endswith("xxxxxxxx …")
 
 
 def test_it_says_what_the_time_went_into_and_when_a_limit_changes_nothing(say: Say) -> None:
     status, out, err = say("--attack", "embedding-rows", "--examples", 1, "--seconds", 5)
-    assert status == 0 and "changes nothing: embedding-rows does not search" in err
+    assert status == 0 and "--seconds has no effect: embedding-rows does not search" in err
     assert re.search(r"[\d.]+ s to load, .*[\d.]+ s to attack\.$", " ".join(out.split()))
     status, out, err = say("--attack", "lamp", "--examples", 1, "--seconds", 0.1, "--json")
     found = json.loads(out)
-    assert status == 0 and "changes nothing" not in err
+    assert status == 0 and "has no effect" not in err
     assert 0 < found["preparing"] < found["seconds"] and found["loading"] > 0
     assert found["stopped_by_time_limit"] == 1
     assert "Stopped by the time limit: 1 search." in say("--attack", "lamp", "--examples", 1, "--seconds", 0.1)[1]
@@ -152,7 +152,7 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
     [
         (["--attack", "dagger"], "Did you mean 'dager'"),
         (["--attack", "dager", "--set", "stepps=3"], "Did you mean 'steps'"),
-        (["--attack", "dager", "--set", "steps"], "as NAME=VALUE"),
+        (["--attack", "dager", "--set", "steps"], "NAME=VALUE, got"),
         (["--attack", "dager", "--seconds", "0"], "Expected --seconds to be > 0"),
         (["--attack", "dager", "--examples", "500"], "Expected --examples to be at most"),
         (["--attack", "dager", "--examples", "0"], "Expected --examples to be an integer"),
@@ -207,9 +207,9 @@ def test_an_estimate_is_one_under_every_adjacency() -> None:
     promise = Guarantee(2.0, 1e-5, "record", Adjacency.ADD_REMOVE, "pld", certified=False, reason="its seed was given")
     columns = {"add/remove": 2.0, "replace-one": 4.0}
     found = AttackResult("lamp", (), (), {}, guarantee=promise, epsilon_by_adjacency=columns, seconds=1.0)
-    assert guarantee_words(found).endswith("Estimates of epsilon are 4 under replace-one.")
+    assert describe_guarantee(found).endswith("Estimates of epsilon are 4 under replace-one.")
     proven = dataclasses.replace(found, guarantee=dataclasses.replace(promise, certified=True, reason=None))
-    assert guarantee_words(proven).endswith("Epsilon is 4 under replace-one.")
+    assert describe_guarantee(proven).endswith("Epsilon is 4 under replace-one.")
 
 
 def test_help_names_every_attack(say: Say, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +228,7 @@ def test_hostile_text_stays_text() -> None:
 
 
 def test_values_are_read_as_toml_or_as_words() -> None:
-    assert settings_given(["a=1", "b=true", "c=x y", "d-e=[1, 2]"], "--set") == {
+    assert parse_settings(["a=1", "b=true", "c=x y", "d-e=[1, 2]"], "--set") == {
         "a": 1, "b": True, "c": "x y", "d_e": [1, 2],
     }  # fmt: skip
 
@@ -270,7 +270,7 @@ def test_a_run_is_attacked_by_what_fits_it_on_its_training_rows(
     run = (tmp_path / "run", "--candidates", 8, "--draws", 100)
     status, out, err = say(*run, "--json", model=False, data=False)
     assert status == 0 and json.loads(out)["attack"] == "one-of-n"
-    assert "Attack: one-of-n, as it fits this run" in err and "for their owner, not for release" in err
+    assert "Attack: one-of-n, which fits this run" in err and "for their owner, not for release" in err
     status, _, err = say(tmp_path / "run", "--attack", "dager", model=False, data=False)
     assert status == 2 and "These fit: one-of-n; for example `discreet attack RUN --attack one-of-n`" in err
 
@@ -286,7 +286,7 @@ def test_the_share_of_unknown_tokens_is_said(say: Say, tmp_path: Path) -> None:
 def test_it_is_said_what_rouge_does_not_count(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"我被重复收费了 {i},{i % 2}\n" for i in range(60)), encoding="utf-8")
-    told = "ROUGE counts words of the letters a to z and digits alone"
+    told = "ROUGE counts only words of the letters a-z and digits"
     assert told in say("--data", path, "--attack", "dager", "--examples", 1, data=False)[2]
     assert told not in say("--attack", "dager", "--examples", 1)[2]
 
@@ -299,6 +299,6 @@ def test_vectors_of_a_run_are_attacked_at_its_own_delta_and_other_noise_is_told(
     own = json.loads(capsys.readouterr().out)["guarantee"]["delta"]
     status, out, err = say(tmp_path / "run", "--examples", 4, "--json", model=False, data=False)
     assert status == 0 and json.loads(out)["guarantee"]["delta"] == pytest.approx(own) != 1e-5
-    assert "The noise of dp-ie is solved for the texts of this one release." in err
+    assert "The noise of dp-ie is computed for the texts of this release." in err
     status, out, err = say(tmp_path / "run", "--examples", 4, "--json", "--delta", 1e-6, model=False, data=False)
     assert status == 0 and json.loads(out)["guarantee"]["delta"] == 1e-6

@@ -25,7 +25,7 @@ def test_words_and_a_table_of_at_most_eighty_columns(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "Certified: differential privacy with epsilon = 1.829" in out
     assert "one record is present or absent" in out.replace("\n", " ")
-    assert "at most 2.92% found at 1% false alarms" in out
+    assert "at most 2.92% true positives at 1% false positives" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -260,7 +260,7 @@ def test_a_risk_can_be_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
         (["--epsilon", "3", "--for", "steps"], "Add --noise-multiplier"),
         (["--true-positive-rate", "0.05", "--for", "steps"], "Use --epsilon"),
         (["--true-positive-rate", "0.005"], "Random guessing"),
-        (["--epsilon", "3", "--noise-multiplier", "1"], "left out when the noise is what is sought"),
+        (["--epsilon", "3", "--noise-multiplier", "1"], "left out when solving for the noise"),
     ],
 )
 def test_what_cannot_be_solved_is_refused(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:

@@ -107,8 +107,8 @@ def test_doubts_and_unknown_characters_are_shown(capsys: pytest.CaptureFixture[s
     status, out, _ = say(capsys, str(tmp_path), "--unit", "who", "--json")
     said = " ".join(json.loads(out)["doubts"])
     assert status == 0
-    assert "6 of 30 who units stand in both train and validation" in said
-    assert "6 of 6 validation texts stand among the training texts too" in said
+    assert "6 of 30 who units are in both train and validation" in said
+    assert "6 of 6 validation texts are also training texts" in said
     assert "of the tokens are unknown to minilm" in said
 
 
@@ -139,6 +139,6 @@ def test_what_cannot_be_divided_is_shown_undivided_and_that_is_said(
     status, out, _ = say(capsys, path, "--examples", "0")
     words = " ".join(out.split())
     assert status == 0 and "train rejects this" in words and "merge or remove rare classes" in words
-    assert "The table above shows all rows as they are in the file, before any are held out." in words
+    assert "The table above shows all rows of the file, with none held out." in words
     _, out, _ = say(capsys, csv(tmp_path, "text,label\n" + rows), "--examples", "0")
     assert "The table above" not in out

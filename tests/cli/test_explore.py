@@ -48,14 +48,14 @@ def test_it_prints_its_address_serves_the_page_and_ends_on_an_interrupt(
             out, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 0 and out == "" and err.endswith("Ended.\n"), err
+    assert process.returncode == 0 and out == "" and err.endswith("Stopped.\n"), err
     assert "Traceback" not in err
 
 
 def test_bad_input_gets_a_sentence_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for arguments, said in (
-            ([str(tmp_path)], "Expected a run or a study"),
+            ([str(tmp_path)], "Expected the folder of a run or a study"),
             (["--port", str(taken.getsockname()[1])], "choose another"),
             (["--port", "70000"], "Expected --port to be in [0, 65535], got 70000"),
             (["--seconds", "0"], "Expected --seconds to be > 0 and finite, got 0"),

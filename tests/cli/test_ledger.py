@@ -40,8 +40,8 @@ def test_it_says_what_was_spent_for_whom_and_what_is_left(path: Path, capsys: py
     assert "1,000 PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=1.0))" in words
     assert "Certified: differential privacy with epsilon = 1.829 and delta = 1e-05 for each author" in words
     assert "Budget: epsilon 3 at delta 1e-05, of which 1.829 is spent." in words
-    assert "Room for 1,664 more of PoissonSampled" in words
-    assert "cut short" not in words and "again" not in words
+    assert "The budget allows 1,664 more of PoissonSampled" in words
+    assert "truncated" not in words and "again" not in words
 
 
 def test_a_budget_is_not_rounded_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,8 +88,8 @@ def test_torn_and_repeated_lines_are_told(path: Path, capsys: pytest.CaptureFixt
     words = said(capsys)
     assert "1,003 Poisson" in words
     assert "2 times an id was spent again" in words
-    assert "Once a line was cut short" in words
-    assert "being written at this moment" in words
+    assert "Once a line was truncated" in words
+    assert "being written now" in words
 
 
 def test_it_reads_while_another_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_it_reads_while_another_writes(tmp_path: Path, capsys: pytest.CaptureFix
         ledger.spend(GaussianDpEvent(1.0), "1")
         before = path.read_bytes()
         assert main(["ledger", str(path)]) == 0
-        assert "Give --delta" in said(capsys)
+        assert "Pass --delta" in said(capsys)
         assert main(["ledger", str(path), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["guarantee"] is None
         assert path.read_bytes() == before

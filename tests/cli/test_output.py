@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from discreet.cli.output import say_quality
+from discreet.cli.output import print_quality
 from discreet.metrics.utility import quality
 
 
 def test_a_model_that_is_a_constant_gets_a_warning_and_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     truth = np.array([0] * 40 + [1] * 60)
-    say_quality(quality("classification", np.ones(100, dtype=int), truth).as_dict(), "Train the head alone.")
+    print_quality(quality("classification", np.ones(100, dtype=int), truth).as_dict(), "Train the head alone.")
     told = " ".join(capsys.readouterr().out.split())
     assert "Warning" in told and "0.600" in told and "100 rows" in told and "Train the head alone." in told
 
@@ -16,7 +16,7 @@ def test_a_model_that_learned_something_gets_an_interval_and_a_baseline_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     truth = np.array([0] * 40 + [1] * 60)
-    say_quality(quality("classification", truth, truth).as_dict(), "Train the head alone.")
+    print_quality(quality("classification", truth, truth).as_dict(), "Train the head alone.")
     told = " ".join(capsys.readouterr().out.split())
     assert "95% interval" in told and "0.600" in told
     assert "Warning" not in told and "Train the head alone." not in told

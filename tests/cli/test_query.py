@@ -113,7 +113,7 @@ def test_texts_are_asked_among_decoys_at_the_price_of_a_text(
     assert spends(client) == 1
     monkeypatch.setattr("discreet.cli.query._MANY", 1)
     status, out, err = ask(capsys, client, server.url, "the heart", "--decoys", "1")
-    assert (status, "Encoding 2 texts, most of them made up" in err) == (0, True)
+    assert (status, "Encoding 2 texts, most of them decoys" in err) == (0, True)
     assert len(out.splitlines()) == 1
     assert "Each text: epsilon = " in err
     status, _, err = ask(capsys, client, server.url, "the heart", "--decoys", "-1")
@@ -149,7 +149,7 @@ def test_what_cannot_be_asked_costs_nothing(
             (server.url, ("--file", str(empty)), "empty"),
             (server.url, ("--file", "/nowhere.txt"), "no"),
             (server.url, ("a", "--timeout", "0"), "timeout"),
-            (other.url, ("a",), "found 3"),
+            (other.url, ("a",), "got 3"),
         ):
             status, out, err = ask(capsys, client, url, *more)
             assert (status, out) == (2, ""), err

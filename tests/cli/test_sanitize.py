@@ -40,7 +40,12 @@ def test_columns_are_kept_and_the_account_is_short(
     assert [(row["id"], row["label"]) for row in rows] == [("1", "x"), ("2", "y")]
     assert [len(row["text"].split()) for row in rows] == [5, 4]
     assert "words" in err
-    for words in ("of 9 words", "Certified: each word has epsilon = 8", "40 for the longest", "id, label"):
+    for words in (
+        "of 9 words",
+        "Certified: replacing one word by any other has epsilon = 8",
+        "40 for the longest",
+        "id, label",
+    ):
         assert words in said
     assert len(said.splitlines()) <= 7
     assert sorted(path.name for path in notes.parent.iterdir()) == ["clean.csv", "notes.csv"]
@@ -49,7 +54,7 @@ def test_columns_are_kept_and_the_account_is_short(
 def test_prices_are_rounded_up(capsys: pytest.CaptureFixture[str], notes: Path, encoder: str) -> None:
     out = notes.with_name("clean.csv")
     said = say(capsys, notes, "--epsilon-per-word", 8.0000041, "--out", out, "--model", encoder)[1]
-    assert "each word has epsilon = 8.00001 and" in said  # and not 8
+    assert "has epsilon = 8.00001 and" in said  # and not 8
     assert "40.0001 for the longest" in said
 
 
@@ -132,7 +137,7 @@ def test_bad_files_are_refused(
 def test_nothing_is_overwritten_silently(capsys: pytest.CaptureFixture[str], notes: Path, encoder: str) -> None:
     out = notes.with_name("clean.csv")
     out.write_text("mine", encoding="utf-8")
-    for place, words in ((out, "--force"), (notes, "other than the input"), (notes.parent, "folder")):
+    for place, words in ((out, "--force"), (notes, "differ from the input"), (notes.parent, "folder")):
         status, _, err = say(capsys, notes, "--epsilon-per-word", 8, "--out", place, "--model", encoder)
         assert status == 2
         assert words in err
@@ -164,8 +169,8 @@ def test_santext_plus_takes_a_list_or_public_text(
     options = ("--epsilon-per-word", 8, "--mechanism", "santext+", "--model", encoder, "--out", out, "--force")
     status, said, _ = say(capsys, notes, *options, "--sensitive", words)
     assert status == 0
-    assert "each sensitive word" in said
-    assert "nothing is guaranteed: words that do not count as sensitive" in said
+    assert "one sensitive word" in said
+    assert "no guarantee for a whole text: words that do not count as sensitive" in said
     assert say(capsys, notes, *options, "--public", words)[0] == 0
     assert say(capsys, notes, *options, "--public", words, "--sensitive", words)[0] == 2
 

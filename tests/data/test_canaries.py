@@ -98,5 +98,5 @@ def test_bad_canaries_are_refused() -> None:
     with pytest.raises(SettingError, match="2 or more different"):
         Space(("a", "a"), 3)
     corpus, canaries = plant_secrets(PLAIN, 2, Rng(0))
-    with pytest.raises(DataError, match="canary-1 not to stand in corpus"):
+    with pytest.raises(DataError, match="canary-1 not to be in corpus"):
         planted(corpus, canaries)

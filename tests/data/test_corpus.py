@@ -80,7 +80,7 @@ def test_its_repr_shows_sizes_and_no_text() -> None:
         ({"labels": (0, 1, 2, 1), "label_names": ("x", "y")}, "label=2 in row 3"),
         ({"labels": None, "scores": (0.5, float("nan"), 1, 2)}, "score=nan in row 2"),
         ({"labels": None, "scores": (0.5, 1, float("inf"), 2)}, "score=inf in row 3"),
-        ({"scores": (0.5, 1, 2, 3)}, "found both"),
+        ({"scores": (0.5, 1, 2, 3)}, "got both"),
         ({"units": ("a",)}, "Expected 4 units"),
         ({"splits": ("train",)}, "Expected 4 splits"),
     ],

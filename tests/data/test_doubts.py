@@ -19,17 +19,17 @@ def test_a_corpus_without_faults_raises_no_doubt() -> None:
 
 def test_units_in_both_splits_are_counted() -> None:
     (said,) = doubts(corpus(units=tuple(f"p{i % 35}" for i in range(40))))
-    assert said.startswith("5 of 35 patient units stand in both train and validation")
+    assert said.startswith("5 of 35 patient units are in both train and validation")
 
 
 def test_texts_in_both_splits_are_counted() -> None:
     (said,) = doubts(corpus(texts=tuple(f"text {i % 33}" for i in range(40))))
-    assert said.startswith("7 of 10 validation texts stand among the training texts too")
+    assert said.startswith("7 of 10 validation texts are also training texts")
 
 
 def test_a_class_that_stands_only_in_validation_is_named() -> None:
     (said,) = doubts(corpus(labels=(0, 1) * 19 + (2, 2), label_names=("a", "b", "rare")))
-    assert said.startswith("1 class stands only among the validation rows ('rare')")
+    assert said.startswith("1 class is only in the validation rows ('rare')")
 
 
 def test_as_many_classes_as_rows_look_like_identifiers() -> None:

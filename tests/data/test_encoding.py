@@ -66,13 +66,13 @@ def test_only_new_lines_end_a_line() -> None:
 def test_lines_are_read_from_a_file_with_its_byte_order_mark_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\ntwo")
     assert read_lines(str(tmp_path / "a.txt")) == ["one", "", "two"]
-    with pytest.raises(DataError, match="There is none"):
+    with pytest.raises(DataError, match="there is none"):
         read_lines(str(tmp_path / "b.txt"))
 
 
 @pytest.mark.parametrize("data", [SMART.encode("cp1252"), SMART.encode("utf-16"), SMART.encode("utf-16-le")])
 def test_it_is_said_that_there_is_no_option_for_another_encoding(data: bytes) -> None:
-    assert "there is no setting for it" in rejected(data)
+    assert "no other encoding is supported" in rejected(data)
 
 
 def test_stdin_is_named_as_such() -> None:

@@ -54,10 +54,10 @@ def test_given_classes_keep_their_order_and_refuse_others() -> None:
         (["1", "NaN"], "row 2 of 'x', but it is missing or NaN"),
         ([1.0, float("nan")], "row 2 of 'x', but it is missing or NaN"),
         ([1.0, float("inf")], "finite number as score in row 2"),
-        ([1, [1, 2]], "row 2 of 'x', found list"),
-        ([1, {"a": 1}], "row 2 of 'x', found dict"),
-        ([1, b"x"], "row 2 of 'x', found bytes"),
-        (["0.5", "high"], "mix numbers with a decimal point and words; the first word is in row 2"),
+        ([1, [1, 2]], "row 2 of 'x', got list"),
+        ([1, {"a": 1}], "row 2 of 'x', got dict"),
+        ([1, b"x"], "row 2 of 'x', got bytes"),
+        (["0.5", "high"], "mix decimal numbers and words; the first word is in row 2"),
     ],
 )
 def test_what_is_no_label_is_refused_by_row(values: list[object], says: str) -> None:

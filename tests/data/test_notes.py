@@ -9,7 +9,7 @@ from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data import notes as notes_module
 from discreet.data.corpus import Corpus
-from discreet.data.notes import LONGEST, Dice, in_words, notes, patients, secrets_in, secrets_of, visits
+from discreet.data.notes import LONGEST, RandomChoices, in_words, notes, patients, secrets_in, secrets_of, visits
 
 NOTES = notes()
 
@@ -58,10 +58,10 @@ def test_patients_visit_more_than_one_department() -> None:
 
 
 def test_every_note_holds_the_secrets_of_its_patient() -> None:
-    dice = Dice(Rng(1).fork("visits"))
+    choices = RandomChoices(Rng(1).fork("visits"))
     for patient in itertools.islice(patients(Rng(1)), 200):
-        for visit in visits(patient, dice):
-            text = in_words(patient, visit, dice)
+        for visit in visits(patient, choices):
+            text = in_words(patient, visit, choices)
             found = secrets_in(text)
             assert (found.name, found.record, found.phone) == (patient.name, patient.record, patient.phone)
             assert str(visit.day.year) in found.date

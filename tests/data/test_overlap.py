@@ -39,7 +39,7 @@ def test_rows_that_stand_in_the_private_corpus_go_and_are_counted() -> None:
     kept = without_overlap(public, private)
     assert kept.texts == ("Kept one", "Kept two")
     assert kept.labels == (0, 1)
-    assert kept.remarks == (f"{len(SAME)} of {len(public)} rows were removed, as their text stands in 'ward'",)
+    assert kept.remarks == (f"{len(SAME)} of {len(public)} rows were removed, because their text is in 'ward'",)
     assert overlapping(public, private) == tuple(range(1, len(SAME) + 1))
 
 

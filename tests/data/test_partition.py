@@ -29,7 +29,7 @@ def test_a_hold_out_leaves_rows_on_both_sides_and_moves_whole_units_or_stops(
     try:
         split = hold_out(corpus, fraction, seed=seed)
     except DataError as error:
-        assert "give a validation file" in str(error)
+        assert "use a validation file" in str(error)
         return
     train, held = split.split("train"), split.split("validation")
     assert len(train) + len(held) == count
@@ -53,7 +53,7 @@ def test_a_larger_share_holds_out_all_that_a_smaller_one_does() -> None:
 
 
 def test_a_side_without_rows_or_without_a_class_is_refused_with_the_remedy() -> None:
-    with pytest.raises(DataError, match="Expected validation rows .*give a validation file"):
+    with pytest.raises(DataError, match="Expected validation rows .*use a validation file"):
         hold_out(toy(4, 2, per_unit=4), 0.001)
     with pytest.raises(DataError, match="Expected training rows .*another share"):
         hold_out(toy(4, 2, per_unit=4), 0.999)
@@ -71,12 +71,12 @@ def test_a_share_of_the_training_units_is_kept_by_the_seed_and_validation_is_lef
     assert one.split("validation").texts == two.split("validation").texts == corpus.split("validation").texts
     assert one.split("train").texts != two.split("train").texts
     assert 200 < len(one.split("train")) < 340
-    assert "training rows were drawn with share 0.5 and seed 1" in one.remarks[-1]
+    assert "training rows were sampled with share 0.5 and seed 1" in one.remarks[-1]
     assert keep_share(corpus, 1) is corpus
     for bad in (0, 1.5):
         with pytest.raises(SettingError, match="share"):
             keep_share(corpus, bad)
-    with pytest.raises(DataError, match="take a larger share"):
+    with pytest.raises(DataError, match="use a larger share"):
         keep_share(corpus, 1e-9)
 
 
@@ -91,7 +91,7 @@ def test_halves_are_disjoint_hold_every_row_and_whole_units(count: int, per_unit
 def test_halves_of_rows_are_random_and_repeat() -> None:
     corpus = toy(40)
     assert halves(corpus, seed=1)[0].texts == halves(corpus, seed=1)[0].texts != halves(corpus, seed=2)[0].texts
-    with pytest.raises(DataError, match="one side empty"):
+    with pytest.raises(DataError, match="an empty side"):
         halves(toy(3, 2, per_unit=3))
 
 
@@ -112,7 +112,7 @@ def test_clients_by_unit_never_share_a_unit(count: int, clients: int, per_unit: 
     try:
         parts = clients_by_unit(corpus, clients, seed=seed)
     except DataError as error:
-        assert "found 0 at one" in str(error)
+        assert "got 0 at one" in str(error)
         return
     assert every_row_once(parts, count)
     seen = [set(corpus.unit_index[part].tolist()) for part in parts]

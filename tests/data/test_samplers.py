@@ -141,7 +141,7 @@ def test_what_is_drawn_is_what_is_accounted_for() -> None:
 
 
 def test_shuffled_batches_are_not_amplified() -> None:
-    with pytest.raises(UnsupportedError, match="no amplification: each epoch costs one full use"):
+    with pytest.raises(UnsupportedError, match="no amplification: each epoch costs one use"):
         Shuffled(10).amplify(EVENT, 1000)
     assert Shuffled(10).per_epoch(EVENT) == EVENT
 

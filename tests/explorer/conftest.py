@@ -12,7 +12,7 @@ from discreet.cli.serve import menu_of_catalog
 from discreet.data.sources import load
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.explorer.menu import Menu
-from discreet.explorer.stage import Stage, stage_of
+from discreet.explorer.page_data import PageData, load_page_data
 from discreet.models.classifier import ModelSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,8 +31,8 @@ def scenes(toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> dict[str, Scen
 
 
 @pytest.fixture
-def stage(scenes: dict[str, Scene]) -> Stage:
-    return Stage("toy texts", scenes.__getitem__)
+def stage(scenes: dict[str, Scene]) -> PageData:
+    return PageData("toy texts", scenes.__getitem__)
 
 
 @pytest.fixture(scope="session")
@@ -43,5 +43,5 @@ def menu() -> Menu:
 
 
 @pytest.fixture
-def nothing_trained() -> Callable[[Path | None], Stage]:
-    return lambda folder: stage_of(folder)
+def nothing_trained() -> Callable[[Path | None], PageData]:
+    return lambda folder: load_page_data(folder)

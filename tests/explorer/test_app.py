@@ -137,7 +137,7 @@ def test_another_site_is_refused(served: Any, headers: dict[str, str]) -> None:
 def test_data_needs_the_key(served: Any, key: str) -> None:
     for method, path in (("GET", "/v1/offer"), ("POST", PATH)):
         status, _, lines = served.ask(method, path, {"sentence": "a"}, x_discreet_key=key)
-        assert status == 403 and "Open the address" in lines[0]["error"]
+        assert status == 403 and "Open the full printed address" in lines[0]["error"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_data_needs_the_key(served: Any, key: str) -> None:
         ({"sentence": " \n "}, 422, "Type one"),
         ({"sentence": 5}, 422, "of type str"),
         ({"sentence": "a\0b"}, 422, "NUL"),
-        ({"sentence": "a" * 601}, 422, "at most 600 characters, found 601"),
+        ({"sentence": "a" * 601}, 422, "at most 600 characters, got 601"),
         ({"sentence": "a", "sentense": "b"}, 422, "Did you mean 'sentence'"),
         ({"sentence": "a", "dials": [1]}, 422, "of type dict"),
         ({"sentence": "a", "setting": 1.5}, 422, "of type int"),

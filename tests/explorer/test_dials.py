@@ -8,12 +8,12 @@ import pytest
 
 from discreet.catalog import PROTECTIONS, protection, protection_class
 from discreet.core.errors import SettingError
-from discreet.explorer.menu import DIALS, checked, dials_of, started
+from discreet.explorer.menu import SLIDERS, checked, sliders_of, started
 
 
 @pytest.mark.parametrize("name", [name for name in PROTECTIONS if name != "santext+"])
 def test_every_protection_can_be_set_by_where_its_dials_stand_at_first(name: str) -> None:
-    dials = dials_of(protection_class(name))
+    dials = sliders_of(protection_class(name))
     start = started(dials)
     assert start and sum(dial.alone for dial in dials if dial.name in start) <= 1
     assert checked(dials, start) == start
@@ -24,27 +24,27 @@ def test_every_protection_can_be_set_by_where_its_dials_stand_at_first(name: str
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e9, math.nan, math.inf, "8", None, True, [8.0]])
 def test_what_is_outside_the_range_is_refused_with_value_rule_and_remedy(value: object) -> None:
     with pytest.raises(SettingError, match=r"epsilon to be a number in \[0.1, 1000\], got .*. Move the slider."):
-        checked(dials_of(protection_class("dp-sgd")), {"epsilon": value})
+        checked(sliders_of(protection_class("dp-sgd")), {"epsilon": value})
 
 
 def test_counts_are_whole() -> None:
     with pytest.raises(SettingError, match="an integer"):
-        checked(dials_of(protection_class("texthide")), {"mix": 2.5})
-    assert checked(dials_of(protection_class("texthide")), {"mix": 2.0}) == {"mix": 2}
+        checked(sliders_of(protection_class("texthide")), {"mix": 2.5})
+    assert checked(sliders_of(protection_class("texthide")), {"mix": 2.0}) == {"mix": 2}
 
 
 def test_settings_that_are_no_dials_cannot_be_moved_from_the_page() -> None:
     """Least of all those that name a file."""
     for name, key in (("ldp", "public"), ("dp-sgd", "clip_norm"), ("texthide", "epsilon")):
         with pytest.raises(SettingError, match="Expected dial to be .*, got "):
-            checked(dials_of(protection_class(name)), {key: 1.0})
+            checked(sliders_of(protection_class(name)), {key: 1.0})
     with pytest.raises(SettingError, match="choose one"):
-        checked(dials_of(protection_class("dp-sgd")), {"epsilon": 1.0, "noise_multiplier": 1.0})
+        checked(sliders_of(protection_class("dp-sgd")), {"epsilon": 1.0, "noise_multiplier": 1.0})
 
 
 def test_a_setting_s_own_value_may_lie_beyond_the_dial() -> None:
     """As the noise of a strict training does; any other value beyond it is refused."""
-    dials = dials_of(protection_class("dp-sgd"))
+    dials = sliders_of(protection_class("dp-sgd"))
     assert checked(dials, {"noise_multiplier": 12.5}, {"noise_multiplier": 12.5}) == {"noise_multiplier": 12.5}
     for own in ({"noise_multiplier": 12.5}, {}, None):
         with pytest.raises(SettingError, match="Expected noise_multiplier to be .*, got 13"):
@@ -52,6 +52,6 @@ def test_a_setting_s_own_value_may_lie_beyond_the_dial() -> None:
 
 
 def test_every_dial_holds_its_own_start() -> None:
-    for dial in DIALS:
+    for dial in SLIDERS:
         assert dial.low <= dial.start <= dial.high
         assert dial.whole or dial.low > 0, "it moves by its logarithm"

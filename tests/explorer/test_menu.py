@@ -14,13 +14,13 @@ from discreet.cli.serve import SLOW, menu_of_catalog
 from discreet.core.errors import DiscreetError, UnsupportedError
 from discreet.experiment.scene import Scene
 from discreet.explorer.menu import NONE, Menu, offer
+from discreet.explorer.page_data import PageData, Setting
 from discreet.explorer.reading import Question, read
-from discreet.explorer.stage import Setting, Stage
 
 TYPED = "the heart was calm"
 
 
-def test_the_catalog_decides(stage: Stage, menu: Menu) -> None:
+def test_the_catalog_decides(stage: PageData, menu: Menu) -> None:
     found = offer(menu, stage)
     names = {one["name"] for one in found["protections"]}
     assert names | set(found["left_out"]) == {NONE, *PROTECTIONS}
@@ -32,13 +32,13 @@ def test_the_catalog_decides(stage: Stage, menu: Menu) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_the_attack_that_is_offered_first_has_something_to_read(stage: Stage, menu: Menu) -> None:
+def test_the_attack_that_is_offered_first_has_something_to_read(stage: PageData, menu: Menu) -> None:
     assert offer(menu, stage)["attacks"][0]["name"] == "dager"
-    head_only = Stage("a head", lambda kind: stage.scene("representation"))
+    head_only = PageData("a head", lambda kind: stage.scene("representation"))
     assert offer(menu, head_only)["attacks"][0]["name"] == "rss"
 
 
-def test_it_starts_where_the_strength_moves_what_is_read(stage: Stage, menu: Menu) -> None:
+def test_it_starts_where_the_strength_moves_what_is_read(stage: PageData, menu: Menu) -> None:
     found = offer(menu, stage)
     first = {one["name"]: one["first"] for one in found["protections"]}
     assert (found["start"], first[found["start"]]) == ("ldp", "rss")
@@ -57,7 +57,7 @@ def test_it_starts_where_the_strength_moves_what_is_read(stage: Stage, menu: Men
 
 @pytest.mark.slow
 def test_the_first_slider_goes_from_the_wrong_text_to_the_right_one(
-    nothing_trained: Callable[[Path | None], Stage], menu: Menu
+    nothing_trained: Callable[[Path | None], PageData], menu: Menu
 ) -> None:
     """With the built-in notes and model, as the page starts."""
     stage = nothing_trained(None)
@@ -72,7 +72,7 @@ def test_the_first_slider_goes_from_the_wrong_text_to_the_right_one(
     assert min(read_at(0.1) for _ in range(6)) < 0.5  # a text is drawn at random there, seldom the right one
 
 
-def test_an_attack_is_offered_where_it_has_something_to_attack(stage: Stage, menu: Menu) -> None:
+def test_an_attack_is_offered_where_it_has_something_to_attack(stage: PageData, menu: Menu) -> None:
     misfits = {one["name"]: set(one["misfits"]) for one in offer(menu, stage)["protections"]}
     vectors = {name for name, ruler in menu.attacks.items() if ruler.sees.kind == "representation"}
     assert misfits[NONE] == set()
@@ -81,7 +81,7 @@ def test_an_attack_is_offered_where_it_has_something_to_attack(stage: Stage, men
     assert misfits["texthide"] == {"one-of-n"} and misfits["santext"] == vectors | {"one-of-n"}
 
 
-def test_every_protection_answers_by_every_dial(stage: Stage, menu: Menu) -> None:
+def test_every_protection_answers_by_every_dial(stage: PageData, menu: Menu) -> None:
     for one in offer(menu, stage)["protections"]:
         attack = next(name for name in ("embedding-rows", "rss") if name not in one["misfits"])
         for dial in [{}, *({dial["name"]: dial["start"]} for dial in one["dials"])]:
@@ -91,7 +91,7 @@ def test_every_protection_answers_by_every_dial(stage: Stage, menu: Menu) -> Non
 
 
 @pytest.mark.parametrize("attack", [name for name in catalog.ATTACKS if name not in SLOW])
-def test_every_attack_answers_or_says_why_not(stage: Stage, menu: Menu, attack: str) -> None:
+def test_every_attack_answers_or_says_why_not(stage: PageData, menu: Menu, attack: str) -> None:
     try:
         found = read(Question(TYPED, attack=attack), stage, menu, seconds=0.3)
     except DiscreetError as error:
@@ -101,16 +101,16 @@ def test_every_attack_answers_or_says_why_not(stage: Stage, menu: Menu, attack: 
 
 
 def test_where_only_a_head_is_trained_no_attack_on_the_encoder_is_offered(scenes: dict[str, Scene], menu: Menu) -> None:
-    told = offer(menu, Stage("a head", lambda kind: scenes["representation"]))
+    told = offer(menu, PageData("a head", lambda kind: scenes["representation"]))
     vectors = {name for name, ruler in menu.attacks.items() if ruler.sees.kind == "representation"}
     for one in told["protections"]:
         assert set(menu.attacks) - set(one["misfits"]) <= vectors | {"one-of-n"}
     assert set(told["protections"][0]["misfits"]) == set(menu.attacks) - vectors - {"one-of-n"}
     with pytest.raises(UnsupportedError, match="only the head is trained"):
-        read(Question("the heart was calm"), Stage("a head", lambda kind: scenes["representation"]), menu, seconds=1)
+        read(Question("the heart was calm"), PageData("a head", lambda kind: scenes["representation"]), menu, seconds=1)
 
 
-def test_a_misfit_is_refused_with_the_remedy(stage: Stage, menu: Menu) -> None:
+def test_a_misfit_is_refused_with_the_remedy(stage: PageData, menu: Menu) -> None:
     with pytest.raises(DiscreetError, match="Choose another attack or protection"):
         read(Question(TYPED, "ldp", "dager"), stage, menu, seconds=1)
     with pytest.raises(DiscreetError, match="Did you mean 'dager'"):
@@ -119,14 +119,14 @@ def test_a_misfit_is_refused_with_the_remedy(stage: Stage, menu: Menu) -> None:
         read(Question(TYPED, protection="dp-sdg"), stage, menu, seconds=1)
 
 
-def test_a_study_s_setting_keeps_its_other_values_when_a_dial_moves(stage: Stage, menu: Menu) -> None:
+def test_a_study_s_setting_keeps_its_other_values_when_a_dial_moves(stage: PageData, menu: Menu) -> None:
     one = Setting("dp-sgd, epsilon 8", "dp-sgd", {"noise_multiplier": 0.7, "clip_norm": 0.2})
-    studied = Stage("a study", stage.scene, (one,))
+    studied = PageData("a study", stage.scene, (one,))
     assert offer(menu, studied)["settings"][0]["dials"] == {"noise_multiplier": 0.7}
     assert menu.values("dp-sgd", {"epsilon": 3.0}, one.values) == {"clip_norm": 0.2, "epsilon": 3.0}
     own = read(Question(TYPED, "dp-sgd", "embedding-rows", setting=0), studied, menu, seconds=1)
     moved = read(Question(TYPED, "dp-sgd", "embedding-rows", {"epsilon": 3.0}, setting=0), studied, menu, seconds=1)
     assert moved["guarantee"]["epsilon"] == pytest.approx(3.0, rel=1e-3)
     assert own["guarantee"]["epsilon"] > 6
-    with pytest.raises(DiscreetError, match="numbers the settings"):
+    with pytest.raises(DiscreetError, match="index into the settings"):
         read(Question(TYPED, setting=7), studied, menu, seconds=1)

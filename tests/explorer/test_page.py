@@ -18,8 +18,8 @@ from explorer_running import Running, running
 
 from discreet.experiment.scene import Scene
 from discreet.explorer.menu import Menu, offer
+from discreet.explorer.page_data import PageData, Setting
 from discreet.explorer.reading import read
-from discreet.explorer.stage import Setting, Stage
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -31,7 +31,7 @@ HOSTILE = "<img src=x onerror='window.hacked=1'><script>window.hacked=2</script>
 def served(scenes: dict[str, Scene], menu: Menu) -> Iterator[Running]:
     own = Setting("dp-ie, epsilon 500", "dp-ie", {"epsilon": 500.0})
     loud = Setting("dp-sgd, epsilon 1 (of the whole training)", "dp-sgd", {"noise_multiplier": 12.5})
-    stage = Stage("toy texts", scenes.__getitem__, (own, loud))
+    stage = PageData("toy texts", scenes.__getitem__, (own, loud))
     with running(
         offer(menu, stage), lambda question, note: read(question, stage, menu, seconds=1.0, say=note)
     ) as found:
@@ -125,7 +125,7 @@ def test_the_curve_is_traced_and_its_points_speak(page: Page) -> None:
     assert page.run("document.querySelectorAll('#curve .line.bound').length") == 1
     page.run("document.querySelector('#curve .point').focus()")
     first = page.text("say")
-    assert "dp-sgd · one-of-n, epsilon of this one release 1,000: read " in first
+    assert "dp-sgd · one-of-n, epsilon of this release 1,000: leakage " in first
     page.browser.press("ArrowRight")
     assert page.text("say") != first and page.run("document.activeElement.classList.contains('point')")
     shown = page.run(
@@ -239,7 +239,7 @@ def test_a_wrong_key_is_answered_in_the_page(browser: Browser, served: Running) 
         while not browser.run("document.getElementById('problem') && !document.getElementById('problem').hidden"):
             assert time.monotonic() < end
             time.sleep(0.02)
-        assert "Open the address that the command printed" in browser.run("document.body.innerText")
+        assert "Open the full printed address" in browser.run("document.body.innerText")
 
 
 def test_a_reading_can_be_stopped_and_the_next_one_runs(page: Page, served: Running) -> None:

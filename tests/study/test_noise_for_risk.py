@@ -3,14 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent, VonMisesFisherDpEvent
+from discreet.accounting.events import ClippedSumDpEvent, GaussianDpEvent
 from discreet.accounting.risk import most_identified
 from discreet.attacks.identification import gaussian_sweep, training_sweep
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.study.noise_for_risk import (
     NoiseForRisk,
-    certified_concentration,
     certified_noise,
     measured_noise,
     upper_limit,
@@ -21,14 +20,6 @@ def test_the_certified_noise_is_within_a_percent_of_the_least() -> None:
     found = certified_noise(ClippedSumDpEvent, ceiling=0.05, candidates=64, event="one release")
     assert most_identified(ClippedSumDpEvent(found.noise), 64) <= 0.05
     assert most_identified(ClippedSumDpEvent(found.noise / 1.01), 64) > 0.05
-
-
-def test_the_certified_concentration_keeps_the_ceiling() -> None:
-    def make(kappa: float) -> VonMisesFisherDpEvent:
-        return VonMisesFisherDpEvent(kappa, 770)
-
-    kappa = certified_concentration(make, ceiling=0.05, candidates=64)
-    assert most_identified(make(kappa), 64, "zero-out") <= 0.05 < most_identified(make(1.01 * kappa), 64, "zero-out")
 
 
 def test_a_ceiling_below_chance_is_refused() -> None:

@@ -1,6 +1,7 @@
-"""Truth and guess side by side, a row for each example as soon as it is done; and what it all amounts to.
+"""Tables and protections of `discreet attack`.
 
-The protections that an attack is set against: one, or the same one at several strengths.
+Prints truth and guess side by side for each example, then a summary. Builds the protections to attack: one, or the same
+one at several strengths. Rejects attacks that do not fit a release and suggests those that do.
 """
 
 from __future__ import annotations
@@ -32,47 +33,47 @@ if TYPE_CHECKING:
 
 
 _NUMBER, _SCORE, _GAPS = 3, 5, 6
-_FOUND = "bold green"
-_LINES = 3  # of a text, unless it is wanted whole
+_MATCH = "bold green"
+_LINES = 3  # lines shown of a text without --whole-texts
 
 
 def marked(text: str, other: str) -> Text:
-    """Return a text with the words that stand in the other one too made visible, each as often as it stands there."""
+    """Return a text with the words that are also in the other one highlighted, each as often as it occurs there."""
     from rich.text import Text
 
     left = Counter(_parts(one_line(other)))
-    drawn = Text(overflow="fold")
+    styled = Text(overflow="fold")
     for number, word in enumerate(one_line(text).split()):
-        drawn.append(" " if number else "")
+        styled.append(" " if number else "")
         mine = Counter(_parts(word))
-        found = mine <= left
-        left -= mine if found else Counter()
-        drawn.append(word, style=_FOUND if found else "")
-    return drawn
+        match = mine <= left
+        left -= mine if match else Counter()
+        styled.append(word, style=_MATCH if match else "")
+    return styled
 
 
 def _parts(text: str) -> list[str]:
-    """Return words and marks apart, in lower case, as a tokenizer sets them: "Fall." is as good as "fall ."."""
+    """Return words and punctuation separately, in lower case: "Fall." matches "fall ."."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 @contextmanager
 def reading(total: int, metric: str, hidden: bool, whole_texts: bool = False) -> Iterator[Callable[[Example], None]]:
-    """Draw each example when it is done, and meanwhile say which is being read; hidden, a line on stderr for each."""
+    """Print each example when it is done, with a spinner meanwhile; if hidden, print a line on stderr for each."""
     if hidden:
         yield _counted(total, metric)
         return
     console = screen()
     width = max(12, (console.width - _NUMBER - _SCORE - _GAPS) // 2)
     heading = _grid(width)
-    heading.add_row("", "truth", "what the attacker read", fill(_label(metric), _SCORE + 2))
+    heading.add_row("", "truth", "guess", fill(_label(metric), _SCORE + 2))
     done = 0
 
-    def say() -> str:
+    def progress() -> str:
         return f"reading {min(done + 1, total)} of {total}"
 
     live = spinner(console) if console.is_terminal else None
-    task = live.add_task(say()) if live is not None else None
+    task = live.add_task(progress()) if live is not None else None
 
     def show(example: Example) -> None:
         nonlocal done
@@ -83,11 +84,11 @@ def reading(total: int, metric: str, hidden: bool, whole_texts: bool = False) ->
         score = example.scores.get(metric)
         truth, guess = marked(example.truth, example.guess), marked(example.guess, example.truth)
         if not whole_texts:
-            truth, guess = (cut(text, width - 2, console) for text in (truth, guess))
+            truth, guess = (truncated(text, width - 2, console) for text in (truth, guess))
         row.add_row(str(done), truth, guess if guess.plain else "nothing", "" if score is None else f"{score:.2f}")
         console.print(row)
         if live is not None and task is not None:
-            live.update(task, description=say())
+            live.update(task, description=progress())
 
     if live is None:
         yield show
@@ -96,8 +97,8 @@ def reading(total: int, metric: str, hidden: bool, whole_texts: bool = False) ->
         yield show
 
 
-def cut(text: Text, width: int, console: Console) -> Text:
-    """Return the lines of a text that are shown, the last with a mark where more follow."""
+def truncated(text: Text, width: int, console: Console) -> Text:
+    """Return the first lines of a text, with an ellipsis if more follow."""
     lines = text.wrap(console, width, overflow="fold")
     if len(lines) <= _LINES:
         return text
@@ -134,7 +135,7 @@ def _counted(total: int, metric: str) -> Callable[[Example], None]:
 
 
 def summary(result: AttackResult, console: Console) -> None:
-    """Print every metric with its interval and chance level, the release, and what is guaranteed for it."""
+    """Print every metric with its interval and chance level, the release and its guarantee."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -147,24 +148,24 @@ def summary(result: AttackResult, console: Console) -> None:
     console.print(table)
     console.print(plain(f"Release: {describe_release(result.release, protection=True)}."))
     console.print(plain(describe_knowledge(result.release)))
-    console.print(plain("Privacy of this release: " + guarantee_words(result)))
+    console.print(plain("Privacy of this release: " + describe_guarantee(result)))
 
 
-def stopped_words(count: int) -> str:
-    """Return the sentence for searches that a time limit ended.
+def describe_stopped(count: int) -> str:
+    """Return the sentence about searches that the time limit stopped.
 
-    >>> stopped_words(2).partition(". ")[0]
+    >>> describe_stopped(2).partition(". ")[0]
     'Stopped by the time limit: 2 searches'
     """
     searches = "1 search" if count == 1 else f"{count} searches"
     return (
-        f"Stopped by the time limit: {searches}. Their figures depend on how fast this machine is; leave the limit out "
-        "for figures that can be repeated."
+        f"Stopped by the time limit: {searches}. Their figures depend on the speed of this machine; omit the limit for "
+        "reproducible figures."
     )
 
 
 def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, console: Console) -> None:
-    """Print one row for each strength of the noise: epsilon, success with its interval, the bound and chance."""
+    """Print one row for each noise strength: epsilon, success with its interval, bound and chance."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -179,7 +180,7 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     for strength, result in zip(strengths, results, strict=True):
         value, interval, chance = _cells(result.leakages[0])
         bound = [] if not bounded else ["" if result.bound is None else at_most(result.bound, 4)]
-        table.add_row(strength, epsilon_words(result), value, interval, *bound, chance)
+        table.add_row(strength, epsilon_cell(result), value, interval, *bound, chance)
     console.print(table)
     facts = dict(results[0].release)
     facts["protection"] = {"name": (facts.get("protection") or {}).get("name", "none")}
@@ -188,23 +189,23 @@ def sweep(results: Sequence[AttackResult], strengths: Sequence[str], name: str, 
     if bounded:
         seen = results[0].release
         what = f"all {seen['steps']} updates of the training" if seen.get("scope") == "training" else "this release"
-        console.print(plain(f"No attack on {what} names the right candidate more often than the bound."))
+        console.print(plain(f"No attack on {what} identifies the right candidate more often than the bound."))
     where = "In the last row: " if len(results) > 1 else ""
-    console.print(plain(f"{where}{guarantee_words(results[-1])}"))
+    console.print(plain(f"{where}{describe_guarantee(results[-1])}"))
 
 
-def epsilon_words(result: AttackResult) -> str:
-    """Return the epsilon of one release, marked where it is an estimate."""
-    promise = result.guarantee
-    if promise is None or not promise.exists:
+def epsilon_cell(result: AttackResult) -> str:
+    """Return the epsilon of a release, marked if it is an estimate."""
+    guarantee = result.guarantee
+    if guarantee is None or not guarantee.exists:
         return "none"
-    return in_digits(promise.epsilon) + ("" if promise.certified else " (est.)")
+    return in_digits(guarantee.epsilon) + ("" if guarantee.certified else " (est.)")
 
 
-def guarantee_words(result: AttackResult) -> str:
-    """Return what is guaranteed for the release that was attacked, in a sentence, and under the other adjacencies."""
+def describe_guarantee(result: AttackResult) -> str:
+    """Describe the guarantee of the attacked release, with its epsilon under the other adjacencies."""
     if result.guarantee is None:
-        return "none, it was not protected."
+        return "none; it was not protected."
     others = [
         f"{in_digits(value)} under {name}"
         for name, value in result.epsilon_by_adjacency.items()
@@ -221,16 +222,16 @@ def _cells(leakage: Leakage) -> tuple[str, str, str]:
 
 
 NONE = "none"
-CLIP_NORM = 1.0  # every gradient of a fresh model is longer than this, so noise is measured against all of it
-# Where no noise is given, 1-of-n shows the whole curve.
+CLIP_NORM = 1.0  # every gradient of a fresh model exceeds this norm, so all are clipped
+# Noise multipliers that 1-of-n attacks if none is set.
 _NOISES = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0)
-# Settings of a protection for which an attack has an option; `--public` is text that the attacker has.
+# Settings of a protection that are options of `attack`; its `--public` is the attacker's text.
 _OPTIONS = {"noise_multiplier", "kappa", "epsilon", "delta", "clip_norm"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Protected:
-    """A protection to attack, and what sets it apart in a table: a setting and its value."""
+    """A protection to attack, with the setting and value that identify it in a table."""
 
     protect: Any
     setting: str = "protection"
@@ -238,106 +239,107 @@ class Protected:
 
     @property
     def words(self) -> str:
-        """What sets it apart, in words."""
+        """Return the setting and its value as text."""
         if self.setting != "protection":
             return f"{self.setting} {self.value}"
         return "no protection" if self.protect is None else self.value
 
 
-def strengths_given(**given: list[str] | None) -> tuple[str, list[float]] | None:
-    """Return the one option that says how strong the protection is, and its values."""
-    named = {name: _numbers(name, values) for name, values in given.items() if values}
+def parse_strengths(**options: list[str] | None) -> tuple[str, list[float]] | None:
+    """Return the one option that sets the strength of the protection, and its values."""
+    named = {name: _numbers(name, values) for name, values in options.items() if values}
     if len(named) > 1:
-        options = ", ".join("--" + name.replace("_", "-") for name in named)
-        raise SettingError(f"Expected one of {options}. Each says how much noise there is; leave the others out.")
+        flags = ", ".join("--" + name.replace("_", "-") for name in named)
+        raise SettingError(f"Expected only one of {flags}. Each sets the amount of noise; remove the others.")
     return next(iter(named.items()), None)
 
 
 def _numbers(name: str, values: Sequence[str]) -> list[float]:
-    found = []
-    for value in (part for text in values for part in text.split(",") if part.strip()):
-        try:
-            found.append(float(value))
-        except ValueError:
-            raise invalid(name, value, "a number, or several with commas", "") from None
-    if not found:
+    parts = [part for text in values for part in text.split(",") if part.strip()]
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if not numbers:
         raise invalid(name, ",".join(values), "a number, or several with commas", "")
-    return found
+    return numbers
 
 
-def protections_asked(
+def protections_to_attack(
     request: AttackRequest,
     scene: Scene,
     protect: str | None,
     strengths: tuple[str, list[float]] | None,
-    given: dict[str, Any],
+    settings: dict[str, Any],
 ) -> list[Protected]:
     """Return the protections to attack: the one in the options, at every strength in the options."""
     from discreet.releases.protected import protection_of, protection_of_run
 
-    name, base = protect, dict(given)
+    name, base = protect, dict(settings)
     if name is None and strengths is not None and strengths[0] != "epsilon":
         name = {"noise_multiplier": "dp-sgd", "kappa": "dir-dp-sgd"}[strengths[0]]
     if name is None and strengths is None:
         own = protection_of_run(scene.run)
         if own is not None:
-            name, base = own[0], {**own[1], **given}
-            note(f"The release is protected as the run's training was, by {name}; --protect none attacks a plain one.")
+            name, base = own[0], {**own[1], **settings}
+            note(f"The release is protected by {name}, like the run's training; --protect none removes the protection.")
         elif request.attack.identifies:
             name, strengths = "dp-sgd", ("noise_multiplier", list(_NOISES))
     if name is None or name == NONE:
-        for option in [*given, *([strengths[0]] if strengths else [])]:
-            raise invalid(option, given.get(option, strengths and strengths[1][0]), "used with --protect", "Name one.")
+        for option in [*settings, *([strengths[0]] if strengths else [])]:
+            raise invalid(
+                option, settings.get(option, strengths and strengths[1][0]), "used with --protect", "Name one."
+            )
         return [Protected(None)]
     _reject_misfit(request, scene, name)
     if name == "dp-sgd":
         base.setdefault("clip_norm", CLIP_NORM)
     values: list[float | None] = list(strengths[1]) if strengths else [None]
-    found = []
+    protections = []
     for value in values:
-        asked = base if strengths is None else {**base, strengths[0]: value}
-        public = _public_vectors(scene, asked.get("public"))
+        chosen = base if strengths is None else {**base, strengths[0]: value}
+        public = _public_vectors(scene, chosen.get("public"))
         with spelled(set_by("--protect-set", set(settings_of_protection(name)) - _OPTIONS)):
             built = protection_of(
-                name, scene.model, asked, delta=request.delta, batch_size=request.batch_size, public=public
+                name, scene.model, chosen, delta=request.delta, batch_size=request.batch_size, public=public
             )
         _reject_misfit(request, scene, name, built)
-        apart = ("protection", name) if strengths is None else (strengths[0].replace("_", " "), f"{value:g}")
-        found.append(Protected(built, *apart))
-    return found
+        label = ("protection", name) if strengths is None else (strengths[0].replace("_", " "), f"{value:g}")
+        protections.append(Protected(built, *label))
+    return protections
 
 
-def say_other_noise(built: Any) -> None:
-    """Say where the noise of a run's protection is solved anew, for the rows of the one release that is attacked."""
+def note_different_noise(built: Any) -> None:
+    """Print a note if the noise of a run's protection is recomputed for the rows of the attacked release."""
     from discreet.protections.instance_encoding import InstanceEncoding
 
     if isinstance(built, InstanceEncoding):
         note(
-            f"The noise of {built.name} is solved for the texts of this one release. The run's own noise was solved "
+            f"The noise of {built.name} is computed for the texts of this release. The run's own noise was computed "
             "for all rows of a unit and differs."
         )
 
 
 def attack_for_run(run: Path, protect: str | None) -> str:
-    """Return the name of an attack that fits what a run releases, before its model is loaded."""
+    """Return the name of an attack that fits the release of a run, before its model is loaded."""
     from discreet.training.run_folder import read_settings
 
     path = run / "settings.toml"
     if not path.exists():
-        return "dager"  # load_run says what is wrong
+        return "dager"  # load_run raises the error
     settings = read_settings(path)
     own = None if settings.protect is None else settings.protect.name
-    fitting = _fitting(settings.model.train, own if protect is None else protect)
-    if not fitting:
+    names = _fitting(settings.model.train, own if protect is None else protect)
+    if not names:
         raise UnsupportedError(
-            f"Expected a run that some attack fits, found one that trains {settings.model.train} on text rewritten by "
-            f"{own or protect}. Train all layers, or attack a plain release with --protect none."
+            f"Expected a run that some attack fits, got one that trains {settings.model.train} on text rewritten by "
+            f"{own or protect}. Train all layers, or attack an unprotected release with --protect none."
         )
-    return fitting[0]
+    return names[0]
 
 
 def _fitting(train: str, protect: str | None) -> list[str]:
-    """Return the attacks that fit what leaves, the best first: by what is trained, and by the place of a protection."""
+    """Return the attacks that fit a release, best first, by the trained part and the place of the protection."""
     from discreet.releases.description import GRADIENT, REPRESENTATION
 
     place = GRADIENT if protect in (None, NONE) else protection_class(str(protect)).place
@@ -345,29 +347,29 @@ def _fitting(train: str, protect: str | None) -> list[str]:
         return _names(REPRESENTATION, first="rss")
     if train == "all":
         return _names(GRADIENT, identifies=None if place == GRADIENT else False, first="dager")
-    # without the gradients of the layers near the text, candidates can be told apart, and no text can be read
+    # without gradients of the lower layers, candidates can be identified, but no text can be recovered
     return _names(GRADIENT, identifies=True) if place == GRADIENT else []
 
 
 def _names(kind: str, *, identifies: bool | None = None, first: str = "") -> list[str]:
-    """Return the attacks on a kind of release, and only those that identify a candidate or only those that do not."""
+    """Return the attacks on a kind of release; `identifies` selects those that do or do not identify a candidate."""
     attacks = {name: attack_of(name) for name in ATTACKS}
-    fitting = [name for name, attack in attacks.items() if attack.sees.kind == kind]
+    names = [name for name, attack in attacks.items() if attack.sees.kind == kind]
     if identifies is not None:
-        fitting = [name for name in fitting if attacks[name].identifies == identifies]
-    return sorted(fitting, key=lambda name: name != first)
+        names = [name for name in names if attacks[name].identifies == identifies]
+    return sorted(names, key=lambda name: name != first)
 
 
-class _NamesOthersError(UnsupportedError):
-    """An attack does not fit, and the message names those that do."""
+class _SuggestionError(UnsupportedError):
+    """An attack does not fit; the message names those that do."""
 
 
 @contextmanager
-def naming_others(scene: Scene, name: str, protections: Sequence[Protected]) -> Iterator[None]:
-    """Let an attack that rejects a release name those that fit it."""
+def suggesting_attacks(scene: Scene, name: str, protections: Sequence[Protected]) -> Iterator[None]:
+    """Add the attacks that fit a release to the error of an attack that rejects it."""
     try:
         yield
-    except _NamesOthersError:
+    except _SuggestionError:
         raise
     except UnsupportedError as error:
         built = protections[0].protect
@@ -375,11 +377,14 @@ def naming_others(scene: Scene, name: str, protections: Sequence[Protected]) -> 
         if not others:
             raise
         again = f"discreet attack {'RUN' if scene.run is not None else '…'} --attack {others[0]}"
-        raise _NamesOthersError(error.message + f" These fit: {', '.join(others)}; for example `{again}`.") from None
+        raise _SuggestionError(error.message + f" These fit: {', '.join(others)}; for example `{again}`.") from None
 
 
 def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any = None) -> None:
-    """Reject an attack on what a protection does not let go, and name those that fit; what is `built` says it all."""
+    """Reject an attack that does not fit a protection's release, and name those that fit.
+
+    Without `built`, the protection is not resolved yet and the check is weaker.
+    """
     from discreet.experiment.identification import NOISY
     from discreet.releases.description import GRADIENT, READS, REPRESENTATION, misfit_error
     from discreet.releases.protected import fits
@@ -388,7 +393,7 @@ def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
     kind = request.attack.sees.kind
     if identifies:
         suits = place == GRADIENT
-    elif built is None:  # whether gradients leave beside vectors is known when it is built
+    elif built is None:  # whether gradients are released beside vectors is known once it is built
         suits = place == kind or kind == GRADIENT
     else:
         suits = fits(kind, built)
@@ -396,15 +401,15 @@ def _reject_misfit(request: AttackRequest, scene: Scene, name: str, built: Any =
         return
     wanted = REPRESENTATION if place == REPRESENTATION else GRADIENT
     named = _names(wanted, identifies=None if place == GRADIENT else False)
-    # each of these needs nothing more
+    # these need no further options
     example = next(one for one in ("rss", *_names(GRADIENT, identifies=True), "dager") if one in named)
     again = f"discreet attack {'RUN' if scene.run is not None else f'--protect {name} …'} --attack {example}"
     error = misfit_error(request.label, NOISY if identifies else READS[kind], name, place)
-    raise _NamesOthersError(error.message + f" These fit: {', '.join(named)}; for example `{again}`.")
+    raise _SuggestionError(error.message + f" These fit: {', '.join(named)}; for example `{again}`.")
 
 
 def set_by(option: str, names: Collection[str]) -> Spelling:
-    """Return how settings that have no option of their own are spelled: as NAME=VALUE of another option.
+    """Return a function that spells settings without an option of their own as NAME=VALUE of another option.
 
     >>> set_by("--set", {"steps"})("steps", 200), set_by("--set", {"steps"})("steps", None)
     ('--set steps=200', '--set steps=…')
@@ -419,7 +424,7 @@ def set_by(option: str, names: Collection[str]) -> Spelling:
 
 
 def _public_vectors(scene: Scene, source: str | None) -> Callable[[], tuple[Tensor, Tensor | None]] | None:
-    """Return how to come by vectors of the public text that a protection learns a projection from, if it names one."""
+    """Return a function that encodes the public text a protection learns its projection from, or None."""
     if source is None:
         return None
     from discreet.data.sources import Columns

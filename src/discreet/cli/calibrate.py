@@ -1,4 +1,4 @@
-"""`discreet calibrate`: run the trials of a study that are not done yet, and print what they recommend.
+"""`discreet calibrate`: run the missing trials of a study and print the recommendation.
 
 `discreet report`: write the report of a study.
 """
@@ -21,19 +21,21 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A study file, such as studies/demo.toml.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the trials; an unfinished study is resumed.")],
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="Study file, such as studies/demo.toml.")],
+    out: Annotated[Path, typer.Option("--out", help="Output folder; an unfinished study is resumed.")],
     workers: Annotated[
-        int | None, typer.Option(help="Trials at the same time; by default one per core, on one thread each.")
+        int | None, typer.Option(help="Number of parallel trials. Default: one per core, with one thread each.")
     ] = None,
-    on: Annotated[str, typer.Option("--on", help="processes (this machine) or ray (a cluster).")] = "processes",
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report when all is done.")] = True,
+    on: Annotated[
+        str, typer.Option("--on", help="Where to run: processes (this machine) or ray (a cluster).")
+    ] = "processes",
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report after the last trial.")] = True,
     json: Json = False,
 ) -> None:
-    """Run protections over a grid of noise, attack each one, and recommend one.
+    """Train with protections over a grid of noise levels, attack each one, and recommend one.
 
-    Every trial is written as soon as it is done. The same command resumes an
-    unfinished study and runs only what is missing.
+    Each trial is saved when it finishes. The same command resumes an
+    unfinished study and runs only the missing trials.
     """
     from discreet.report import check_installed
     from discreet.study import IncompleteError, read_study, run
@@ -80,19 +82,19 @@ def _note_about(study: Study) -> None:
     limited = [f"{table['name']} ({table['seconds']:g} s)" for table in study.attacks if "seconds" in table]
     if limited:
         note(
-            f"The study limits the time of {', '.join(limited)}. A search that the limit stops gives other figures on "
-            "another machine. Remove seconds from the study, and searches count their steps."
+            f"The study limits the time of {', '.join(limited)}. A search stopped by the limit gives different "
+            "figures on another machine. Remove seconds from the study to limit searches by steps instead."
         )
     goal = study.goal
     if goal is not None and goal.release is None and goal.identifies:
         note(
-            f'The goal names no release; the default is "{goal.scope}". Set release = "update", "training" or "model" '
+            f'The goal sets no release; the default is "{goal.scope}". Set release = "update", "training" or "model" '
             "in [goal]."
         )
 
 
 def _explain(incomplete: IncompleteError, out: Path, report: bool) -> None:
-    """Print which trials failed, report what is done, and end with the status of a failed or a stopped command."""
+    """Print the failed trials, report the finished ones, and exit with the status of an error or an interrupt."""
     standing = incomplete.standing
     for key, why in standing.failures.items():
         note(f"Failed, {key}: {why}")
@@ -100,7 +102,7 @@ def _explain(incomplete: IncompleteError, out: Path, report: bool) -> None:
         if report and standing.done + standing.before:
             from discreet.report.page import write_report
 
-            note(f"Report of what is done: {write_report(out).page}")
+            note(f"Report of the finished trials: {write_report(out).page}")
         raise incomplete
     note(f"Stopped with {standing.missing} of {standing.total} trials left. Run the same command to resume.")
     raise typer.Exit(130)
@@ -118,7 +120,7 @@ def _progress(hidden: bool) -> Iterator[Callable[[Standing], None]]:
                 state = "failed" if event.trial is None else f"{event.trial.seconds:.0f} s"
                 done = standing.done + standing.before
                 which = f"{event.planned.label}, seed {event.planned.seed}"
-                note(f"{done}/{standing.total}  {which}  {state}{left_of(standing)}")
+                note(f"{done}/{standing.total}  {which}  {state}{time_left(standing)}")
 
         yield print_line
         return
@@ -133,14 +135,14 @@ def _progress(hidden: bool) -> Iterator[Callable[[Standing], None]]:
             table.add_row("done", f"{done} ({standing.before} from before)" if standing.before else done)
             table.add_row("running", "\n".join(f"{one.label}, seed {one.seed}" for one in standing.running) or "none")
             table.add_row("failed", str(len(standing.failures)))
-            table.add_row("time left", left_of(standing).strip() or "not known yet")
+            table.add_row("time left", time_left(standing).strip() or "unknown")
             live.update(table)
 
         yield show
 
 
-def left_of(standing: Standing) -> str:
-    """Return the time left in words, once it can be estimated."""
+def time_left(standing: Standing) -> str:
+    """Return the remaining time as text, once it can be estimated."""
     if standing.seconds_left is None:
         return ""
     seconds = standing.seconds_left
@@ -148,12 +150,13 @@ def left_of(standing: Standing) -> str:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `discreet calibrate` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder written by `discreet calibrate`.")],
     json: Json = False,
 ) -> None:
     """Write report.html, report.md and model_card.md into a study's folder.
 
-    The page is one file that opens offline. It shows private texts: keep it as private as the data.
+    report.html is one file that opens offline. It shows private texts: keep it
+    as private as the data.
     """
     from discreet.report import check_installed
 

@@ -1,12 +1,13 @@
-"""`discreet cost`: what a mechanism costs, or how much noise, how many steps or which sampling rate a budget allows.
+"""`discreet cost`: compute the privacy cost of a mechanism, or the noise, steps or sampling rate that a budget allows.
 
-`discreet spend` and `discreet solve` are its two halves under their old names.
+`discreet spend` and `discreet solve` are the old names of its two functions.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ MECHANISMS = ("gaussian", "laplace", "vmf", "privunit", "randomized-response")
 _SUMS = ("gaussian", "laplace")
 _DIGITS = 5
 _FALSE_POSITIVES = 0.01
-# What says how strong a mechanism is.
+# The setting of a mechanism's strength.
 _STRENGTH = {
     "gaussian": "noise_multiplier",
     "laplace": "noise_multiplier",
@@ -31,12 +32,12 @@ _STRENGTH = {
     "privunit": "local_epsilon",
     "randomized-response": "local_epsilon",
 }
-_MECHANISM, _USE, _BUDGET = "Mechanism", "How it is used", "Budget: find what keeps it"
+_MECHANISM, _USE, _BUDGET = "Mechanism", "Use", "Budget"
 
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What is used, how strong it is, how often, and under which terms it is counted."""
+    """The mechanism, its strength, how often it is used, and how its cost is accounted."""
 
     mechanism: str = field(default="gaussian", metadata=option(f"{', '.join(MECHANISMS)}.", _MECHANISM))
     noise_multiplier: float | None = field(
@@ -44,20 +45,20 @@ class CostOptions:
         metadata=option("gaussian: standard deviation over clip norm; laplace: scale over sensitivity.", _MECHANISM),
     )
     kappa: float | None = field(default=None, metadata=option("vmf: concentration.", _MECHANISM))
-    dimension: int | None = field(default=None, metadata=option("vmf: dimension.", _MECHANISM))
+    dimension: int | None = field(default=None, metadata=option("vmf: dimension of the vectors.", _MECHANISM))
     local_epsilon: float | None = field(
         default=None, metadata=option("privunit, randomized-response: epsilon of one use.", _MECHANISM)
     )
     bias: float | None = field(
         default=None,
-        metadata=option("randomized-response of two answers: it is true with probability 1/2 + bias.", _MECHANISM),
+        metadata=option(
+            "randomized-response with 2 choices: the answer is true with probability 1/2 + bias.", _MECHANISM
+        ),
     )
-    choices: int = field(default=2, metadata=option("randomized-response: number of answers.", _MECHANISM))
-    sampling_rate: float = field(
-        default=1.0, metadata=option("Expected share of the records that each step uses.", _USE)
-    )
-    steps: int = field(default=1, metadata=option("How often the mechanism is used.", _USE))
-    delta: float = field(default=1e-5, metadata=option("Far below one over the number of records.", _USE))
+    choices: int = field(default=2, metadata=option("randomized-response: number of possible answers.", _MECHANISM))
+    sampling_rate: float = field(default=1.0, metadata=option("Expected share of the records in each step.", _USE))
+    steps: int = field(default=1, metadata=option("Number of uses of the mechanism.", _USE))
+    delta: float = field(default=1e-5, metadata=option("Choose it far below 1 / number of records.", _USE))
     adjacency: str | None = field(
         default=None,
         metadata=option(
@@ -73,17 +74,19 @@ class CostOptions:
             "What the receiver sees of a batch: sum or vectors.", _USE, "sum for gaussian and laplace, else vectors"
         ),
     )
-    unit: str = field(default="record", metadata=option("Whose privacy it is: note, author, client.", _USE))
+    unit: str = field(default="record", metadata=option("Name of the privacy unit: note, author, client.", _USE))
 
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """The budget to keep, and what is looked for."""
+    """The budget, and the setting to solve for."""
 
-    epsilon: float | None = field(default=None, metadata=option("Largest epsilon.", _BUDGET))
+    epsilon: float | None = field(
+        default=None, metadata=option("Largest epsilon; solves for the setting in --for.", _BUDGET)
+    )
     true_positive_rate: float | None = field(
         default=None,
-        metadata=option("Instead: the highest true positive rate of any membership attack.", _BUDGET),
+        metadata=option("Instead of epsilon: the highest true positive rate of any membership attack.", _BUDGET),
     )
     false_positive_rate: float = field(
         default=_FALSE_POSITIVES,
@@ -92,7 +95,7 @@ class BudgetOptions:
     sought: str | None = field(
         default=None,
         metadata=option(
-            "What to find: the least noise, the most steps or the largest sampling rate (noise, steps, rate).",
+            "What to solve for: noise (the least), steps (the most) or rate (the largest sampling rate).",
             _BUDGET,
             "noise",
         )
@@ -101,17 +104,18 @@ class BudgetOptions:
 
     @property
     def given(self) -> bool:
-        """Whether a budget, or what to find for one, was given."""
+        """Whether a budget, or a setting to solve for, was passed."""
         return not (self.epsilon is None and self.true_positive_rate is None and self.sought is None)
 
 
 @generated()
 def cost(options: CostOptions, budget: BudgetOptions, json: Json = False) -> None:
-    """Compute what a mechanism costs, or the noise, steps or sampling rate for a budget.
+    """Compute the privacy cost of a mechanism, or the noise, steps or sampling rate for a budget.
 
-    Without a budget: epsilon at delta, for whom, and whether it is proven.
-    With --epsilon or --true-positive-rate: the least noise that keeps it, or
-    with --for the most steps or the largest sampling rate.
+    Without a budget, print epsilon at delta, the privacy unit, and whether it
+    is proven. With --epsilon or --true-positive-rate, print the least noise
+    that stays within the budget or, with --for, the most steps or the largest
+    sampling rate.
     """
     if budget.given:
         _solve(options, budget, json)
@@ -121,7 +125,7 @@ def cost(options: CostOptions, budget: BudgetOptions, json: Json = False) -> Non
 
 @generated()
 def spend(options: CostOptions, json: Json = False) -> None:
-    """Compute what a mechanism costs; the old name of `discreet cost`."""
+    """Compute the privacy cost of a mechanism; the old name of `discreet cost`."""
     _spend(options, json)
 
 
@@ -132,31 +136,26 @@ def solve(options: CostOptions, budget: BudgetOptions, json: Json = False) -> No
 
 
 def _spend(options: CostOptions, json: bool) -> None:
-    """Print what the options cost."""
+    """Print the cost of the options."""
     use, amount = Use.of(options), amount_of(options)
     if options.mechanism == "gaussian":
-        remedy = "Gaussian noise needs a delta above 0: its loss has no largest value."
+        remedy = "Gaussian noise needs a delta above 0: its privacy loss is unbounded."
         open_probability("delta", options.delta, remedy)
     with working("accounting"):
-        promise, risk = _counted(options, use, use.event(amount))
-    used = {"mechanism": options.mechanism, "sampling_rate": options.sampling_rate, "steps": options.steps}
-    if json:
-        as_json({**promise.as_dict(), **used, "any_attack": any_attack(risk)})
-        return
-    rows = {"mechanism": options.mechanism, "sampling rate": f"{options.sampling_rate:g}", "steps": options.steps}
-    show(promise, rows, risk)
+        guarantee, risk = _counted(options, use, use.event(amount))
+    _print(options, guarantee, risk, json, {})
 
 
 def _counted(options: CostOptions, use: Use, event: DpEvent) -> tuple[Guarantee, float | None]:
-    """Return what is guaranteed for an event, and the most that any attack reaches."""
-    from discreet.accounting.interpret import guarantee
+    """Return the guarantee of an event, and the highest true positive rate of any attack."""
+    from discreet.accounting.interpret import guarantee as guarantee_of
 
-    promise = guarantee(event, unit=options.unit, **use.terms(options))
-    return promise, risk_of(event, promise)
+    guarantee = guarantee_of(event, unit=options.unit, **use.terms(options))
+    return guarantee, risk_of(event, guarantee)
 
 
 def _solve(options: CostOptions, budget: BudgetOptions, json: bool) -> None:
-    """Print what keeps the budget."""
+    """Print the setting that stays within the budget."""
     use, epsilon = Use.of(options), budget.epsilon
     sought = one_of("for", budget.sought or "noise", ("noise", "steps", "rate"))
     open_probability("delta", options.delta, "A solver needs a delta above 0.")
@@ -177,24 +176,26 @@ def _solve(options: CostOptions, budget: BudgetOptions, json: bool) -> None:
                 answer["bias"] = math.tanh(amount / 2) / 2
         else:
             event, answer = _steps_or_rate(use, sought, amount_of(options), float(epsilon or 0.0), options)
-        promise, risk = _counted(options, use, event)
-    used: dict[str, Any] = {
-        "mechanism": options.mechanism,
-        "sampling_rate": options.sampling_rate,
-        "steps": options.steps,
-        **answer,
-    }
+        guarantee, risk = _counted(options, use, event)
+    _print(options, guarantee, risk, json, answer)
+
+
+def _print(
+    options: CostOptions, guarantee: Guarantee, risk: float | None, json: bool, answer: Mapping[str, float]
+) -> None:
+    """Print the mechanism, its guarantee and the settings that were solved for."""
+    used = {name: getattr(options, name) for name in ("mechanism", "sampling_rate", "steps")} | dict(answer)
     if json:
-        as_json({**promise.as_dict(), **used, "any_attack": any_attack(risk)})
+        as_json({**guarantee.as_dict(), **used, "any_attack": any_attack(risk)})
         return
-    solved = {name: shown(name, value) for name, value in answer.items()}
-    given = {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in used.items()}
-    show(promise, {name.replace("_", " "): value for name, value in {**given, **solved}.items()}, risk)
+    values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in used.items()}
+    values |= {name: shown(name, value) for name, value in answer.items()}
+    show(guarantee, {name.replace("_", " "): value for name, value in values.items()}, risk)
 
 
 @dataclass(frozen=True)
 class Use:
-    """The options that say what is used, checked and with their defaults filled in."""
+    """The mechanism and its use, checked and with defaults filled in."""
 
     mechanism: str
     rate: float
@@ -232,11 +233,11 @@ class Use:
         )
 
     def terms(self, options: CostOptions) -> dict[str, Any]:
-        """Return under which terms it is counted."""
+        """Return the arguments of the accountant."""
         return {"delta": options.delta, "adjacency": self.adjacency, "accountant": options.accountant}
 
     def step(self, amount: float, rate: float | None = None) -> DpEvent:
-        """Return one step, `amount` being the noise multiplier, kappa or the epsilon of one use."""
+        """Return one step; `amount` is the noise multiplier, kappa or the epsilon of one use."""
         from fractions import Fraction
 
         from discreet.accounting import events
@@ -247,11 +248,11 @@ class Use:
             return inner if share == 1 else events.PoissonSampledDpEvent(share, inner)
         if share == 0:
             return events.NoOpDpEvent()
-        ratio = Fraction(repr(share))  # at rate 1 nothing is hidden, and a missing vector is seen
+        ratio = Fraction(repr(share))  # at rate 1 sampling hides nothing: a missing vector is visible
         return events.VisibleVectorsDpEvent(inner, ratio.numerator, ratio.denominator)
 
     def event(self, amount: float, rate: float | None = None) -> DpEvent:
-        """Return all steps together."""
+        """Return the composition of all steps."""
         from discreet.accounting.events import SelfComposedDpEvent
 
         return SelfComposedDpEvent(self.step(amount, rate), self.steps)
@@ -273,22 +274,22 @@ class Use:
 
 
 def amount_of(options: CostOptions) -> float:
-    """Return the one number that says how strong a mechanism is; reject its absence, and what belongs to others."""
+    """Return the strength of the mechanism; reject a missing strength, and settings of other mechanisms."""
     mechanism = options.mechanism
     reject_foreign(options)
     if mechanism in _SUMS:
-        return positive("noise_multiplier", _given(options), "Without noise there is no guarantee.")
+        return positive("noise_multiplier", _strength(options), "Without noise there is no guarantee.")
     if mechanism == "vmf":
-        return non_negative("kappa", _given(options), "An infinite kappa releases the direction itself.")
+        return non_negative("kappa", _strength(options), "An infinite kappa releases the direction itself.")
     if mechanism == "randomized-response" and options.bias is not None:
         if not 0 < options.bias < 0.5:
-            raise invalid("bias", options.bias, "in (0, 0.5)", "The truth is told with probability 1/2 + bias.")
+            raise invalid("bias", options.bias, "in (0, 0.5)", "The answer is true with probability 1/2 + bias.")
         return math.log((0.5 + options.bias) / (0.5 - options.bias))
-    return positive("local_epsilon", _given(options))
+    return positive("local_epsilon", _strength(options))
 
 
 def reject_foreign(options: CostOptions, allowed: bool = True) -> None:
-    """Reject strengths that a mechanism does not have, or any at all where the strength is what is sought."""
+    """Reject strengths that a mechanism does not have, or any strength if it is solved for."""
     mechanism = options.mechanism
     mine = {_STRENGTH[mechanism]} if allowed else set()
     if allowed and mechanism == "randomized-response":
@@ -296,11 +297,11 @@ def reject_foreign(options: CostOptions, allowed: bool = True) -> None:
     for name in ("noise_multiplier", "kappa", "local_epsilon", "bias"):
         value = getattr(options, name)
         if value is not None and name not in mine:
-            rule = f"left out for {mechanism}" if allowed else "left out when the noise is what is sought"
-            raise invalid(name, value, rule, "It would change nothing; drop it, or name another --mechanism.")
+            rule = f"left out for {mechanism}" if allowed else "left out when solving for the noise"
+            raise invalid(name, value, rule, "It has no effect; remove it, or choose another --mechanism.")
 
 
-def _given(options: CostOptions) -> float:
+def _strength(options: CostOptions) -> float:
     name = _STRENGTH[options.mechanism]
     value: float | None = getattr(options, name)
     if value is None:
@@ -320,18 +321,22 @@ def show(guarantee: Guarantee, rows: dict[str, Any], risk: float | None) -> None
             if guarantee.exists
             else "none",
             "delta": in_digits(guarantee.delta),
-            **({} if risk is None else {"any attack": f"at most {in_digits(100 * risk, 3)}% found at 1% false alarms"}),
+            **(
+                {}
+                if risk is None
+                else {"any attack": f"at most {in_digits(100 * risk, 3)}% true positives at 1% false positives"}
+            ),
         }
     )
 
 
 def any_attack(risk: float | None) -> dict[str, float] | None:
-    """Return the most that any attack reaches as plain values for JSON; None where no bound is at hand."""
+    """Return the bound on any attack as JSON values; None if there is none."""
     return None if risk is None else {"most_true_positives": risk, "at_false_positives": _FALSE_POSITIVES}
 
 
 def risk_of(event: DpEvent, guarantee: Guarantee) -> float | None:
-    """Return the most true positives at 1% false positives, where a bound is at hand."""
+    """Return the highest true positive rate at 1% false positives, or None without a bound."""
     if not guarantee.certified or not guarantee.exists:
         return None
     from discreet.accounting.risk import most_true_positives
@@ -340,7 +345,7 @@ def risk_of(event: DpEvent, guarantee: Guarantee) -> float | None:
 
 
 def shown(name: str, value: float) -> str:
-    """Return what was solved for in few digits that keep the budget: noise is rounded up, all else down.
+    """Return the solved setting in few digits, rounded so that the budget holds: noise up, others down.
 
     >>> shown("noise_multiplier", 1.000014), shown("kappa", 276.679), shown("kappa", 3.0), shown("steps", 1234567)
     ('1.0001', '276.67', '3', '1234567')
@@ -372,7 +377,7 @@ def _noise(use: Use, options: CostOptions, budget: BudgetOptions) -> float:
         return weakest if stronger else 1 / weakest
     if stronger:
         return least_noise(use.event, epsilon=epsilon, **use.terms(options))
-    # kappa and the epsilon of one use only add to the cost; in d dimensions kappa is felt as 2 kappa / sqrt(d)
+    # the cost increases with kappa and with the epsilon of one use; in d dimensions it scales as 2 kappa / sqrt(d)
     guess = max(epsilon, 0.1) * math.sqrt(use.dimension or 4) / 8
     high = 1e7 if use.mechanism == "vmf" else 500.0
     return largest_rate(use.event, epsilon=epsilon, low=1e-6, high=high, guess=guess, **use.terms(options))

@@ -1,10 +1,8 @@
-"""`discreet data`: what is in a corpus, before anything is done with it.
-
-`discreet cache`: what is kept of encoded text, and how to delete it.
-"""
+"""`discreet data`: summarize a corpus. `discreet cache`: show or delete cached encoder outputs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 _SHOWN_CLASSES = 12
 _LONG = 100_000  # characters
-_UNDIVIDED = "The table above shows all rows as they are in the file, before any are held out."
+_UNDIVIDED = "The table above shows all rows of the file, with none held out."
 _LONGEST = 400  # characters of an example
 
 
@@ -28,38 +26,39 @@ _LONGEST = 400  # characters of an example
 def data(
     data: Data,
     source: SourceOptions,
-    examples: Annotated[int, typer.Option(min=0, help="How many rows to show; they are shown as they are.")] = 3,
-    model: Annotated[str, typer.Option("--model", help="Encoder whose unknown characters are counted.")] = "minilm",
+    examples: Annotated[int, typer.Option(min=0, help="Number of rows to print, unredacted.")] = 3,
+    model: Annotated[str, typer.Option("--model", help="Encoder for which unknown characters are counted.")] = "minilm",
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Print the sizes, classes, lengths and splits of DATA, and three examples.
+    """Print the sizes, classes, lengths and splits of DATA, and some examples.
 
-    The examples are private text: use --examples 0 where others can see the screen.
+    The examples are private text: use --examples 0 if others can see the
+    screen.
     """
     with working("reading the text"):
         from discreet.data.corpus import doubts
         from discreet.data.sources import TextSource
 
-        how = TextSource(data, **vars(source), seed=seed)
+        text_source = TextSource(data, **vars(source), seed=seed)
         try:
-            corpus = how.load()
+            corpus = text_source.load()
         except DataError as error:
-            # what cannot be divided can be looked at; what cannot be read is rejected again, with the same words
-            corpus = replace(how, validation="0").load()
+            # data that cannot be split can still be shown; data that cannot be read raises the same error again
+            corpus = replace(text_source, validation="0").load()
             corpus = corpus.renamed(corpus.name, "train rejects this: " + error.message, _UNDIVIDED)
-        found = summary(corpus, examples)
-        found["doubts"] = doubts(corpus, source.label, source.unit)
-        if (told := _unknown(corpus, model)) is not None:
-            found["doubts"].append(told)
+        facts = summary(corpus, examples)
+        facts["doubts"] = doubts(corpus, source.label, source.unit)
+        if (warning := _unknown(corpus, model)) is not None:
+            facts["doubts"].append(warning)
     if json:
-        as_json(found)
+        as_json(facts)
     else:
-        _draw(corpus, found)
+        _print(corpus, facts)
 
 
 def summary(corpus: Corpus, examples: int) -> dict[str, Any]:
-    """Return what there is to know about a corpus as plain values."""
+    """Return the statistics and examples of a corpus as JSON values."""
     import numpy as np
 
     words = np.array([_count(text) for text in corpus.texts])
@@ -90,14 +89,14 @@ def summary(corpus: Corpus, examples: int) -> dict[str, Any]:
 
 
 def _count(text: str) -> int:
-    """Return the number of words; of a very long text part by part, without a list of them all."""
+    """Return the number of words; a very long text is counted in parts, to save memory."""
     starts = range(_LONG, len(text), _LONG)
-    cut_words = sum(not text[i].isspace() and not text[i - 1].isspace() for i in starts)
-    return sum(len(text[i : i + _LONG].split()) for i in (0, *starts)) - cut_words
+    split_words = sum(not text[i].isspace() and not text[i - 1].isspace() for i in starts)
+    return sum(len(text[i : i + _LONG].split()) for i in (0, *starts)) - split_words
 
 
 def _unknown(corpus: Corpus, model: str) -> str | None:
-    """Return how much of the text an encoder does not know; plain ASCII is known, so nothing is loaded for it."""
+    """Return a warning about characters the encoder does not know; ASCII is known, so no tokenizer is loaded."""
     if all(text.isascii() for text in (*corpus.texts, *(corpus.second or ()))):
         return None
     from discreet.models.encoder import tokenizer_of, unknown_share, unknown_words
@@ -108,10 +107,8 @@ def _unknown(corpus: Corpus, model: str) -> str | None:
 def _by_class(corpus: Corpus) -> dict[str, int] | None:
     if corpus.labels is None:
         return None
-    counts = [0] * corpus.classes
-    for label in corpus.labels:
-        counts[label] += 1
-    return dict(zip(corpus.label_names, counts, strict=True))
+    counts = Counter(corpus.labels)
+    return {name: counts[label] for label, name in enumerate(corpus.label_names)}
 
 
 def _score_range(corpus: Corpus) -> dict[str, float] | None:
@@ -142,7 +139,7 @@ def _example(corpus: Corpus, row: int) -> dict[str, Any]:
     return example
 
 
-def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
+def _print(corpus: Corpus, facts: dict[str, Any]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text as Words
@@ -151,7 +148,7 @@ def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
     kind = {"classification": f"{corpus.classes} classes", "regression": "scores", "unlabelled": "no labels"}
     pairs = " of pairs" if corpus.is_pairs else ""
     units = "" if corpus.units is None else f", {facts['units']:,} {one_line(corpus.unit_name)} units"
-    # Plain text throughout: a name or a note may hold what rich would take for markup.
+    # Rich Text throughout: a name or a note may contain markup characters.
     screen.print(Words(f"{one_line(corpus.name)}: {facts['rows']:,} rows{pairs}, {kind[corpus.task]}{units}"))
     words = facts["words"]
     screen.print(
@@ -177,7 +174,7 @@ def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
         table.add_row(*cells)
     screen.print(table)
     if facts["classes"] and not across:
-        _draw_classes(screen, facts["classes"])
+        _print_classes(screen, facts["classes"])
     for remark in facts["remarks"]:
         screen.print(Words(f"note: {one_line(remark)}"))
     for doubt in facts["doubts"]:
@@ -190,7 +187,7 @@ def _draw(corpus: Corpus, facts: dict[str, Any]) -> None:
             screen.print(Words(f"and: {one_line(example['text_pair'][: 10 * _LONGEST], _LONGEST)}"))
 
 
-def _draw_classes(console: Any, classes: dict[str, int]) -> None:
+def _print_classes(console: Any, classes: dict[str, int]) -> None:
     from rich.table import Table
     from rich.text import Text as Words
 
@@ -204,22 +201,28 @@ def _draw_classes(console: Any, classes: dict[str, int]) -> None:
 
 
 def cache(
-    action: Annotated[str, typer.Argument(metavar="[clear]", help="clear deletes everything.")] = "show",
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="show, or clear to delete all files.")] = "show",
     json: Json = False,
 ) -> None:
-    """Show what is kept of encoded text, or delete it.
+    """Show or delete the cached outputs of frozen encoders.
 
-    The outputs of a frozen encoder are kept so that the next training does not
-    compute them again. They reveal the text. A protected training keeps none,
-    unless it is given --cache.
+    They are cached so that later trainings need not compute them again. They
+    reveal the text. A protected training caches none, except with --cache.
     """
     one_of("action", action, ("show", "clear"))
     from discreet.training.encode import cached, clear_cache
 
-    found = clear_cache() if action == "clear" else cached()
+    cache_files = clear_cache() if action == "clear" else cached()
     if json:
-        as_json({"folder": str(found.folder), "files": found.files, "bytes": found.bytes, "cleared": action == "clear"})
-    elif action == "clear" and found.files:
-        paragraph(f"Deleted {found.files:,} files, {found.bytes / 1e6:.1f} MB, from {found.folder}.")
+        as_json(
+            {
+                "folder": str(cache_files.folder),
+                "files": cache_files.files,
+                "bytes": cache_files.bytes,
+                "cleared": action == "clear",
+            }
+        )
+    elif action == "clear" and cache_files.files:
+        paragraph(f"Deleted {cache_files.files:,} files, {cache_files.bytes / 1e6:.1f} MB, from {cache_files.folder}.")
     else:
-        paragraph(found.sentence())
+        paragraph(cache_files.sentence())

@@ -1,4 +1,4 @@
-"""`discreet evaluate`: how well a run does on other text."""
+"""`discreet evaluate`: measure the utility of a trained model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from discreet.cli.options import Device, Json, OwnData, RunColumns, RunFolder, generated
-from discreet.cli.output import as_json, note, say_quality, table, working
+from discreet.cli.output import as_json, note, print_quality, table, working
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
 
@@ -19,15 +19,16 @@ def evaluate(
     columns: RunColumns,
     data: OwnData = None,
     split: Annotated[
-        str | None, typer.Option(help="Split to read. Default: validation, else test, else all rows.")
+        str | None, typer.Option(help="Split to evaluate. Default: validation, else test, else all rows.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of generated notes; the run's own if not given.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of generated notes. Default: the run's own.")] = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Print the utility of a trained model on DATA, by default on its own.
 
-    A language model is measured by its perplexity. On the data it was trained on, only the held-out rows are read.
+    A language model is measured by its perplexity. On its own training data,
+    only the held-out rows are evaluated.
     """
     import time
 
@@ -41,44 +42,46 @@ def evaluate(
         from discreet.training.run_folder import load_run, refuse_old_split
 
         loaded = load_run(run, find_device(device))
-    model, asked = loaded.model, loaded.settings
-    data = asked.data.source if data is None else data
-    same = same_source(data, asked.data.source)
+    model, settings = loaded.model, loaded.settings
+    data = settings.data.source if data is None else data
+    same = same_source(data, settings.data.source)
     if same:
-        refuse_old_split(asked)
-        if asked.protect is not None:
-            made = data in CORPORA and seed is not None and seed != asked.seed  # other rows under the same name
-            own = asked.data
+        refuse_old_split(settings)
+        if settings.protect is not None:
+            regenerated = (
+                data in CORPORA and seed is not None and seed != settings.seed
+            )  # different rows under the same name
+            own = settings.data
             changed: dict[str, tuple[object, object]] = {
-                "--seed": (seed, asked.seed),
+                "--seed": (seed, settings.seed),
                 "--text": (columns.text, own.text),
                 "--text-pair": (columns.text_pair, own.text_pair),
                 "--label": (columns.label, own.label),
             }
-            refuse_protected(data, split, {} if made else changed)
-    # The hold-out depends on the columns, so on the run's own data the run's own are read.
-    usual = Columns() if data in CORPORA and not same else asked.data.columns
+            check_held_out(data, split, {} if regenerated else changed)
+    # The held-out split depends on the columns, so the run's own data is read with the run's own columns.
+    defaults = Columns() if data in CORPORA and not same else settings.data.columns
     corpus = load(
         data,
         Columns(
-            columns.text or usual.text,
-            columns.text_pair or usual.text_pair,
-            columns.label or usual.label,
-            asked.data.unit if same else None,
-            columns.separator or (asked.data.separator if same else None),
-            columns.quoting or (asked.data.quoting if same else None),
+            columns.text or defaults.text,
+            columns.text_pair or defaults.text_pair,
+            columns.label or defaults.label,
+            settings.data.unit if same else None,
+            columns.separator or (settings.data.separator if same else None),
+            columns.quoting or (settings.data.quoting if same else None),
         ),
-        seed=asked.seed if seed is None else seed,
-        rows=asked.data.rows if same else None,
-        share=asked.data.share if same else None,
-        validation=asked.data.validation if same else None if data in CORPORA else 0,
+        seed=settings.seed if seed is None else seed,
+        rows=settings.data.rows if same else None,
+        share=settings.data.share if same else None,
+        validation=settings.data.validation if same else None if data in CORPORA else 0,
         task=model.label_task,
         label_names=model.label_names or None,
-        adjacency=asked.adjacency if same else Adjacency.ZERO_OUT,
+        adjacency=settings.adjacency if same else Adjacency.ZERO_OUT,
     )
     name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
-    if same and asked.protect is not None and name is None:
-        refuse_protected(data, "train", {})
+    if same and settings.protect is not None and name is None:
+        check_held_out(data, "train", {})
     rows = matched(corpus.split(name) if name else corpus, model)
     tokens = tokens_for(model, rows)
     if tokens.truncated:
@@ -99,13 +102,13 @@ def evaluate(
         )
         return
     table(quality.metrics, title=f"Utility on {len(rows)} rows of {data}" + (f" ({name})" if name else ""))
-    say_quality(quality.as_dict())
+    print_quality(quality.as_dict())
 
 
-def refuse_protected(data: str, split: str | None, changed: dict[str, tuple[object, object]]) -> None:
-    """Reject an evaluation that would print a figure about the rows that a protected run was trained on.
+def check_held_out(data: str, split: str | None, changed: dict[str, tuple[object, object]]) -> None:
+    """Reject an evaluation on the training rows of a protected run.
 
-    The held-out rows are found again from the run's own columns and seed, so on its own data these must not change.
+    The held-out rows are recomputed from the run's columns and seed, so on its own data these must not change.
     """
     remedy = "Its guarantee does not cover figures computed from them: evaluate on the validation split, or other data."
     if split == "train":
@@ -119,7 +122,7 @@ def refuse_protected(data: str, split: str | None, changed: dict[str, tuple[obje
 
 
 def same_source(one: str, other: str) -> bool:
-    """Return whether two names mean the same data."""
+    """Return whether two names refer to the same data."""
     if one == other:
         return True
     return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)

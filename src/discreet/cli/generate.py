@@ -1,4 +1,4 @@
-"""`discreet generate`: texts from a trained language model."""
+"""`discreet generate`: generate texts with a trained language model."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from discreet.core.errors import ModelError, whole
 
 def generate(
     run: RunFolder,
-    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; without it, a text is started.")] = "",
+    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue. Default: none.")] = "",
     count: Annotated[int, typer.Option("--count", help="Number of texts.")] = 1,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Largest number of tokens in a text.")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Maximum number of tokens in a text.")] = 64,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="0 takes the likeliest token, 1 samples from the model.")
+        float, typer.Option("--temperature", help="0 selects the most likely token, 1 samples from the model.")
     ] = 1.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Sample from this share of the probability.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Sample from the most likely tokens with this total probability.")
+    ] = 1.0,
     seed: Seed = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Print texts that a trained language model writes.
+    """Generate texts with a trained language model.
 
-    What it writes is covered by the guarantee of the run, however often it is
-    asked: generation is post-processing. A run without protection may repeat
-    its training text.
+    The guarantee of the run covers all generated texts, however many:
+    generation is post-processing. A run without protection may repeat its
+    training text.
     """
     began = time.monotonic()
-    whole("count", count, 1, "It counts the texts to generate.")
+    whole("count", count, 1, "It is the number of texts to generate.")
     with working("loading the model"):
         from discreet.core.randomness import Rng
         from discreet.models.language_model import LanguageModel
@@ -43,7 +45,7 @@ def generate(
     if not isinstance(model, LanguageModel):
         raise ModelError(
             f"Expected the run of a language model at {str(run)!r}, got a model for {model.task}. Train one with "
-            "`discreet train DATA --task lm`, or ask this one with `discreet predict`."
+            "`discreet train DATA --task lm`, or use this one with `discreet predict`."
         )
     with working(f"generating {count} texts"):
         texts = model.generate(

@@ -1,4 +1,4 @@
-"""`discreet ledger`: what was spent, for whom, what it guarantees and what is left."""
+"""`discreet ledger`: show the spends of a ledger, its guarantee and its remaining budget."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ if TYPE_CHECKING:
     from discreet.core.guarantee import Guarantee
     from discreet.training.people import Record
 
-_MOST_KINDS = 8  # events for which it is worked out how many more would fit
+_MOST_KINDS = 8  # ledgers with more kinds of events do not list what still fits in the budget
 
 
 def ledger(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="[PATH]", help="A ledger's file, or the folder of a run; without it, all releases."),
+        typer.Argument(metavar="PATH", help="Ledger file or run folder. Default: all recorded releases."),
     ] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="Account at this delta; else the budget's.")] = None,
+    delta: Annotated[
+        float | None, typer.Option("--delta", help="Delta of the guarantee. Default: that of the budget.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a ledger holds: what was spent, the guarantee, the budget left, and what a crash left behind.
+    """Show what a ledger has spent, its guarantee, the remaining budget and traces of crashes.
 
-    Without PATH, show the trainings and rewritten files recorded on this machine and what they add up to.
+    Without PATH, list the trainings and sanitized files recorded on this
+    machine, and their total.
     """
     if path is None:
         _all_trainings(json)
@@ -41,52 +44,52 @@ def ledger(
 
         statement = Ledger.read(path)
         values = _values(path, statement, delta) if json else {}
-        promise = None
+        guarantee = None
         if delta is not None or statement.budget is not None:
-            promise = statement.guarantee(delta)
-        budget, room = statement.budget, _room(statement)
+            guarantee = statement.guarantee(delta)
+        budget, remaining = statement.budget, _remaining(statement)
         spent = 0.0 if budget is None else statement.guarantee().epsilon
     if json:
         as_json(values)
         return
     paragraph(f"{path}: for each {statement.unit}, under {statement.adjacency.value} adjacency.")
-    line("Spent, how often:" if statement.spent else "Nothing was spent.")
+    line("Spent, with counts:" if statement.spent else "Nothing was spent.")
     for event, count in statement.spent:
         paragraph(_words(event), f"{count:12,}  ")
     for remark in _remarks(statement):
         paragraph(remark)
-    if promise is None:
-        paragraph("Give --delta to see what this guarantees: the ledger has no budget to take it from.")
+    if guarantee is None:
+        paragraph("Pass --delta to see the guarantee: the ledger has no budget that sets it.")
         return
-    paragraph(promise.sentence())
+    paragraph(guarantee.sentence())
     if budget is not None:
         paragraph(
             f"Budget: epsilon {in_digits(budget.epsilon)} at delta {in_digits(budget.delta)}, of which "
             f"{in_digits(spent)} is spent."
         )
-        for event, more in room:
-            paragraph(f"Room for {more:,} more of {_words(event)}.")
+        for event, more in remaining:
+            paragraph(f"The budget allows {more:,} more of {_words(event)}.")
 
 
 def _all_trainings(json: bool) -> None:
     from discreet.training.people import COUNTED, STUDY, People
 
     people = People()
-    with working("adding up what was recorded"):
+    with working("adding up the recorded releases"):
         records, totals = people.records(), people.touched_most()
         alone = [people.guarantee_of(record) for record in records]
         listed = list(zip(records, alone, strict=True))
     if json:
 
-        def told(record: Record, own: Guarantee | None) -> dict[str, Any]:
+        def as_dict(record: Record, own: Guarantee | None) -> dict[str, Any]:
             return {**{key: getattr(record, key) for key in keys}, "guarantee": own and own.as_dict()}
 
         keys = ("kind", "began", "unit", "adjacency", "units", "protection", "out", "finished", "spends")
         as_json(
             {
                 "home": str(people.home),
-                "trainings": [told(*each) for each in listed if each[0].command != "sanitize"],
-                "sanitized_files": [told(*each) for each in listed if each[0].command == "sanitize"],
+                "trainings": [as_dict(*pair) for pair in listed if pair[0].command != "sanitize"],
+                "sanitized_files": [as_dict(*pair) for pair in listed if pair[0].command == "sanitize"],
                 "totals": [
                     {
                         "unit": unit,
@@ -107,32 +110,34 @@ def _all_trainings(json: bool) -> None:
         times = "spend" if record.spends == 1 else "spends"
         spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} {times}{_figure(own)}"
         state = "" if record.finished or study else ", unfinished"
-        apart = "" if record.kind in COUNTED else f" ({record.kind}, recorded apart: for experiments, not for release)"
-        made = "sanitize " if record.command == "sanitize" else ""
-        paragraph(f"{made}{record.protection}{spends}{state}: {record.out}{apart}", f"{record.began[:10]}  ")
+        apart = (
+            "" if record.kind in COUNTED else f" ({record.kind}, not in the total: for experiments, not for release)"
+        )
+        prefix = "sanitize " if record.command == "sanitize" else ""
+        paragraph(f"{prefix}{record.protection}{spends}{state}: {record.out}{apart}", f"{record.began[:10]}  ")
     for unit, adjacency, total in totals:
-        found = total.guarantee
+        guarantee = total.guarantee
         deltas = {own.delta for own in alone if own and (own.unit, own.adjacency) == (unit, adjacency)}
         restated = ""
         if len(deltas) > 1:
             restated = (
-                f", all at the smallest of their deltas, {in_digits(found.delta)}, where an epsilon that was stated at "
-                "a larger delta is larger"
+                f", all restated at their smallest delta, {in_digits(guarantee.delta)}, which makes an epsilon stated "
+                "at a larger delta larger"
             )
         paragraph(
-            f"The {unit} with the largest total over {total.over} ({adjacency.value}){restated}: {found.sentence()}"
+            f"The {unit} with the largest total over {total.over} ({adjacency.value}){restated}: {guarantee.sentence()}"
         )
 
 
-def _figure(found: Guarantee | None) -> str:
+def _figure(guarantee: Guarantee | None) -> str:
     """Return the epsilon of one release at its own delta, with its adjacency."""
-    if found is None:
+    if guarantee is None:
         return ""
-    if not found.exists:
-        return f", no bound ({found.adjacency.value})"
-    kind = "" if found.certified else "an estimated "
-    figure = f"epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
-    return f", {kind}{figure} ({found.adjacency.value})"
+    if not guarantee.exists:
+        return f", no bound ({guarantee.adjacency.value})"
+    kind = "" if guarantee.certified else "an estimated "
+    figure = f"epsilon {in_digits(guarantee.epsilon)} at delta {in_digits(guarantee.delta)}"
+    return f", {kind}{figure} ({guarantee.adjacency.value})"
 
 
 def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
 
     from discreet.accounting.events import event_to_json
 
-    known = delta is not None or statement.budget is not None
+    has_delta = delta is not None or statement.budget is not None
     return {
         "path": str(path),
         "unit": statement.unit,
@@ -150,13 +155,15 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
         "spent_again": statement.respent,
         "torn": statement.torn,
         "unfinished": statement.unfinished,
-        "guarantee": statement.guarantee(delta).as_dict() if known else None,
+        "guarantee": statement.guarantee(delta).as_dict() if has_delta else None,
         "budget": None if statement.budget is None else vars(statement.budget),
-        "remaining": [{"event": text.loads(event_to_json(event)), "spends": more} for event, more in _room(statement)],
+        "remaining": [
+            {"event": text.loads(event_to_json(event)), "spends": more} for event, more in _remaining(statement)
+        ],
     }
 
 
-def _room(statement: Statement) -> list[tuple[Any, int]]:
+def _remaining(statement: Statement) -> list[tuple[Any, int]]:
     if statement.budget is None or len(statement.spent) > _MOST_KINDS:
         return []
     return [(event, statement.remaining(event)) for event, _ in statement.spent]
@@ -166,13 +173,13 @@ def _remarks(statement: Statement) -> list[str]:
     lines = []
     if statement.respent:
         lines.append(
-            f"{_times(statement.respent)} an id was spent again, with secure randomness that does not repeat itself: "
-            "each counts."
+            f"{_times(statement.respent)} an id was spent again. Secure randomness does not repeat, so each spend "
+            "counts."
         )
     if statement.torn:
-        lines.append(f"{_times(statement.torn)} a line was cut short, as by a crash. Each such line counts as spent.")
+        lines.append(f"{_times(statement.torn)} a line was truncated, as by a crash. Each such line counts as spent.")
     if statement.unfinished:
-        lines.append("The last line is not whole now: a crash cut it short, or it is being written at this moment.")
+        lines.append("The last line is incomplete: a crash truncated it, or it is being written now.")
     return lines
 
 
@@ -181,6 +188,6 @@ def _times(count: int) -> str:
 
 
 def _words(event: Any) -> str:
-    """Return an event as it is written in Python, its numbers to six digits: all of them are in the JSON."""
-    shown = re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda found: str(float(f"{float(found[0]):.6g}")), repr(event))
+    """Return the Python expression of an event, with numbers to six digits; --json has all digits."""
+    shown = re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: str(float(f"{float(number[0]):.6g}")), repr(event))
     return shown.replace("DpEvent(", "(")

@@ -75,18 +75,18 @@ app.command("solve", hidden=True)(solve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0 done, 2 rejected, 130 interrupted."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    RUNNING.set(lambda: _command(given))
+    """Run the command line and return its exit status: 0 success, 2 error, 130 interrupted."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    RUNNING.set(lambda: _command(words))
     try:
         try:
-            app(args=given or ["--help"])  # alone, the command says what it can do, and that is no error
+            app(args=words or ["--help"])  # without arguments, print the help and exit with 0
         except SystemExit as stop:
             sys.stdout.flush()
             return int(stop.code or 0)
         sys.stdout.flush()
     except DiscreetError as error:
-        note(f"{type(error).__name__}: {error.worded(options_of(_command(given)))}")
+        note(f"{type(error).__name__}: {error.worded(options_of(_command(words)))}")
         return 2
     except KeyboardInterrupt:
         note("Interrupted.")
@@ -102,23 +102,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _command(given: Sequence[str]) -> Any:
-    """Return the sub-command that is run, by which settings are spelled as options."""
+def _command(words: Sequence[str]) -> Any:
+    """Return the sub-command that runs; its options spell the settings in messages."""
     commands: dict[str, Any] = cast(Any, typer.main.get_command(app)).commands
-    return next((commands[word] for word in given if word in commands), None)
+    return next((commands[word] for word in words if word in commands), None)
 
 
 def _abandon_stdout() -> None:
-    """Let what could not be written go, so that Python does not try again when it ends."""
+    """Discard unwritten output, so that Python does not try to write it again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def entry() -> None:
-    """Run the command line and leave with its exit status."""
-    # Idle threads of torch spin by default; on a machine that others use too that made training four times slower.
+    """Run the command line and exit with its status."""
+    # Idle torch threads spin by default; on a shared machine this made training four times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     status = main()
-    gc.freeze()  # else Python looks through all that torch has loaded before it ends, for a second or more
+    gc.freeze()  # otherwise Python collects everything torch has loaded at exit, which takes a second or more
     sys.exit(status)

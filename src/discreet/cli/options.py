@@ -1,11 +1,9 @@
-"""Options of commands, generated from the fields of dataclasses, and the few that several commands share.
+"""Command options: generated from dataclass fields, and a few that several commands share.
 
-A field whose metadata has `help` (`discreet.core.settings.option`) is an option: its name, type and default are those
-of the field, its heading is the field's `panel`. A command takes the dataclass itself, with everything filled in, or
-`Annotated[dict[str, Any], KIND]`: what was given of it, so that whoever is asked can choose the rest. A mapping after
-KIND names the fields that the command has, with their defaults in words where they are not those of the field.
-
-How many threads a command computes with.
+A field whose metadata has `help` (`discreet.core.settings.option`) becomes an option with the field's name, type and
+default, listed under the field's `panel`. A command parameter is either the dataclass itself, with all defaults filled
+in, or `Annotated[dict[str, Any], KIND]`: a dict of only the options the user passed, so that the library can choose the
+rest. A mapping after KIND selects the fields of the command and may describe defaults that differ from the field's.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from discreet.catalog import CORPORA
 from discreet.core.errors import SettingError, whole
 from discreet.core.settings import option
 
-# The names of options that are not those of their fields.
+# Options that are not named after their fields.
 _FLAGS = {"encoder": "--model", "rewrite_queries": "--rewrite-queries/--keep-queries"}
 _PAIR = "Column with the second text of a pair."
-SEPARATOR = "Separates the columns of CSV and TSV files; by default a comma or a tab, by the name of the file."
+SEPARATOR = "Column separator of CSV and TSV files. Default: a comma for CSV, a tab for TSV."
 QUOTING = (
-    "csv: fields may stand in quotation marks; none: quotation marks are text. Default: csv for CSV; for TSV, the one "
-    "that fits the file."
+    "csv: fields may be quoted; none: quotation marks are text. Default: csv for CSV files; for TSV files, detected "
+    "from the file."
 )
 
 Data = Annotated[
@@ -55,7 +53,7 @@ OwnData = Annotated[
 TextPair = Annotated[str | None, typer.Option("--text-pair", help=_PAIR)]
 Separator = Annotated[str | None, typer.Option("--separator", help=SEPARATOR)]
 Quoting = Annotated[str | None, typer.Option("--quoting", help=QUOTING)]
-Seed = Annotated[int, typer.Option("--seed", help="The same seed repeats the run.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed; the same seed repeats the run.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
@@ -63,14 +61,14 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fini
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Which columns of DATA are read, how its files are written, and how much of it is used."""
+    """Columns and file format of DATA, and how much of it is used."""
 
     text: str = field(default="text", metadata=option("Column with the text.", "Data"))
     text_pair: str | None = field(default=None, metadata=option(_PAIR, "Data"))
     label: str = field(default="label", metadata=option("Column with the class or the score.", "Data"))
     unit: str | None = field(
         default=None,
-        metadata=option("Column that names whose privacy is protected, as patient or author.", "Data", "each row"),
+        metadata=option("Column with the privacy unit, such as patient or author.", "Data", "each row"),
     )
     separator: str | None = field(default=None, metadata=option(SEPARATOR, "Data"))
     quoting: str | None = field(default=None, metadata=option(QUOTING, "Data"))
@@ -82,7 +80,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class RunColumns:
-    """Which columns of a file a finished run reads, and how the file is written."""
+    """Columns and format of a file that a finished run reads."""
 
     text: str | None = field(default=None, metadata=option("Column with the text.", "Options", "the run's own"))
     text_pair: str | None = field(default=None, metadata=option(_PAIR, "Options", "the run's own"))
@@ -94,36 +92,36 @@ class RunColumns:
 
 
 def generated(short: Collection[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command one option for each field of the dataclasses in its signature.
+    """Return a decorator that adds an option for each field of the dataclasses in a command's signature.
 
-    With `short` only these parameters and fields are in its help; the others are hidden, and work.
+    With `short`, the help lists only these parameters and fields; the others are hidden but work.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parameters: list[inspect.Parameter] = []
-        gathered: dict[str, tuple[type[Any] | None, list[str]]] = {}
+        names_of: dict[str, tuple[type[Any] | None, list[str]]] = {}
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             kind, partial, defaults = _dataclass_of(parameter.annotation)
             if kind is None:
                 parameters.append(_hidden(parameter, short))
                 continue
-            made = [
+            options = [
                 option_of(
                     one,
                     hint,
                     partial=partial,
                     hidden=short is not None and one.name not in short,
-                    said=None if defaults is None else defaults[one.name],
+                    default_text=None if defaults is None else defaults[one.name],
                 )
                 for one, hint in fields_with_help(kind)
                 if defaults is None or one.name in defaults
             ]
-            gathered[parameter.name] = (None if partial else kind, [one.name for one in made])
-            parameters += made
+            names_of[parameter.name] = (None if partial else kind, [one.name for one in options])
+            parameters += options
 
         @functools.wraps(command)
         def wrapper(**given: Any) -> None:
-            for name, (kind, names) in gathered.items():
+            for name, (kind, names) in names_of.items():
                 values = {one: given.pop(one) for one in names}
                 given[name] = {k: v for k, v in values.items() if v is not None} if kind is None else kind(**values)
             command(**given)
@@ -135,7 +133,7 @@ def generated(short: Collection[str] | None = None) -> Callable[[Callable[..., N
 
 
 def command_of(parameters: Sequence[inspect.Parameter], name: str, about: str = "", help_option: str = "--help") -> Any:
-    """Return a command that has some options and does nothing: to list them, or to read their values."""
+    """Return a command that has these options and does nothing, to list them or to parse their values."""
 
     def nothing(**given: Any) -> None:
         """Do nothing."""
@@ -153,21 +151,27 @@ def fields_with_help(kind: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], 
 
 
 def option_of(
-    one: dataclasses.Field[Any], hint: Any, *, partial: bool = False, hidden: bool = False, said: str | None = None
+    one: dataclasses.Field[Any],
+    hint: Any,
+    *,
+    partial: bool = False,
+    hidden: bool = False,
+    default_text: str | None = None,
 ) -> inspect.Parameter:
-    """Return the option for a field; a `partial` one is None where it is not given. `said` is the default in words."""
+    """Return the option for a field; a `partial` one is None if not passed. `default_text` describes the default."""
     name = one.metadata.get("flag") or _FLAGS.get(one.name)
     if name is None and hint is bool and one.default is False:
-        name = "--" + one.name.replace("_", "-")  # there is nothing to turn off
-    said = said or one.metadata.get("default")
-    if said is None and partial and one.default is not None and one.default is not False:
-        said = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+        name = "--" + one.name.replace("_", "-")  # False is the default, so there is no --no- form
+    default_text = default_text or one.metadata.get("default")
+    if default_text is None and partial and one.default is not None and one.default is not False:
+        default_text = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
     about = typer.Option(
         *([name] if name else []),
-        help=one.metadata["help"] + (f" \\[default: {said}]" if said else ""),  # the bracket is no markup
+        help=one.metadata["help"]
+        + (f" \\[default: {default_text}]" if default_text else ""),  # escaped: not rich markup
         rich_help_panel=one.metadata["panel"],
         hidden=hidden,
-        show_default=not said,
+        show_default=not default_text,
     )
     annotation: Any = Annotated[hint | None if partial else hint, about]
     default = None if partial else one.default
@@ -175,7 +179,7 @@ def option_of(
 
 
 def _dataclass_of(annotation: Any) -> tuple[type[Any] | None, bool, Mapping[str, str | None] | None]:
-    """Return the dataclass of a parameter, whether it takes only what was given, and the defaults of its fields."""
+    """Return the dataclass of a parameter, whether it receives only passed options, and its described defaults."""
     if dataclasses.is_dataclass(annotation):
         return typing.cast(type[Any], annotation), False, None
     notes = getattr(annotation, "__metadata__", ())
@@ -195,37 +199,37 @@ def _hidden(parameter: inspect.Parameter, short: Collection[str] | None) -> insp
 
 
 def _sign(command: Any, parameters: Sequence[inspect.Parameter]) -> None:
-    every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    command.__signature__ = inspect.Signature(every)
-    command.__annotations__ = {one.name: one.annotation for one in every}
+    keyword_only = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    command.__signature__ = inspect.Signature(keyword_only)
+    command.__annotations__ = {one.name: one.annotation for one in keyword_only}
 
 
-def settings_given(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """Return settings written as NAME=VALUE, the values as TOML has them, or as plain words.
+def parse_settings(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """Parse NAME=VALUE settings; values are TOML, or strings if they are not valid TOML.
 
-    >>> settings_given(["steps=200", "rate=0.05", "score=absolute"], "--set")
+    >>> parse_settings(["steps=200", "rate=0.05", "score=absolute"], "--set")
     {'steps': 200, 'rate': 0.05, 'score': 'absolute'}
     """
     import tomllib
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise SettingError(f"Expected {option} {pair!r} as NAME=VALUE. For example {option} steps=200.")
+            raise SettingError(f"Expected {option} NAME=VALUE, got {pair!r}. For example {option} steps=200.")
         try:
-            found[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
+            settings[name.strip().replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            found[name.strip().replace("-", "_")] = value
-    return found
+            settings[name.strip().replace("-", "_")] = value
+    return settings
 
 
-Threads = Annotated[int, typer.Option(help="Number of CPU threads; one is usually fastest.")]
+Threads = Annotated[int, typer.Option(help="Number of CPU threads; 1 is usually fastest.")]
 
 
 def use_threads(threads: int) -> None:
-    """Let torch compute with so many threads; before torch is imported the libraries below it are told too."""
-    whole("threads", threads, 1, "One is usually best.")
+    """Set the number of torch threads and, if torch is not imported yet, of the libraries below it."""
+    whole("threads", threads, 1, "1 is usually fastest.")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     import torch
 

@@ -1,9 +1,7 @@
-"""Results as words or as one JSON object, and progress on stderr: the one place where text reaches a terminal.
+"""Terminal output: results as text or one JSON object on stdout, messages and progress on stderr.
 
-Names, labels, errors of servers, file names and texts that attackers read come from outside. Everything that is printed
-passes through `printable` here, so that none of it can move the cursor, set a title, colour, or turn a line around.
-
-What shows that something is going on: a live line for training, and a spinner for whatever else takes a while.
+Names, labels, server errors, file names and the guesses of attackers are untrusted. All printed text passes through
+`printable`, so that it cannot move the cursor, set a title or a color, or reverse a line.
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ if TYPE_CHECKING:
     from discreet.training.steps import Report
 
 
-_LONGEST = 10_000  # characters of one remark
-# Controls, formats (which turn lines around or hide), halves of characters, and separators of lines and paragraphs.
+_LONGEST = 10_000  # characters of one message
+# Control and format characters (which reverse or hide text), surrogates, line and paragraph separators.
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # Persian and emoji are written with them
 _PLAIN = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u02ff]*")
 
 
 def printable(text: str, longest: int | None = None, keep: str = "") -> str:
-    """Return text in which every control and format character is escaped, cut to the longest length.
+    """Return text with every control and format character escaped, truncated to `longest` characters.
 
-    `keep` names characters that are left as they are, such as the line breaks of one's own text.
+    Characters in `keep` are not escaped, such as the line breaks of trusted text.
 
     >>> printable("a\\x1b]0;b\\x07c\\u202ed\\r\\n")
     'a\\\\x1b]0;b\\\\x07c\\\\u202ed\\\\r\\\\n'
@@ -65,20 +63,20 @@ def one_line(text: str, longest: int | None = None) -> str:
     return printable(" ".join(as_options(text).split()), longest)
 
 
-# Returns the command that is running, by whose options settings are spelled; it is found only if it is asked for.
+# Returns the running command, whose options spell the settings in messages; looked up only when needed.
 RUNNING: ContextVar[Callable[[], Any]] = ContextVar("running", default=lambda: None)
 
 
 @runtime_checkable
 class HasMoreOptions(Protocol):
-    """A command with options that are loaded where they are needed."""
+    """A command with options that are loaded only when needed."""
 
     def more_options(self) -> Sequence[Any]:
-        """Return the options that are not among the parameters of the command."""
+        """Return the options that are not in the command's `params`."""
 
 
 def options_of(command: Any) -> Spelling:
-    """Return how a command spells settings: as its options and arguments; other settings keep Python's spelling.
+    """Return a function that spells settings as the options and arguments of a command, None for other settings.
 
     >>> from types import SimpleNamespace as Fake
     >>> size = Fake(name="batch_size", opts=["--batch-size"], secondary_opts=[], param_type_name="option")
@@ -87,11 +85,11 @@ def options_of(command: Any) -> Spelling:
     >>> say("batch_size", None), say("batch_size", 8), say("pooler", False), say("texts", None)
     ('--batch-size', '--batch-size 8', '--no-pooler', None)
     """
-    known = _by_name(() if command is None else command.params)
+    parameters = _by_name(() if command is None else command.params)
     more: object = command
 
     def spelling(name: str, value: Any) -> str | None:
-        parameter = known.get(name := name.replace("-", "_"))
+        parameter = parameters.get(name := name.replace("-", "_"))
         if parameter is None and isinstance(more, HasMoreOptions):
             parameter = _by_name(more.more_options()).get(name)
         if parameter is None:
@@ -106,16 +104,16 @@ def options_of(command: Any) -> Spelling:
     return spelling
 
 
-def _by_name(parameters: Iterable[Any]) -> dict[str, Any]:
-    known: dict[str, Any] = {}
-    for parameter in parameters:
+def _by_name(command_parameters: Iterable[Any]) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
+    for parameter in command_parameters:
         for name in (*(option.lstrip("-").replace("-", "_") for option in parameter.opts), parameter.name or ""):
-            known.setdefault(name, parameter)
-    return known
+            parameters.setdefault(name, parameter)
+    return parameters
 
 
 def as_options(text: str) -> str:
-    """Return a message with its settings spelled as the options of the command that is running."""
+    """Return a message with its settings spelled as options of the running command."""
     if not isinstance(text, Message):
         return text
     return text.worded(options_of(RUNNING.get()()))
@@ -130,12 +128,12 @@ def _escaped(character: str) -> str:
 
 
 def line(*fields: object, sep: str = " ") -> None:
-    """Print one line on stdout; a field cannot end it."""
+    """Print one line on stdout; line breaks in fields are escaped."""
     print(*(printable(str(field)) for field in fields), sep=sep)
 
 
 def as_json(values: Mapping[str, Any], *, on_stderr: bool = False) -> None:
-    """Print one JSON object on stdout; what a terminal would obey is written as escapes, which read back the same."""
+    """Print one JSON object on stdout, with control characters as JSON escapes."""
     print(json_line(values), file=sys.stderr if on_stderr else sys.stdout)
 
 
@@ -148,12 +146,12 @@ def json_line(values: Mapping[str, Any]) -> str:
     text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     if _PLAIN.fullmatch(text):
         return text
-    # Outside of strings JSON of one line has no such character, so each may be written as an escape.
+    # One-line JSON has such characters only inside strings, so each can be written as an escape.
     return "".join(json.dumps(c)[1:-1] if c not in _JOINERS and _unsafe(c) else c for c in text)
 
 
 def paragraph(text: str, first: str = "") -> None:
-    """Print text on stdout, broken between words to fit the terminal; what stands first leaves a margin below it."""
+    """Print text on stdout, wrapped to the terminal; later lines are indented by the width of `first`."""
     print(_wrapped(as_options(text), first))
 
 
@@ -163,13 +161,13 @@ def _wrapped(text: str, first: str = "") -> str:
 
     width, margin = shutil.get_terminal_size().columns, " " * len(first)
     text = printable(text, keep="\n")
-    # paths and options are copied from what is printed, so they stay whole
+    # users copy paths and options from the output, so they are not broken
     return textwrap.TextWrapper(width, first, margin, break_long_words=False, break_on_hyphens=False).fill(text)
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr; in a terminal it is broken between words, in a file it is one line."""
-    with suppress(OSError, ValueError):  # a stdout that is gone is found when something is written to it
+    """Print a message on stderr, wrapped in a terminal, otherwise as one line."""
+    with suppress(OSError, ValueError):  # a closed stdout is reported by the next write to it
         sys.stdout.flush()
     text = printable(as_options(text), _LONGEST)
     print(_wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr)
@@ -181,40 +179,40 @@ def table(rows: Mapping[str, Any], title: str = "") -> None:
 
     if title:
         line(title)
-    drawn = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+    grid = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
     for name, value in rows.items():
-        drawn.add_row(plain(name), f"{value:.4f}" if isinstance(value, float) else plain(str(value)))
-    console().print(drawn)
+        grid.add_row(plain(name), f"{value:.4f}" if isinstance(value, float) else plain(str(value)))
+    console().print(grid)
 
 
-def say_quality(quality: Mapping[str, Any], remedy: str = "") -> None:
-    """Print the interval and the baseline of a utility and, for a model that learned nothing, what may help."""
+def print_quality(quality: Mapping[str, Any], remedy: str = "") -> None:
+    """Print the interval and baseline of a utility and, for a model that learned nothing, a remedy."""
     from discreet.metrics.utility import in_sentences
 
     paragraph(" ".join([*in_sentences(quality), *([remedy] if quality["learned_nothing"] and remedy else [])]))
 
 
 def plain(text: str) -> Text:
-    """Return text for a console that is drawn as it is and never read as markup; its line breaks stay."""
+    """Return console text that keeps its line breaks and is never parsed as markup."""
     from rich.text import Text
 
     return Text(printable(as_options(text), keep="\n"))
 
 
 def console(*, on_stderr: bool = False) -> Console:
-    """Return a console on stdout, or stderr, that draws no control character but its own."""
+    """Return a console on stdout or stderr that escapes control characters in what it renders."""
     from rich.console import Console
 
     return guarded(Console(stderr=on_stderr, highlight=False))
 
 
 def guarded(console: Console) -> Console:
-    """Return a console that escapes what is not printable in everything that it is given to draw."""
+    """Make a console escape control characters in everything it renders, and return it."""
     from rich.console import RenderHook
 
     class Guard(RenderHook):
         def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-            return [_Guarded(each) for each in renderables]
+            return [_Guarded(renderable) for renderable in renderables]
 
     console.push_render_hook(Guard())
     return console
@@ -226,7 +224,7 @@ def stderr() -> Console:
 
 
 class _Guarded:
-    """Something to draw, in whose text controls are escaped; the console's own are kept."""
+    """A renderable whose text has its control characters escaped; those of the console itself are kept."""
 
     def __init__(self, inner: ConsoleRenderable) -> None:
         self.inner = inner
@@ -243,25 +241,25 @@ class _Guarded:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[list[bool]]:
-    """Turn Ctrl-C into a flag, so that work can stop at a good moment; a second one stops at once."""
+    """Turn Ctrl-C into a flag, so that work stops after the current step; a second Ctrl-C stops at once."""
     import signal
 
-    asked: list[bool] = []
+    interrupts: list[bool] = []
 
     def remember(number: int, frame: Any) -> None:
-        if asked:
+        if interrupts:
             raise KeyboardInterrupt
-        asked.append(True)
+        interrupts.append(True)
         note("Stopping after this step; press Ctrl-C again to stop at once.")
 
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not in the main thread, where signals cannot be caught
-        yield asked
+    except ValueError:  # outside the main thread, where signals cannot be handled
+        yield interrupts
         return
     try:
-        yield asked
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -271,7 +269,7 @@ _SECONDS_TO_FIRST, _SECONDS_BETWEEN_LINES = 2, 10
 
 @contextmanager
 def working(words: str) -> Iterator[None]:
-    """Say on stderr what is being done and for how long; off a terminal, a line every ten seconds."""
+    """Show on stderr what is running and for how long; without a terminal, print a line every ten seconds."""
     console = stderr()
     if not console.is_terminal:
         with _every_ten_seconds(words):
@@ -284,39 +282,39 @@ def working(words: str) -> Iterator[None]:
 
 @contextmanager
 def _every_ten_seconds(words: str) -> Iterator[None]:
-    """Print what is being done and for how long, if it takes long."""
+    """Print what is running and for how long, every ten seconds."""
     over = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         waited = 0
         while not over.wait(_SECONDS_BETWEEN_LINES):
             waited += _SECONDS_BETWEEN_LINES
             note(f"{words}: {waited} s so far")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        teller.join()
+        thread.join()
 
 
 def spinner(console: Console) -> Progress:
-    """Return a line with a description and the seconds so far, which is gone when it is done."""
+    """Return a transient progress line with a description and the elapsed time."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    # Results on stdout must stay there: they may go to a file.
+    # Do not redirect stdout: results may go to a file.
     return Progress(*columns, console=console, transient=True, redirect_stdout=False)
 
 
 @contextmanager
-def training_bar(hidden: bool = False) -> Iterator[Callable[[Report], None]]:
-    """Show a training on stderr while it runs."""
+def training_bar() -> Iterator[Callable[[Report], None]]:
+    """Show the progress of a training on stderr."""
     console = stderr()
-    if hidden or not console.is_terminal:
-        yield (lambda report: None) if hidden else lines()
+    if not console.is_terminal:
+        yield lines()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -338,9 +336,9 @@ def training_bar(hidden: bool = False) -> Iterator[Callable[[Report], None]]:
 
 
 def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], None]:
-    """Return what prints reports on stderr: one soon after a stage began, to say how long it takes, then every 10 s.
+    """Return a function that prints reports on stderr: one 2 s after a stage begins, then every 10 s.
 
-    The last report of a stage that was never announced is not printed: it was over at once.
+    The last report of a stage that printed nothing is not printed either: the stage was short.
     """
     began: dict[str, float] = {}
     printed: dict[str, float] = {}
@@ -353,7 +351,7 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
         if now < due and not ends:
             return
         printed[report.stage] = now
-        # What is not a terminal may be a file: the loss of a protected run is private and stays out of it.
+        # stderr may be a file here: the loss of a protected run is private and is not written to it.
         shown_facts = facts(report if report.epsilon is None else replace(report, loss=None))
         unit = "text" if report.stage == "encoding" else "step"
         note(
@@ -365,13 +363,13 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
 
 
 def facts(report: Report) -> str:
-    """Return loss and speed, where steps are taken, and, for private training, the budget spent so far."""
-    told = []
+    """Return the loss and speed of a report and, for private training, the epsilon spent so far."""
+    parts = []
     if report.loss is not None:
-        told.append(f"loss {report.loss:.3f}")
+        parts.append(f"loss {report.loss:.3f}")
     if report.rows_per_second is not None:
-        told.append(f"{report.rows_per_second:,.0f} rows/s")
+        parts.append(f"{report.rows_per_second:,.0f} rows/s")
     if report.epsilon is not None:
         unbounded = report.epsilon == float("inf")
-        told.append("no guarantee" if unbounded else f"epsilon ≤ {in_digits(report.epsilon)}")
-    return "  ".join(told)
+        parts.append("no guarantee" if unbounded else f"epsilon ≤ {in_digits(report.epsilon)}")
+    return "  ".join(parts)

@@ -1,4 +1,4 @@
-"""`discreet predict`: what a trained model says of new text."""
+"""`discreet predict`: predict labels or scores of new texts with a trained model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _NO_CLASSES = "A language model has no classes; let it write with `discreet gene
 def predict(
     run: RunFolder,
     source: Annotated[
-        str, typer.Argument(metavar="FILE", help="One text a line, or CSV, TSV, JSONL, Parquet; - reads stdin.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="Text file with one text per line, or CSV, TSV, JSONL, Parquet; - reads stdin."
+        ),
     ] = "-",
-    text: Annotated[
-        str | None, typer.Option("--text", help="Column with the text; the run's own if not given.")
-    ] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Column with the text. Default: the run's own.")] = None,
     text_pair: TextPair = None,
     separator: Separator = None,
     quoting: Quoting = None,
@@ -35,29 +36,29 @@ def predict(
 ) -> None:
     """Print a label and its probability, or a score, for each text.
 
-    In plain lines, the two texts of a pair are separated by a tab.
+    In text files, a tab separates the two texts of a pair.
     """
     with working("loading the model"):
         from discreet.models.classifier import classifier_of
-        from discreet.training.evaluate import predict as say
+        from discreet.training.evaluate import predict as predict_corpus
         from discreet.training.parts import find_device
         from discreet.training.run_folder import load_run
 
         loaded = load_run(run, find_device(device))
     corpus = read(source, text, text_pair, loaded.settings, separator, quoting)
     with working("predicting 1 text" if len(corpus) == 1 else f"predicting {len(corpus):,} texts"):
-        found = say(classifier_of(loaded.model, "predictions", _NO_CLASSES), corpus)
-    if found.truncated:
-        note(f"{found.truncated} of {len(corpus)} texts were truncated to {loaded.model.max_length} tokens.")
+        predictions = predict_corpus(classifier_of(loaded.model, "predictions", _NO_CLASSES), corpus)
+    if predictions.truncated:
+        note(f"{predictions.truncated} of {len(corpus)} texts were truncated to {loaded.model.max_length} tokens.")
     names = loaded.model.label_names
     rows: list[dict[str, Any]] = []
-    for best, values in zip(found.best, found.values, strict=True):
+    for best, values in zip(predictions.best, predictions.values, strict=True):
         if loaded.model.task == "regression":
             rows.append({"score": float(best)})
         else:
             rows.append({"label": names[int(best)], "probability": float(values[int(best)])})
     if json:
-        as_json({"run": str(run), "predictions": rows, "truncated": found.truncated})
+        as_json({"run": str(run), "predictions": rows, "truncated": predictions.truncated})
         return
     for row in rows:
         line(*(f"{value:.4f}" if isinstance(value, float) else value for value in row.values()), sep="\t")
@@ -67,37 +68,35 @@ def read(
     source: str,
     text: str | None,
     text_pair: str | None,
-    asked: RunSettings,
+    settings: RunSettings,
     separator: str | None = None,
     quoting: str | None = None,
 ) -> Corpus:
-    """Return the texts of a file or of stdin, without labels; columns not named are those of the run."""
+    """Return the texts of a file or of stdin, without labels; by default from the columns of the run."""
     from discreet.data.corpus import Corpus
     from discreet.data.sources import Columns, load
-    from discreet.data.tables import READERS, name_of_source, read_lines
+    from discreet.data.tables import READERS, name_of_source, read_lines, split_pairs
 
-    pairs = asked.pairs
+    pairs = settings.pairs
     if Path(source).suffix.lower() in READERS:
-        columns = Columns(text or asked.data.text, text_pair or asked.data.text_pair, None, None, separator, quoting)
+        columns = Columns(
+            text or settings.data.text, text_pair or settings.data.text_pair, None, None, separator, quoting
+        )
         corpus = load(source, columns, validation=0)
     else:
         if text or text_pair:
             raise DataError(
-                f"Expected a file with columns for --text, found {source!r}. Lines of plain text have none; give a "
+                f"Expected a file with columns for --text, got {source!r}. Text files have none; use a "
                 f"file that ends in one of {', '.join(READERS)}."
             )
         lines = read_lines(source)
         if not lines:
-            raise DataError(f"Expected at least one line of text in {name_of_source(source)!r}. It is empty.")
+            raise DataError(f"Expected at least one line of text in {name_of_source(source)!r}, but it is empty.")
         second = None
         if pairs:
-            split = [line.split("\t") for line in lines]
-            for number, parts in enumerate(split, start=1):
-                if len(parts) != 2:
-                    raise DataError(f"Expected two texts separated by a tab in line {number}. The model reads pairs.")
-            lines, second = [a for a, _ in split], tuple(b for _, b in split)
-        corpus = Corpus(name_of_source(source), tuple(lines), second=second)
+            lines, second = split_pairs(lines)
+        corpus = Corpus(name_of_source(source), tuple(lines), second=None if second is None else tuple(second))
     if pairs != (corpus.second is not None):
-        wants = "pairs of texts; name the second column with --text-pair" if pairs else "single texts"
-        raise DataError(f"Expected what the model was trained on: {wants}.")
+        kind = "pairs of texts; name the second column with --text-pair" if pairs else "single texts"
+        raise DataError(f"Expected the kind of input the model was trained on: {kind}.")
     return corpus

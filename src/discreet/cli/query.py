@@ -1,4 +1,4 @@
-"""`discreet query`: protect text here, count it, send the release, and print what the server says."""
+"""`discreet query`: protect texts locally, spend from the ledger, send the release, and print the answers."""
 
 from __future__ import annotations
 
@@ -24,36 +24,34 @@ _MANY = 500
 
 
 def query(
-    folder: Annotated[
-        Path, typer.Argument(metavar="CLIENT", help="The client folder of a run, such as runs/a/client.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="CLIENT", help="Client folder of a run, such as runs/a/client.")],
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to ask about; without any, see --file.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts to classify. Default: see --file.")
     ] = None,
     server: Annotated[str, typer.Option("--server", help="Address of the server.")] = "http://127.0.0.1:8765",
     source: Annotated[
-        str, typer.Option("--file", help="One text a line, or CSV, TSV, JSONL, Parquet; - reads stdin.")
+        str,
+        typer.Option("--file", help="Text file with one text per line, or CSV, TSV, JSONL, Parquet; - reads stdin."),
     ] = "-",
     text: Annotated[str, typer.Option("--text", help="Column with the text.")] = "text",
     text_pair: TextPair = None,
     decoys: Annotated[
         int,
-        typer.Option("--decoys", help="Hide each text among N generated ones; 3 (N + 1) vectors are sent for each."),
+        typer.Option("--decoys", help="Hide each text among N generated texts; sends 3 (N + 1) vectors per text."),
     ] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
     json: Json = False,
 ) -> None:
-    """Print a label and its probability, or a score, for each text, which never leaves this machine.
+    """Query a server with protected vectors and print a label with its probability, or a score, for each text.
 
-    Texts are encoded and randomized before the server is first contacted, so
-    that it cannot time that work. Every text is counted in the client's ledger
-    before its release is sent.
-    In plain lines, and as arguments, the two texts of a pair are separated by
-    a tab.
+    The texts never leave this machine. They are encoded and randomized before
+    the server is first contacted, so that it cannot time that work. Each text
+    is spent in the client's ledger before its release is sent.
+    In text files and arguments, a tab separates the two texts of a pair.
 
-    With --decoys a text keeps its epsilon and is sent several times with less
-    noise, each time with one chance in N + 1; that pays for a small epsilon
-    and many decoys. A text that is never sampled has no answer.
+    With --decoys a text keeps its epsilon and is sent in several steps with
+    less noise, in each step with probability 1 / (N + 1). This helps for a
+    small epsilon and many decoys. A text that is never sampled has no answer.
     """
     import numpy as np
 
@@ -62,20 +60,20 @@ def query(
     from discreet.training.local import UserSide
 
     remote = RemoteServer(server, positive("timeout", timeout, "It is in seconds."))
-    whole("decoys", decoys, 0, "It is how many made-up texts hide each true one.")
+    whole("decoys", decoys, 0, "It is the number of generated texts per real text.")
     with UserSide.load(folder) as user:
         first, second = _texts(texts, source, text, text_pair, user.pairs)
         many = len(first) * (1 + decoys)
         if many > _MANY:
-            note(f"Encoding {many:,} texts{', most of them made up' if decoys else ''}: a minute for some 10,000.")
-        # All work that depends on the texts comes before the first contact: else the server could time it.
+            note(f"Encoding {many:,} texts{', most of them decoys' if decoys else ''}: about a minute per 10,000.")
+        # All work that depends on the texts precedes the first contact, so that the server cannot time it.
         mixed = _among(user, first, second, decoys) if decoys else None
         alone = user.prepare(first, second) if mixed is None else None
-        about = remote.about()  # a server that is not there, or is another's, costs nothing
+        about = remote.about()  # an unreachable or wrong server costs no budget
         if about.width != user.width:
             raise DataError(
-                f"Expected a server for vectors {user.width} wide, found {about.width} at {server!r}. Use "
-                "the server folder that was written with this client. Nothing was spent or sent."
+                f"Expected a server for vectors of width {user.width}, got {about.width} at {server!r}. Use "
+                "the server folder written with this client. Nothing was spent or sent."
             )
         try:
             sent = mixed.open() if mixed is not None else None
@@ -85,8 +83,8 @@ def query(
         try:
             answers = remote.answers(np.concatenate([step.vectors.numpy() for step in steps]), about)
         except (DataError, OutputError) as error:
-            counted = f" The ledger has counted {len(first)} texts: they may have been seen."
-            raise type(error)(error.message + counted) from None
+            spent = " The texts are spent in the ledger, because the server may have seen them."
+            raise type(error)(error.message + spent) from None
         if sent is None:
             _print(answers, user, user.guarantee, json)
         else:
@@ -100,57 +98,51 @@ def _among(user: UserSide, first: list[str], second: list[str] | None, count: in
 
 
 def _gathered(answers: list[dict[str, Any]], mixed: Mixed, about: About) -> list[dict[str, Any] | None]:
-    """Return the mean answer to each text over the steps in which it was sent, None where it never was."""
+    """Return the mean answer to each text over the steps in which it was sent, None if it never was."""
     import numpy as np
 
     values = np.array([a["probabilities"] if "probabilities" in a else [a["score"]] for a in answers], dtype=np.float32)
     means = mixed.collect(list(values.reshape(len(mixed.steps), -1, values.shape[1])))
-    found: list[dict[str, Any] | None] = []
+    collected: list[dict[str, Any] | None] = []
     for mean in means.tolist():
         if math.isnan(mean[0]):
-            found.append(None)
+            collected.append(None)
         elif about.task != "classification":
-            found.append({"score": mean[0]})
+            collected.append({"score": mean[0]})
         else:
             best = max(range(len(mean)), key=mean.__getitem__)
-            found.append({"label": about.labels[best], "probability": mean[best], "probabilities": mean})
-    return found
+            collected.append({"label": about.labels[best], "probability": mean[best], "probabilities": mean})
+    return collected
 
 
 def _texts(
-    given: list[str] | None, source: str, text: str, text_pair: str | None, pairs: bool
+    arguments: list[str] | None, source: str, text: str, text_pair: str | None, pairs: bool
 ) -> tuple[list[str], list[str] | None]:
     from discreet.data.corpus import check_texts
-    from discreet.data.tables import read_columns
+    from discreet.data.tables import read_columns, split_pairs
 
-    lines = list(given or ())
+    lines = list(arguments or ())
     if not lines:
         suffix = Path(source).suffix.lower() if source != "-" else ".txt"
         columns = (text, text_pair) if text_pair else (text,)
         if source == "-" and sys.stdin.isatty():
-            raise DataError("Expected a text, --file FILE, or text on stdin. Give one of them.")
-        found = read_columns(source, suffix, columns).texts
+            raise DataError("Expected a TEXT argument, --file FILE, or text on stdin. Pass one of them.")
+        read = read_columns(source, suffix, columns).texts
         if text_pair:
-            return found[text], found[text_pair]
-        lines = [line for line in found[text] if line.strip()]
-    check_texts(lines, "the command line" if given else source)
-    if not pairs:
-        return lines, None
-    split = [line.split("\t") for line in lines]
-    for number, parts in enumerate(split, start=1):
-        if len(parts) != 2:
-            raise DataError(f"Expected two texts separated by a tab in text {number}. The model reads pairs.")
-    return [a for a, _ in split], [b for _, b in split]
+            return read[text], read[text_pair]
+        lines = [line for line in read[text] if line.strip()]
+    check_texts(lines, "the command line" if arguments else source)
+    return split_pairs(lines) if pairs else (lines, None)
 
 
-def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guarantee, json: bool) -> None:
+def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, per_text: Guarantee, json: bool) -> None:
     spent = user.spent()
     left = user.ledger.at_least(user.layer.event) if user.ledger.budget is not None else None
     if json:
         as_json(
             {
                 "answers": answers,
-                "per_text": each.as_dict(),
+                "per_text": per_text.as_dict(),
                 "spent": spent.as_dict(),
                 "queries_left_at_least": left,
             }
@@ -158,18 +150,19 @@ def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, each: Guara
         return
     for answer in answers:
         if answer is None:
-            said: tuple[str, ...] = ("-", "-")
+            line("-", "-", sep="\t")
         elif "score" in answer:
-            said = (f"{answer['score']:.4f}",)
+            line(f"{answer['score']:.4f}")
         else:
-            said = (answer["label"], f"{answer['probability']:.4f}")
-        line(*said, sep="\t")
+            line(answer["label"], f"{answer['probability']:.4f}", sep="\t")
     missed = sum(answer is None for answer in answers)
     if missed:
-        note(f"Chance has never drawn {missed} of {len(answers)} texts. To ask again costs again.")
-    kind = "" if each.certified else " (an estimate)"
-    note(f"Each text: epsilon = {in_digits(each.epsilon)}, delta = {in_digits(each.delta)}{kind}.")
+        note(
+            f"{missed} of {len(answers)} texts were never sampled and have no answer. Querying them again costs again."
+        )
+    kind = "" if per_text.certified else " (an estimate)"
+    note(f"Each text: epsilon = {in_digits(per_text.epsilon)}, delta = {in_digits(per_text.delta)}{kind}.")
     total = in_digits(spent.epsilon) if math.isfinite(spent.epsilon) else "unbounded"
     weak = words_for_size(spent.epsilon) if spent.exists else ""
     more = "." if left is None else f"; at least {left:,} more are allowed."
-    note(f"All queries from here so far: epsilon = {total}, delta = {in_digits(spent.delta)}{more}{weak}")
+    note(f"All queries of this client so far: epsilon = {total}, delta = {in_digits(spent.delta)}{more}{weak}")

@@ -1,4 +1,4 @@
-"""`discreet sanitize`: rewrite the words of a file so that it may leave, and say what that guarantees."""
+"""`discreet sanitize`: rewrite the words of a file with word-level privacy, and print the guarantee."""
 
 from __future__ import annotations
 
@@ -28,42 +28,45 @@ _WORDS, _PRIVACY, _FILE = "Words", "Privacy", "File"
 
 @dataclass(frozen=True)
 class SanitizeOptions:
-    """How words are replaced, whose text it is, and how the file is read and written."""
+    """How words are replaced, the privacy unit, and the file format."""
 
     mechanism: str = field(default="santext", metadata=option("santext, santext+ or noise.", _WORDS))
     text: list[str] | None = field(default=None, metadata=option("Column to rewrite; may be repeated.", _FILE, "text"))
     model: str = field(
-        default="minilm", metadata=option("Whose vocabulary: minilm, or a folder of a BERT-like encoder.", _WORDS)
+        default="minilm",
+        metadata=option("Encoder with the vocabulary: minilm, or the folder of a BERT-like encoder.", _WORDS),
     )
     sensitive: Path | None = field(
-        default=None, metadata=option("santext+: file with the sensitive words, one on each line.", _WORDS)
+        default=None, metadata=option("santext+: file of sensitive words, one per line.", _WORDS)
     )
     public: Path | None = field(
         default=None,
-        metadata=option("santext+: public text, a line each; words rare in it are sensitive.", _WORDS),
+        metadata=option("santext+: file of public texts, one per line; words rare in it are sensitive.", _WORDS),
     )
     share: float = field(
-        default=0.9, metadata=option("santext+ with public text: share of the vocabulary that is rare.", _WORDS)
+        default=0.9, metadata=option("santext+ with --public: share of the vocabulary that counts as rare.", _WORDS)
     )
     sample_others: float = field(
-        default=0.2, metadata=option("santext+: probability with which other words are replaced too.", _WORDS)
+        default=0.2, metadata=option("santext+: probability that any other word is replaced too.", _WORDS)
     )
-    keep_marks: bool = field(default=False, metadata=option("Keep punctuation (. , ; : ! ?) as it is.", _WORDS))
+    keep_marks: bool = field(default=False, metadata=option("Keep punctuation (. , ; : ! ?) unchanged.", _WORDS))
     unknown: str = field(
         default="pieces",
-        metadata=option("Words outside the vocabulary: pieces (replace their pieces), or refuse (stop).", _WORDS),
+        metadata=option(
+            "Words outside the vocabulary: pieces (replace their word pieces) or refuse (raise an error).", _WORDS
+        ),
     )
     delta: float = field(
-        default=1e-5, metadata=option("Delta of the second figure for a whole text, and of the total.", _PRIVACY)
+        default=1e-5, metadata=option("Delta of the second epsilon of a text, and of the total.", _PRIVACY)
     )
     unit: str | None = field(
-        default=None, metadata=option("Column that names whose privacy is protected.", _PRIVACY, "each row")
+        default=None, metadata=option("Column with the privacy unit, such as patient or author.", _PRIVACY, "each row")
     )
     ledger: Path | None = field(
-        default=None, metadata=option("Ledger to spend from.", _PRIVACY, "the record of these people")
+        default=None, metadata=option("Ledger to spend from.", _PRIVACY, "the record of these units")
     )
     budget: float | None = field(
-        default=None, metadata=option("Largest epsilon of these people over all trainings and files.", _PRIVACY)
+        default=None, metadata=option("Largest total epsilon of a unit over all its trainings and files.", _PRIVACY)
     )
     kind: str | None = field(
         default=None,
@@ -73,24 +76,28 @@ class SanitizeOptions:
     quoting: str | None = field(default=None, metadata=option(QUOTING, _FILE))
     force: bool = field(default=False, metadata=option("Replace the output file if it exists.", _FILE))
     seed: int | None = field(
-        default=None, metadata=option("Repeatable, for experiments; then nothing is certified.", _PRIVACY, "secret")
+        default=None,
+        metadata=option("Fixed seed, for experiments; the guarantee is then an estimate.", _PRIVACY, "secret"),
     )
 
 
 @generated()
 def sanitize(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="CSV, TSV, JSONL, Parquet or text; - reads stdin.")],
-    out: Annotated[str, typer.Option("--out", help="File to write, in the format its ending says; - is stdout.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="CSV, TSV, JSONL, Parquet or text file; - reads stdin.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="Output file; its extension sets the format; - is stdout.")],
     epsilon_per_word: Annotated[
-        float, typer.Option(help="Cost of one word exchanged for any other; smaller is more noise.")
+        float, typer.Option(help="Epsilon for replacing one word by any other; smaller adds more noise.")
     ],
     options: SanitizeOptions,
     threads: Threads = 1,
     json: Json = False,
 ) -> None:
-    """Rewrite every word of a text under metric privacy; other columns are copied as they are.
+    """Rewrite every word of a text under metric privacy; other columns are copied unchanged.
 
-    What it costs is added to the record of these people, with their trainings (`discreet ledger`).
+    The cost is added to the privacy record of the units, together with their
+    trainings (see `discreet ledger`).
     """
     from discreet.core.randomness import Rng
     from discreet.data.separated import Layout
@@ -98,58 +105,58 @@ def sanitize(
     from discreet.data.tables import check_fits, format_of, read_columns, render, write_whole
     from discreet.training.sanitized import counted_file
 
-    positive("epsilon-per-word", epsilon_per_word, "It is the cost of one word; 8 is very noisy, 40 keeps most words.")
+    positive(
+        "epsilon-per-word", epsilon_per_word, "It is the epsilon of one word; 8 is very noisy, 40 keeps most words."
+    )
     open_probability("delta", options.delta)
     if options.budget is not None:
-        remedy = "It is the most epsilon that these people may lose in all releases together."
+        remedy = "It limits the total epsilon of a unit over all its releases."
         positive("budget", options.budget, remedy)
     if options.kind is not None:
         one_of("format", options.kind, FORMATS)
     _check_output(source, out, options.force)
     suffix = "." + (options.kind or (Path(source).suffix.lower().lstrip(".") if source != "-" else "txt"))
-    found = read_columns(source, suffix, tuple(options.text or ("text",)), Layout(options.separator, options.quoting))
+    file = read_columns(source, suffix, tuple(options.text or ("text",)), Layout(options.separator, options.quoting))
     ending = suffix if out == "-" else format_of(out, suffix)
-    check_fits(found, ending)
-    owners = _owners(found, options.unit)
+    check_fits(file, ending)
+    owners = _owners(file, options.unit)
     use_threads(threads)
     swap = _built(epsilon_per_word, options)
-    rng = Rng.secure() if options.seed is None else Rng(options.seed)  # nobody needs to repeat the draws
+    rng = Rng.secure() if options.seed is None else Rng(options.seed)
     path = None if out == "-" else Path(out)
     word = EACH_ROW if options.unit is None else unit_word(options.unit)
     with counted_file(
-        swap, found.texts, owners, word, delta=options.delta, secret=rng.is_secret, out=path, ledger=options.ledger,
+        swap, file.texts, owners, word, delta=options.delta, secret=rng.is_secret, out=path, ledger=options.ledger,
         budget=options.budget, say=note,
     ) as count:  # fmt: skip
         with _bar() as watch:
-            texts = [one for column in found.texts.values() for one in column]
+            texts = [one for column in file.texts.values() for one in column]
             rewritten, changes = _swapped(swap, texts, rng, watch)
-        rows = len(texts) // max(1, len(found.texts))
-        columns = {name: rewritten[i * rows : (i + 1) * rows] for i, name in enumerate(found.texts)}
-        data = render(found, columns, ending)
+        rows = len(texts) // max(1, len(file.texts))
+        columns = {name: rewritten[i * rows : (i + 1) * rows] for i, name in enumerate(file.texts)}
+        data = render(file, columns, ending)
         sentence, people = count()
         if path is None:
             _write_out(data)
         else:
             write_whole(path, data, replace=options.force)
-    copied = [name for name in found.names if name not in found.texts]
-    _account(swap, changes, copied, options.delta, rng, out, json, len(found.texts), {**people, "sentence": sentence})
+    copied = [name for name in file.names if name not in file.texts]
+    _account(swap, changes, copied, options.delta, rng, out, json, len(file.texts), {**people, "sentence": sentence})
 
 
-def _owners(found: FileColumns, unit: str | None) -> list[str] | None:
-    """Return whose each row is, or None where each row is its own."""
+def _owners(file: FileColumns, unit: str | None) -> list[str] | None:
+    """Return the unit of each row, or None if each row is a unit."""
     from discreet.data.sources import EACH_ROW, read_units
 
     if unit is None or unit == EACH_ROW:
         return None
-    if found.table is None:
-        raise invalid(
-            "unit", unit, "left out for lines of plain text", "They have no columns; give a CSV file, or JSON lines."
-        )
-    return read_units(found.table, unit)
+    if file.table is None:
+        raise invalid("unit", unit, "left out for plain text", "It has no columns; use a CSV or JSONL file.")
+    return read_units(file.table, unit)
 
 
 def _write_out(data: bytes) -> None:
-    """Write the file to stdout as it is, or made safe to look at where stdout is a terminal."""
+    """Write the file to stdout; in a terminal, with control characters escaped."""
     if sys.stdout.isatty():
         data = printable(data.decode("utf-8", "backslashreplace"), keep="\n\t").encode()
     sys.stdout.buffer.write(data)
@@ -159,7 +166,7 @@ def _write_out(data: bytes) -> None:
 def _swapped(
     swap: WordSwap, texts: list[str], rng: Rng, watch: Callable[[int, int], None]
 ) -> tuple[tuple[str, ...], Changes]:
-    """Rewrite the texts that are not blank: a blank line of a plain text file stays one."""
+    """Rewrite the texts that are not blank; blank lines stay blank."""
     filled = [text for text in texts if text.strip()]
     rewritten, changes = swap.swap(filled, rng, watch)
     new = iter(rewritten)
@@ -174,13 +181,16 @@ def _built(epsilon: float, options: SanitizeOptions) -> WordSwap:
     one_of("mechanism", mechanism, WORD_MECHANISMS)
     one_of("unknown", options.unknown, UNKNOWN_WORDS)
     if mechanism != SANTEXT_PLUS and (sensitive is not None or public is not None):
-        raise invalid("mechanism", mechanism, "santext+ with --sensitive or --public", "Any other protects every word.")
+        raise invalid(
+            "mechanism", mechanism, "santext+ with --sensitive or --public", "Other mechanisms protect every word."
+        )
     if mechanism == SANTEXT_PLUS and (sensitive is None) == (public is None):
         raise SettingError(
-            "Expected --sensitive FILE or --public FILE for santext+, one of the two. Give a list of sensitive words, "
-            "or public text: what is rare in it is sensitive."
+            "Expected exactly one of --sensitive FILE and --public FILE for santext+. Pass a list of sensitive words, "
+            "or public text whose rare words are sensitive."
         )
-    words = read_words(sensitive) if sensitive is not None else read_words(public) if public is not None else []
+    source = sensitive if sensitive is not None else public
+    words = [] if source is None else read_words(source)
     table = WordTable.of_encoder(options.model)
     marked = None
     if sensitive is not None:
@@ -195,13 +205,15 @@ def _check_output(source: str, out: str, force: bool) -> None:
         return
     path = Path(out)
     if source != "-" and path.exists() and Path(source).exists() and path.samefile(source):
-        raise OutputError(f"Expected an --out other than the input {source!r}. Name another file.")
+        raise OutputError(f"Expected --out to differ from the input {source!r}. Choose another file.")
     if path.is_dir():
-        raise OutputError(f"Expected a file for --out, found the folder {out!r}. Name a file in it.")
+        raise OutputError(f"Expected --out to be a file, got the folder {out!r}. Choose a file in it.")
     if path.exists() and not force:
-        raise OutputError(f"Expected no file at {out!r}. It is there; name another, or replace it with --force.")
+        raise OutputError(
+            f"Expected no file at {out!r}, but it exists. Choose another file, or replace it with --force."
+        )
     if not path.resolve().parent.is_dir():
-        raise OutputError(f"Expected the folder of {out!r}. There is none; make it first.")
+        raise OutputError(f"Expected the folder of {out!r} to exist. Create it first.")
 
 
 def _account(
@@ -215,7 +227,7 @@ def _account(
     columns: int,
     total: dict[str, Any],
 ) -> None:
-    """Say how much changed and what is guaranteed; on stderr where stdout holds the text."""
+    """Print how much changed and the guarantee; on stderr if stdout holds the text."""
     secret, longest = rng.is_secret, max(1, changes.longest)
     word = swap.word_guarantee(secret)
     whole = swap.text_guarantee(longest, secret=secret)
@@ -233,37 +245,34 @@ def _account(
             "per_text_at_delta": best.as_dict(),
             "people": total,
         }
-        if out == "-":
-            as_json(values, on_stderr=True)
-        else:
-            as_json(values)
+        as_json(values, on_stderr=out == "-")
         return
     say = note if out == "-" else line
     say(changes.sentence())
-    kind = "Certified" if word.certified else f"An estimate, as {word.reason}"
+    kind = "Certified" if word.certified else f"An estimate, because {word.reason}"
     price = in_digits(swap.epsilon_per_word, 6)
     say(
-        f"{kind}: each {word.unit} has epsilon = {price} and delta = 0 when it is exchanged for any other, and {price} "
-        "r for another at a share r of the largest distance (metric privacy)."
+        f"{kind}: replacing one {word.unit} by any other has epsilon = {price} and delta = 0, or {price} r for one at "
+        "a share r of the largest distance (metric privacy)."
     )
     if whole.exists:
         say(
-            f"By composition a text has {price} for each of its words: {in_digits(whole.epsilon, 6)} for the longest."
+            f"By composition a text costs {price} per word: {in_digits(whole.epsilon, 6)} for the longest."
             f"{words_for_size(whole.epsilon)}"
         )
         if best.epsilon < 0.99 * whole.epsilon:
-            say(f"At delta = {delta:g} the longest has epsilon = {in_digits(best.epsilon)}, by the pld accountant.")
+            say(f"At delta = {delta:g} the longest has epsilon = {in_digits(best.epsilon)} by PLD accounting.")
         if columns > 1:
-            say(f"A row has {columns} rewritten texts and costs the sum of them.")
+            say(f"A row has {columns} rewritten texts and costs their sum.")
     else:
-        say(f"For a whole text nothing is guaranteed: {whole.reason}.")
+        say(f"There is no guarantee for a whole text: {whole.reason}.")
     say("Not protected: " + "; ".join(swap.assumptions) + ".")
-    say(f"It assumes: {swap.arithmetic}.")
+    say(f"Assumption: {swap.arithmetic}.")
     if copied:
-        say("Copied as they are: " + ", ".join(copied) + ".")
+        say("Copied unchanged: " + ", ".join(copied) + ".")
     if out != "-":
         line(f"Written to {out}.")
-    note(total["sentence"])  # for the owner, not for release: the file says nothing of what else these people were in
+    note(total["sentence"])  # for the owner, not for release: it covers other releases of these units too
 
 
 @contextmanager
@@ -272,13 +281,13 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     if not console.is_terminal:
         shown: set[int] = set()
 
-        def told(done: int, total: int) -> None:
+        def print_tenths(done: int, total: int) -> None:
             tenth = 10 * done // max(1, total)
             if tenth not in shown:
                 shown.add(tenth)
                 note(f"{done:,} of {total:,} words")
 
-        yield told
+        yield print_tenths
         return
     from rich.progress import Progress
 

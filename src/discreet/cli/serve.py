@@ -1,6 +1,6 @@
-"""`discreet serve`: the server's side of a locally private run, over HTTP.
+"""`discreet serve`: serve a locally private run over HTTP.
 
-`discreet explore`: a local page where one types a sentence and watches what an attacker reads back.
+`discreet explore`: open a local page that attacks a sentence while it is typed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ _LIMITS = "Limits"
 
 
 def serve(
-    folder: Annotated[
-        Path, typer.Argument(metavar="SERVER", help="The server folder of a run, such as runs/a/server.")
-    ],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    folder: Annotated[Path, typer.Argument(metavar="SERVER", help="Server folder of a run, such as runs/a/server.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8765,
     rows: Annotated[int, typer.Option(help="Maximum number of vectors in a request.", rich_help_panel=_LIMITS)] = 256,
     rate: Annotated[
@@ -42,75 +40,77 @@ def serve(
         float, typer.Option(help="Seconds in which a request must arrive and be answered.", rich_help_panel=_LIMITS)
     ] = 10.0,
 ) -> None:
-    """Answer protected vectors over HTTP; reject text, and store or log nothing of a request.
+    """Serve predictions for protected vectors over HTTP; text is rejected, requests are not stored or logged.
 
-    The service is described at /openapi.json, and /health says whether it is running.
+    /openapi.json describes the service; /health reports whether it is running.
     """
     from discreet.serving.limits import Limits
     from discreet.serving.server import check_installed
-    from discreet.serving.server import serve as go
+    from discreet.serving.server import serve as run_server
 
     limits = Limits(rows, rate, active, connections, connections_per_address, patience)
     check_installed()
     from discreet.serving.head import Head
     from discreet.training.local_server import ServerSide
 
-    go(Head.of(ServerSide.load(folder)), host, port, limits, note)
+    run_server(Head.of(ServerSide.load(folder)), host, port, limits, note)
 
 
-# Attacks that first learn from much public text: offered to whoever is ready to wait a minute for each answer.
+# Attacks that first train on much public text; offered if the time limit is at least a minute.
 SLOW = ("reprecon", "blind", "inversion")
 _A_MINUTE = 60.0
-# Settings of an attack or a protection on the page, where they differ from the default elsewhere.
-_ATTACK_SETTINGS: dict[str, dict[str, Any]] = {"rss": {"score": "least-squares"}}  # masked or mixed, or neither
+# Settings of attacks and protections on the page that differ from their defaults.
+_ATTACK_SETTINGS: dict[str, dict[str, Any]] = {"rss": {"score": "least-squares"}}  # also reads masked and mixed vectors
 _DEFAULTS = {"dp-sgd": {"clip_norm": CLIP_NORM}}
 
 
 def explore(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="Folder of a run or a study; without it, the built-in notes."),
+        typer.Argument(metavar="RUN", help="Folder of a run or a study. Default: the built-in notes."),
     ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8766,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
-    seconds: Annotated[float, typer.Option(help="Time limit of each attack; the best so far is kept.")] = 6.0,
+    seconds: Annotated[float, typer.Option(help="Time limit of each attack; it returns its best guess so far.")] = 6.0,
     threads: Threads = 1,
 ) -> None:
-    """Open a page on this machine: type a sentence, change the protection, and see what an attacker reads.
+    """Open a local page: type a sentence, change the protection, and see what an attacker recovers.
 
-    Only this machine can reach it, with the key in the printed address; nothing typed is logged or stored.
+    Only this machine can reach the page, with the key in the printed address.
+    Typed text is not logged or stored.
     """
-    from discreet.explorer.server import Place, serve
     from discreet.serving.server import check_installed
 
-    positive("seconds", seconds, "It is the time for each attack.")
+    positive("seconds", seconds, "It is the time limit of each attack.")
     check_installed("explore")
+    from discreet.explorer.server import Place, serve
+
     with Place.on(port) as place:
         note("Loading the model …")
         use_threads(threads)
         from discreet.explorer.menu import offer
+        from discreet.explorer.page_data import load_page_data
         from discreet.explorer.reading import read
-        from discreet.explorer.stage import stage_of
 
-        stage = stage_of(run)
+        data = load_page_data(run)
         menu = menu_of_catalog(seconds)
-        offered = offer(menu, stage)
-        line(f"Explore {stage.title} at {place.address}")
-        note("Only this machine can reach it; Ctrl-C ends it.")
+        offered = offer(menu, data)
+        line(f"Explore {data.title} at {place.address}")
+        note("Only this machine can reach it. Press Ctrl-C to stop.")
         if open_page:
             import webbrowser
 
             webbrowser.open(place.address)
-        serve(place, offered, lambda question, say: read(question, stage, menu, seconds=seconds, say=say))
-    note("Ended.")
+        serve(place, offered, lambda question, say: read(question, data, menu, seconds=seconds, say=say))
+    note("Stopped.")
 
 
 def menu_of_catalog(seconds: float) -> Any:
-    """Return the catalog's attacks and protections as the page uses them."""
+    """Return the attacks and protections of the catalog, with the settings of the page."""
     from discreet.explorer.menu import Menu
 
     names = [name for name in ATTACKS if name not in SLOW or seconds >= _A_MINUTE]
-    first = sorted(names, key=lambda name: name != "dager")  # the one that reads most in a second or two
+    first = sorted(names, key=lambda name: name != "dager")  # it recovers most within a second or two
     return Menu(
         attacks={name: attack_of(name, _ATTACK_SETTINGS.get(name)) for name in first},
         protections={name: protection_class(name) for name in PROTECTIONS},

@@ -1,7 +1,7 @@
-"""`discreet train`: from text to a run folder.
+"""`discreet train`: train a classifier and write a run folder.
 
-The options of protections are the fields of their classes, which need torch: they are read when one of them is given,
-or when their help is wanted.
+The options of protections are the fields of their classes, which need torch. They are loaded only when the command line
+has one of them, or asks for their help.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from discreet.cli.output import (
     line,
     note,
     paragraph,
-    say_quality,
+    print_quality,
     stop_on_interrupt,
     table,
     training_bar,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from discreet.protections.base import Protection
 
 _MOST_ROWS = 100_000_000
-# What the short help shows; everything else works too.
+# Options listed by --help; --help-all lists the others.
 _SHORT = (
     "out", "protect", "epsilon", "unit", "text", "label", "encoder", "train", "epochs", "resume", "json",
     "help_protection", "help_all",
@@ -48,88 +48,87 @@ _SHORT = (
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of a training that are neither columns of the text nor settings of model, loop or protection."""
+    """Options of a training besides those of the data, the model, the training loop and the protection."""
 
     protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
     epsilon: float | None = field(
         default=None,
         metadata=option(
-            "Privacy budget of the whole training for one unit; the noise is computed from it.",
+            "Privacy budget of one unit for the whole training; determines the noise.",
             "Privacy",
         ),
     )
-    delta: str = field(default="auto", metadata=option("auto is a tenth of one over the number of units.", "Privacy"))
+    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of units.", "Privacy"))
     population: int | None = field(
         default=None,
         metadata=option(
-            "dp-sgd: a public number of units, chosen beforehand, to use instead of the true one; the guarantee is "
-            "then under add/remove.",
+            "dp-sgd: a public number of units, fixed in advance, used instead of the true one. The guarantee is then "
+            "under add/remove.",
             "Privacy",
         ),
     )
     noise_seed: int | None = field(
         default=None,
-        metadata=option("Repeatable noise for experiments; epsilon is then an estimate.", "Privacy", "secret"),
+        metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
     )
     ledger: Path | None = field(
-        default=None, metadata=option("Ledger that several trainings spend from.", "Privacy", "one for these people")
+        default=None, metadata=option("Ledger shared by several trainings.", "Privacy", "one per set of units")
     )
     budget: float | None = field(
-        default=None, metadata=option("Largest epsilon of these people over all their trainings.", "Privacy")
+        default=None, metadata=option("Largest total epsilon of a unit over all its trainings.", "Privacy")
     )
     rank: int | None = field(
         default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", str(RANK))
     )
-    checkpoint_seconds: float = field(default=30.0, metadata=option("Save progress every so many seconds.", "Training"))
-    resume: bool = field(default=False, metadata=option("Resume a run that was stopped.", "Options"))
+    checkpoint_seconds: float = field(default=30.0, metadata=option("Seconds between checkpoints.", "Training"))
+    resume: bool = field(default=False, metadata=option("Resume an interrupted run.", "Options"))
     cache: bool | None = field(
         default=None,
         metadata=option(
-            "Keep the outputs of a frozen encoder for the next training.", "Training", "yes; no with a protection"
+            "Cache the outputs of a frozen encoder for later trainings.", "Training", "yes; no with a protection"
         ),
     )
     download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
     task: str | None = field(
-        default=None, metadata=option("classification, regression or lm (a language model).", "Data", "by the labels")
+        default=None,
+        metadata=option("classification, regression or lm (a language model).", "Data", "inferred from the labels"),
     )
-    classes: str | None = field(
-        default=None, metadata=option("Names of the classes, A,B,C.", "Data", "those in the data")
-    )
+    classes: str | None = field(default=None, metadata=option("Class names, as A,B,C.", "Data", "those in the data"))
     validation: str | None = field(
-        default=None, metadata=option("File with held-out rows, or the share to hold out.", "Data", "0.1")
+        default=None, metadata=option("File with validation rows, or the share of units to hold out.", "Data", "0.1")
     )
-    seed: int = field(default=0, metadata=option("Seed of everything that needs no secret.", "Options"))
+    seed: int = field(default=0, metadata=option("Random seed of everything except the private noise.", "Options"))
     device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
 
 
 class TrainCommand(typer.core.TyperCommand, HasMoreOptions):
-    """A command that adds the options of all protections when it is given one that it does not know."""
+    """A command that loads the options of all protections when it meets an option it does not know."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; what was given of a protection's settings becomes `ctx.obj`."""
-        known = {"--", "--help", *(name for one in self.params for name in (*one.opts, *one.secondary_opts))}
+        """Parse the arguments; store the passed settings of the protection in `ctx.obj`."""
+        names = {"--", "--help", *(name for one in self.params for name in (*one.opts, *one.secondary_opts))}
         ctx.obj = {}
-        if all(one.partition("=")[0] in known for one in args if one.startswith("--")):
+        if all(one.partition("=")[0] in names for one in args if one.startswith("--")):
             return super().parse_args(ctx, args)
         with working("starting"):
-            theirs = self.more_options()
-        own, self.params = self.params, [*self.params, *theirs]
+            options = self.more_options()
+        own, self.params = self.params, [*self.params, *options]
         try:
             rest = super().parse_args(ctx, args)
         finally:
             self.params = own
-        given = {one.name: ctx.params.pop(one.name) for one in theirs}
-        ctx.obj = {name: value for name, value in given.items() if value is not None}
+        values = {one.name: ctx.params.pop(one.name) for one in options}
+        ctx.obj = {name: value for name, value in values.items() if value is not None}
         return rest
 
     def more_options(self) -> list[Any]:
         """Return the options of all protections."""
-        theirs: list[Any] = command_of(options_of_protections(), "train").params
-        return theirs
+        options: list[Any] = command_of(options_of_protections(), "train").params
+        return options
 
 
 def options_of_protections() -> list[inspect.Parameter]:
-    """Return an option for each setting of any protection that `train` does not have by itself."""
+    """Return an option for each setting of a protection that is not an option of `train` itself."""
     own = {one.name for one, _ in fields_with_help(TrainOptions)}
     options: dict[str, inspect.Parameter] = {}
     for name in PROTECTIONS:
@@ -140,7 +139,7 @@ def options_of_protections() -> list[inspect.Parameter]:
 
 
 def _help_protection(name: str | None) -> None:
-    """Print the options of one protection, and stop."""
+    """Print the options of one protection and exit."""
     if name is not None:
         with working("starting"):
             kind = protection_class(one_of("help-protection", name, PROTECTIONS))
@@ -149,7 +148,7 @@ def _help_protection(name: str | None) -> None:
 
 
 def _help_all(ctx: typer.Context, wanted: bool) -> None:
-    """Print all options, those of each protection in a list of their own, and stop."""
+    """Print all options, with a separate list for each protection, and exit."""
     if wanted:
         for one in ctx.command.params:
             if isinstance(one, typer.core.TyperOption):
@@ -161,7 +160,7 @@ def _help_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def _print_protection(name: str, kind: type[Protection]) -> None:
-    fields = sorted(fields_with_help(kind), key=lambda pair: pair[0].name != "epsilon")  # what is mostly given
+    fields = sorted(fields_with_help(kind), key=lambda pair: pair[0].name != "epsilon")  # the most common option first
     options = [option_of(one, hint) for one, hint in fields]
     command = command_of(options, "train", PROTECTIONS[name].help, "--help-protection")
     command(["--help-protection"], prog_name=f"discreet train DATA --protect {name}", standalone_mode=False)
@@ -171,7 +170,7 @@ def _print_protection(name: str, kind: type[Protection]) -> None:
 def train(
     ctx: typer.Context,
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option("--out", help="Output folder; it must not exist yet.")],
     source: SourceOptions,
     options: TrainOptions,
     model: Annotated[dict[str, Any], ModelSettings],
@@ -189,11 +188,11 @@ def train(
 ) -> None:
     """Train a classifier or a language model and write a run folder.
 
-    It holds model, tokenizer, settings, metrics, a model card and, with
-    --protect, the ledger.
+    The folder holds the model, tokenizer, settings, metrics, a model card and,
+    with --protect, the ledger.
 
-    Below are the options that most people need. --help-protection NAME shows
-    the other options of a protection, --help-all shows all options.
+    The most common options are below. --help-protection NAME lists the options
+    of a protection, --help-all lists all options.
     """
     with working("starting"):
         from discreet.data.corpus import NOT_FOR_RELEASE, doubts
@@ -202,25 +201,24 @@ def train(
         from discreet.protections.base import FEW_UNITS
         from discreet.training.plan import model_settings
 
-    protection = protection_of(options.protect, options.delta, _private(options, ctx.obj))
+    private = ctx.obj if options.epsilon is None else {"epsilon": options.epsilon, **ctx.obj}
+    protection = protection_of(options.protect, options.delta, private)
     positive("checkpoint-seconds", options.checkpoint_seconds)
     for name in ("ledger", "budget", "population"):
         if (value := getattr(options, name)) is not None and protection is None:
             raise invalid(name, str(value), "used with --protect", "Add it, or leave this out.")
     if options.budget is not None:
-        positive(
-            "budget", options.budget, "It is the most epsilon that these people may lose in all trainings together."
-        )
+        positive("budget", options.budget, "It limits the total epsilon of a unit over all its trainings.")
     if source.rows is not None and source.rows > _MOST_ROWS:
-        raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "No machine would finish; take fewer.")
+        raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
     if options.rank is not None:
         whole("rank", options.rank, 1, "It is the rank of the adapters.")
         if model.get("train") != "lora":
             raise invalid("rank", options.rank, "used with --train lora", "Add it, or leave this out.")
         model = {**model, "train": f"lora-{options.rank}"}
-    model_settings(model, protection, 1, options.task)  # what is outside its range is said before the text is read
+    model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
     settings = TrainSettings(**training)
-    chosen_text = TextSource(
+    text_source = TextSource(
         data,
         **vars(source),
         validation=options.validation,
@@ -229,21 +227,21 @@ def train(
         label_names=_classes(options.classes),
     )
     with working("reading the text"):
-        corpus = load_corpus(chosen_text, options.population)
+        corpus = load_corpus(text_source, options.population)
     for doubt in doubts(corpus, source.label, source.unit):
         note(f"{NOT_FOR_RELEASE}: " + doubt)
     units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     chosen = model_settings(model, protection, units, options.task)
     if protection is not None and "train" not in model and chosen.train != protection.default_part:
         note(
-            f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {options.protect}: the encoder is frozen and the head "
-            "is trained, which learns more from few. Use --train all to train every layer."
+            f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {options.protect}: only the head is trained and the "
+            "encoder is frozen, which learns more from little data. Use --train all to train every layer."
         )
     request = RunRequest(
-        chosen_text, chosen, settings, protection, options.seed, options.population, options.noise_seed
+        text_source, chosen, settings, protection, options.seed, options.population, options.noise_seed
     )
     with stop_on_interrupt() as stopping, training_bar() as watch:
-        how = RunOptions(
+        run_options = RunOptions(
             watch=watch,
             say=note,
             should_stop=lambda: bool(stopping),
@@ -252,52 +250,48 @@ def train(
                 for name in ("device", "resume", "checkpoint_seconds", "download", "cache", "ledger", "budget")
             },
         )
-        done = run_training(request, out, corpus=corpus, options=how)
-    if not done["finished"]:
-        note(f"Stopped at step {done['steps']} and saved. Resume with the same command and --resume.")
+        result = run_training(request, out, corpus=corpus, options=run_options)
+    if not result["finished"]:
+        note(f"Stopped at step {result['steps']} and saved. Run the same command with --resume to resume.")
         raise typer.Exit(130)
     if json:
-        as_json(_finite(done))
+        as_json(_finite(result))
     else:
-        _say(done, out)
+        _print(result, out)
 
 
-def _private(options: TrainOptions, given: dict[str, Any]) -> dict[str, Any]:
-    return given if options.epsilon is None else {"epsilon": options.epsilon, **given}
-
-
-def protection_of(name: str | None, delta: str, given: dict[str, Any]) -> Protection | None:
-    """Return the settings of the protection that was asked for; options without one are refused by name."""
+def protection_of(name: str | None, delta: str, settings: dict[str, Any]) -> Protection | None:
+    """Return the protection with these settings, or None; reject settings without a protection."""
     if name is None:
-        if given:
-            option, value = next(iter(given.items()))
+        if settings:
+            option, value = next(iter(settings.items()))
             raise invalid(option.replace("_", "-"), value, "used with --protect", "Add it, or leave this out.")
         return None
     from discreet.catalog import protection as of_catalog
 
     at = _delta(delta)
-    return of_catalog(name, given if at is None else {**given, "delta": at})
+    return of_catalog(name, settings if at is None else {**settings, "delta": at})
 
 
-def _say(done: dict[str, Any], out: Path) -> None:
-    if done["utility"]:
-        table(done["utility"], title=f"Utility on the {done['evaluated_on']} split")
-        say_quality(done["quality"], remedy_for(done))
+def _print(result: dict[str, Any], out: Path) -> None:
+    if result["utility"]:
+        table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
+        print_quality(result["quality"], remedy_for(result))
     else:
-        line("Utility: not measured, as no rows were held out.")
-    if done.get("utility_averaged"):
-        table(done["utility_averaged"], title="The same, averaged over the pool of masks")
-    _say_privacy(done)
-    line(f"Written to {out} in {done['seconds']:.1f} s.")
+        line("Utility: not measured, because no rows were held out.")
+    if result.get("utility_averaged"):
+        table(result["utility_averaged"], title="Utility averaged over the pool of masks")
+    _print_privacy(result)
+    line(f"Written to {out} in {result['seconds']:.1f} s.")
 
 
-def remedy_for(done: dict[str, Any]) -> str:
-    """Return what most likely helps a training that learned nothing."""
-    if done["guarantee"] is None:
+def remedy_for(result: dict[str, Any]) -> str:
+    """Return the most likely remedy for a training that learned nothing."""
+    if result["guarantee"] is None:
         return "Train for more --epochs, try another --learning-rate, or check that the labels fit the texts."
-    if done["trained"] not in {"head", "pooler+head"}:
-        return "Train the head alone (--train head): with noise, few weights learn more from few rows."
-    return "Give more rows, a larger --epsilon, or another --protect: this noise hides all that there is to learn."
+    if result["trained"] not in {"head", "pooler+head"}:
+        return "Train only the head (--train head): with noise, fewer weights learn more from few rows."
+    return "Use more rows, a larger --epsilon or another --protect: the noise is too large for this data."
 
 
 def _task(name: str | None) -> Task | None:
@@ -313,7 +307,7 @@ def _classes(text: str | None) -> tuple[str, ...] | None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if len(names) < 2:
-        raise invalid("classes", text, "two or more names, A,B,C", "With one class there is nothing to learn.")
+        raise invalid("classes", text, "two or more names, A,B,C", "A classifier needs at least two classes.")
     return names
 
 
@@ -323,28 +317,28 @@ def _delta(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise invalid("delta", text, "auto or a number in (0, 1)", "auto is a tenth of one over the units.") from None
+        raise invalid("delta", text, "auto or a number in (0, 1)", "auto is 0.1 / number of units.") from None
 
 
-def _say_privacy(done: dict[str, Any]) -> None:
-    promise = done["guarantee"]
-    if promise is None:
-        line("Privacy: no guarantee, this training was not protected.")
+def _print_privacy(result: dict[str, Any]) -> None:
+    guarantee = result["guarantee"]
+    if guarantee is None:
+        line("Privacy: no guarantee; this training was not protected.")
         return
-    paragraph("Privacy: " + promise["sentence"])
-    if "people" in done:
-        paragraph(done["people"]["sentence"])
-    if promise["epsilon"] is None:
+    paragraph("Privacy: " + guarantee["sentence"])
+    if "people" in result:
+        paragraph(result["people"]["sentence"])
+    if guarantee["epsilon"] is None:
         return
     columns = {
         f"epsilon, {name}": "not defined here" if value is None else in_digits(value)
-        for name, value in done["epsilon_by_adjacency"].items()
+        for name, value in result["epsilon_by_adjacency"].items()
     }
-    if "pure_epsilon" in done:
-        columns["pure epsilon over all steps"] = in_digits(done["pure_epsilon"], 6)
-        columns["metric epsilon per use and distance"] = in_digits(done["metric_epsilon_per_use"], 6)
-    kind = "" if promise["certified"] else " (estimates, for the reason above)"
-    table(columns, title=f"The same training, delta = {in_digits(promise['delta'])}, under each adjacency{kind}")
+    if "pure_epsilon" in result:
+        columns["pure epsilon over all steps"] = in_digits(result["pure_epsilon"], 6)
+        columns["metric epsilon per use and distance"] = in_digits(result["metric_epsilon_per_use"], 6)
+    kind = "" if guarantee["certified"] else " (estimates, for the reason above)"
+    table(columns, title=f"Epsilon under each adjacency, delta = {in_digits(guarantee['delta'])}{kind}")
 
 
 def _finite(values: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Texts with labels, where they come from, how they are drawn, and the secrets planted in them."""
+"""Texts with labels, where they come from, how they are sampled, and the secrets planted in them."""

@@ -1,4 +1,4 @@
-"""Batches: a corpus as tokens or as sentence vectors, ready on the device it is trained on."""
+"""Batches: a corpus as tokens or as sentence vectors, on the device of the training."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 
-# A tokenizer takes over 100 bytes for each character it is given, so it is given a bounded number of them.
+# A tokenizer needs over 100 bytes per character, so it gets a bounded number of characters at once.
 _CHARACTERS_AT_ONCE = 1 << 20
 _CHARACTERS_A_TOKEN, _MOST_CHARACTERS_A_TOKEN = 16, 1024
-_LEAST_CHARACTERS = 1 << 12  # a word cut in the middle is still longer than any that WordPiece takes apart
+_LEAST_CHARACTERS = 1 << 12  # a truncated word is still longer than the longest that WordPiece splits
 _SPARE_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model takes for some rows, and what it should say."""
+    """Model inputs and targets of some rows."""
 
     inputs: Mapping[str, Tensor]
     targets: Tensor
@@ -41,13 +41,13 @@ class Batch:
         return len(self.targets)
 
     def slice(self, start: int, end: int) -> Batch:
-        """Return some of the examples, for accumulation."""
+        """Return a range of the examples, for gradient accumulation."""
         return Batch({name: value[start:end] for name, value in self.inputs.items()}, self.targets[start:end])
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenised corpus, padded once and cut to the longest of a batch when drawn."""
+    """A tokenized corpus, padded once; batches are trimmed to their longest row."""
 
     columns: Mapping[str, Tensor] = field(repr=False)
     lengths: Rows = field(repr=False)
@@ -61,7 +61,7 @@ class Tokens:
         return len(self.lengths)
 
     def batch(self, rows: Rows) -> Batch:
-        """Return the given rows, padded to their longest, rounded up to a multiple of `pad_to`."""
+        """Return these rows, padded to their longest, rounded up to a multiple of `pad_to`."""
         longest = int(self.lengths[rows].max(initial=1))
         width = min(-(-longest // self.pad_to) * self.pad_to, self.columns["input_ids"].shape[1])
         where = torch.from_numpy(rows).to(self.targets.device, non_blocking=True)
@@ -69,7 +69,7 @@ class Tokens:
         return Batch(inputs, self.targets[where])
 
     def part(self, rows: Rows, width: int) -> Batch:
-        """Return the given rows, padded to exactly this width; -1 stands for a row of padding with one token.
+        """Return these rows, padded to exactly this width; -1 is a row of padding with one token.
 
         No row may be longer than the width.
         """
@@ -77,31 +77,31 @@ class Tokens:
         inputs = {}
         for name, column in self.columns.items():
             fill = self.pad_id if name == "input_ids" else 0
-            found = column[where, :width].long()
-            found = torch.nn.functional.pad(found, (0, width - found.shape[1]), value=fill)
-            inputs[name] = found.masked_fill(empty[:, None], fill)
+            values = column[where, :width].long()
+            values = torch.nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
+            inputs[name] = values.masked_fill(empty[:, None], fill)
         inputs["attention_mask"][:, 0] = 1
         return Batch(inputs, _filled(self.targets[where], empty))
 
     def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng, *, padded: bool = True) -> Batch:
-        """Return random rows of this kind, as public as their number: of 1 to `width` tokens, or all full.
+        """Return random rows of 1 to `width` tokens, or of `width` tokens; they depend only on their number.
 
-        They stand in for private rows wherever a model is tried out.
+        They replace private rows when a model is tested.
         """
         source = rng.numpy("Tokens.made_up")
         lengths = source.integers(1 if padded else width, width + 1, size=count)
         real = torch.from_numpy(np.arange(width) < lengths[:, None]).long()
-        drawn = torch.from_numpy(source.integers(0, vocabulary, size=(count, width)))
-        made = {"input_ids": drawn * real, "attention_mask": real}
-        inputs = {name: made.get(name, torch.zeros_like(real)).to(self.targets.device) for name in self.columns}
+        ids = torch.from_numpy(source.integers(0, vocabulary, size=(count, width)))
+        columns = {"input_ids": ids * real, "attention_mask": real}
+        inputs = {name: columns.get(name, torch.zeros_like(real)).to(self.targets.device) for name in self.columns}
         return Batch(inputs, _made_up_targets(self.targets, count, classes, source))
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """A corpus as one vector per text, as a frozen encoder gives them.
+    """A corpus as one vector per text, from a frozen encoder.
 
-    `steady` says whether each vector follows from its text alone, to the last bit, as far as made-up texts show.
+    `steady` is whether each vector depends only on its text, bit by bit, as tested with generated texts.
     """
 
     vectors: Tensor = field(repr=False)
@@ -114,21 +114,21 @@ class Vectors:
         return len(self.targets)
 
     def batch(self, rows: Rows) -> Batch:
-        """Return the vectors of the given rows."""
+        """Return the vectors of these rows."""
         where = torch.from_numpy(rows).to(self.targets.device, non_blocking=True)
         return Batch({"vectors": self.vectors[where]}, self.targets[where])
 
     def part(self, rows: Rows, width: int) -> Batch:
-        """Return the vectors of the given rows; -1 stands for a vector of zeros, and width means nothing here."""
+        """Return the vectors of these rows; -1 is a vector of zeros; `width` is ignored."""
         where, empty = _places(rows, self.targets.device)
         return Batch({"vectors": _filled(self.vectors[where], empty)}, _filled(self.targets[where], empty))
 
     def made_up(self, count: int, width: int, vocabulary: int, classes: int, rng: Rng, *, padded: bool = True) -> Batch:
-        """Return random rows of this kind, as public as their number; width and vocabulary mean nothing here."""
+        """Return random vectors, which depend only on their number; `width` and `vocabulary` are ignored."""
         source = rng.numpy("Vectors.made_up")
-        drawn = torch.from_numpy(source.standard_normal((count, *self.vectors.shape[1:]), dtype=np.float32))
+        vectors = torch.from_numpy(source.standard_normal((count, *self.vectors.shape[1:]), dtype=np.float32))
         targets = _made_up_targets(self.targets, count, classes, source)
-        return Batch({"vectors": drawn.to(self.vectors.device, self.vectors.dtype)}, targets)
+        return Batch({"vectors": vectors.to(self.vectors.device, self.vectors.dtype)}, targets)
 
 
 def _places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ def _made_up_targets(like: Tensor, count: int, classes: int, source: np.random.G
 
 
 def targets_of(corpus: Corpus, device: torch.device | str = "cpu") -> Tensor:
-    """Return class numbers or scores as a tensor; class 0 for every row of a corpus without either."""
+    """Return labels or scores as a tensor; zeros for a corpus without either."""
     if corpus.labels is None and corpus.scores is None:
         return torch.zeros(len(corpus), dtype=torch.int64, device=device)
     if corpus.task == "regression":
@@ -210,9 +210,9 @@ def tokens_for(model: Reader, corpus: Corpus) -> Tokens:
 def tokenise(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, device: torch.device | str = "cpu"
 ) -> Tokens:
-    """Return a corpus as tokens on a device; longer texts are truncated, and counted.
+    """Tokenize a corpus on a device; count the texts that are truncated.
 
-    A text is cut before it is tokenised, so that memory and time do not grow with its length; its tokens stay the same.
+    A long text is shortened before it is tokenized, so that memory and time are bounded; its tokens stay the same.
 
     Guarantee: none, the tokens are the private text.
     """
@@ -223,7 +223,9 @@ def tokenise(
     width = min(-(-longest // pad_to) * pad_to, max(max_length, longest))
     real = np.arange(width) < lengths[:, None]
     if tokenizer.pad_token_id is None:
-        raise DataError("Expected a tokenizer with a padding token. Set tokenizer.pad_token, for example to its end.")
+        raise DataError(
+            "Expected a tokenizer with a padding token. Set tokenizer.pad_token, for example to tokenizer.eos_token."
+        )
     columns = {
         "input_ids": _padded(ids, real, int(tokenizer.pad_token_id), device),
         "attention_mask": torch.from_numpy(real.astype(np.int32)).to(device),
@@ -243,19 +245,21 @@ def _padded(rows: list[Ids], real: npt.NDArray[np.bool_], fill: int, device: tor
 def _encode(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[Ids], list[Ids] | None, int]:
-    """Return the ids and types of every row, and how many rows were truncated; some rows are tokenised at a time."""
+    """Return the ids and types of every row, and how many rows were truncated."""
     ids: list[Ids] = []
     types: list[Ids] = []
     truncated = 0
     for first, second, cut in _portions(corpus, tokenizer, max_length):
         encoded = tokenizer(first, second, truncation=True, max_length=max_length, return_attention_mask=False)
         rows: list[list[int]] = encoded["input_ids"]
-        # Only these may have been truncated by the tokenizer; those that were cut before are known to be.
+        # Rows that the tokenizer may have truncated; those shortened before are counted below.
         full = [i for i, row in enumerate(rows) if len(row) >= max_length and not cut[i]]
         if full:
             pairs = [second[i] for i in full] if second is not None else None
-            whole = tokenizer([first[i] for i in full], pairs, return_attention_mask=False, verbose=False)["input_ids"]
-            truncated += sum(len(row) > max_length for row in whole)
+            untruncated = tokenizer([first[i] for i in full], pairs, return_attention_mask=False, verbose=False)[
+                "input_ids"
+            ]
+            truncated += sum(len(row) > max_length for row in untruncated)
         truncated += sum(cut)
         ids += [np.array(row, dtype=np.int32) for row in rows]
         types += [np.array(row, dtype=np.int32) for row in encoded.get("token_type_ids", ())]
@@ -265,46 +269,46 @@ def _encode(
 def _portions(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> Iterator[tuple[list[str], list[str] | None, list[bool]]]:
-    """Yield first and second texts, cut to what can matter, and whether they were, in portions of bounded size."""
+    """Yield first and second texts, shortened, and whether they were, in portions of bounded size."""
     first: list[str] = []
     second: list[str] = []
     cut: list[bool] = []
-    held = 0
+    characters = 0
     for row, text in enumerate(corpus.texts):
         pair = "" if corpus.second is None else corpus.second[row]
-        # The longer of a pair may keep one token more; if both are cut, the one with more characters stays the longer.
+        # The longer of a pair may keep one more token; if both are shortened, the longer must stay the longer.
         spares = (4 * _SPARE_TOKENS, _SPARE_TOKENS) if len(text) > len(pair) else (_SPARE_TOKENS, 4 * _SPARE_TOKENS)
         short, other = (shortened(t, tokenizer, max_length, s) for t, s in zip((text, pair), spares, strict=True))
         first.append(short)
         second.append(other)
         cut.append(len(short) < len(text) or len(other) < len(pair))
-        held += len(short) + len(other)
-        if held >= _CHARACTERS_AT_ONCE:
+        characters += len(short) + len(other)
+        if characters >= _CHARACTERS_AT_ONCE:
             yield first, None if corpus.second is None else second, cut
-            first, second, cut, held = [], [], [], 0
+            first, second, cut, characters = [], [], [], 0
     if first:
         yield first, None if corpus.second is None else second, cut
 
 
 def shortened(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int, spare_tokens: int = _SPARE_TOKENS) -> str:
-    """Return the beginning of a long text whose first `max_length` tokens are those of the text, or all of a short one.
+    """Return a prefix of a long text with the same first `max_length` tokens as the text; a short text is unchanged.
 
-    The beginning is as long as it must be to give more tokens than can be kept, with some to spare, and ends before
-    white space if it can: what a tokenizer does there depends on one word. A tokenizer that gives so few tokens that
-    1,024 characters for each one kept are not enough (unknown words without end) sees no more than those.
+    The prefix is long enough to give more tokens than can be kept, with some to spare, and ends before white space if
+    possible, because tokens depend on whole words. At most 1,024 characters per kept token are used, which matters only
+    for endless unknown words.
     """
     size = max(_CHARACTERS_A_TOKEN * max_length, _LEAST_CHARACTERS)
     most = max(_MOST_CHARACTERS_A_TOKEN * max_length, _LEAST_CHARACTERS)
     enough = max_length + spare_tokens
     fast = bool(getattr(tokenizer, "is_fast", False))
     while size < len(text):
-        begun = text[: _cut_before(text, size)]
-        found = tokenizer(begun, return_attention_mask=False, return_offsets_mapping=fast, verbose=False)
-        if len(found["input_ids"]) >= enough:
-            # Far more tokens than are needed would each be taken for the beginning of a further window of the text.
-            return begun[: _cut_after(begun, int(found["offset_mapping"][enough - 1][1]))] if fast else begun
+        prefix = text[: _cut_before(text, size)]
+        encoded = tokenizer(prefix, return_attention_mask=False, return_offsets_mapping=fast, verbose=False)
+        if len(encoded["input_ids"]) >= enough:
+            # With far more tokens than needed, the tokenizer would create further windows of the text.
+            return prefix[: _cut_after(prefix, int(encoded["offset_mapping"][enough - 1][1]))] if fast else prefix
         if size == most:
-            return begun
+            return prefix
         size = min(4 * size, most)
     return text
 

@@ -1,4 +1,4 @@
-"""Canaries: invented rows with a random secret, planted in a corpus to see whether training gives them away."""
+"""Canaries: generated rows with a random secret, inserted into a corpus to measure memorization."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 @dataclass(frozen=True)
 class Space:
-    """All secrets there could be: `length` parts, each one of the alphabet.
+    """The set of possible secrets: sequences of `length` parts of an alphabet.
 
     >>> Space.digits(4)
     Space(10 parts, length 4, 10000 secrets)
@@ -29,10 +29,15 @@ class Space:
     separator: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse an alphabet that leaves nothing to guess."""
+        """Reject an alphabet with fewer than two different parts."""
         whole("length", self.length)
         if len(set(self.alphabet)) < 2 or len(set(self.alphabet)) != len(self.alphabet):
-            raise invalid("alphabet", len(self.alphabet), "of 2 or more different parts", "A secret needs a choice.")
+            raise invalid(
+                "alphabet",
+                len(self.alphabet),
+                "of 2 or more different parts",
+                "A secret needs at least two possible values.",
+            )
 
     @classmethod
     def digits(cls, length: int) -> Space:
@@ -47,7 +52,7 @@ class Space:
     def secret(self, number: int) -> str:
         """Return the secret with this number, from 0 to size - 1."""
         if not 0 <= number < self.size:
-            raise invalid("number", number, f"in [0, {self.size})", "It counts the secrets of the space.")
+            raise invalid("number", number, f"in [0, {self.size})", "It is an index into the secrets of the space.")
         parts = []
         for _ in range(self.length):
             number, part = divmod(number, len(self.alphabet))
@@ -66,10 +71,9 @@ class Space:
 
 @dataclass(frozen=True)
 class Canary:
-    """A planted row: its text and label, how many copies, and whether it is in the corpus at all.
+    """An inserted row: its text and label, its number of copies, and whether it is in the corpus at all.
 
-    `before` and `after` are what stands around the secret: the text is before + secret + after. The secret is not
-    shown.
+    The text is before + secret + after. The repr does not show the secret.
     """
 
     name: str
@@ -88,7 +92,7 @@ class Canary:
         return self.with_secret(self.secret)
 
     def with_secret(self, secret: str) -> str:
-        """Return the text as it would be with another secret, to rank the true one among."""
+        """Return the text with another secret, to compare with the true one."""
         return f"{self.before}{secret}{self.after}"
 
 
@@ -105,17 +109,17 @@ def plant_secrets(
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     """Return the corpus with canaries planted in its training rows, and the canaries.
 
-    Each is the template with a different random secret in it (six digits unless `space` says otherwise) and a random
+    Each is the template with a different random secret in it (six digits by default) and a random
     label, or a random score in the range `scores`: nothing about a canary depends on the rows of the corpus. With
     `inclusion` each canary is in the corpus with that probability, independently; otherwise all are.
 
-    Guarantee: none, the secrets are there to be found; whoever measures holds them, an attack does not.
+    Guarantee: none, the secrets are meant to be recovered; the measurement holds them, an attack does not.
 
     Paper: Carlini et al. 2019, The Secret Sharer.
     """
     space = space or Space.digits(6)
     if template.count("{secret}") != 1:
-        raise invalid("template", template, "a text with {secret} in it once", "It marks where the secret goes.")
+        raise invalid("template", template, "a text with {secret} in it once", "It marks the position of the secret.")
     before, after = template.split("{secret}")
     return _plant(corpus, count, rng, space, before, after, copies, inclusion, scores)
 
@@ -133,16 +137,16 @@ def plant_labels(
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     """Return the corpus with random sentences under random labels planted in its training rows, and the canaries.
 
-    Nothing but memory can tell their labels: a model that does better on those that are in than on those that are out
-    has memorised. By default each is in with probability one half, independently, as auditing in one run needs it.
-    Words are drawn from the vocabulary, or invented.
+    Their labels can only be memorized: a model that does better on included canaries than on the others has memorized.
+    By default each is included with probability one half, independently, as auditing in one run requires. Words are
+    sampled from the vocabulary, or generated.
 
-    Guarantee: none, the canaries are there to be found.
+    Guarantee: none, the canaries are meant to be detected.
 
     Paper: Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run.
     """
-    known = tuple(dict.fromkeys(vocabulary)) if vocabulary is not None else _invented_words()
-    return _plant(corpus, count, rng, Space(known, words, " "), "", "", copies, inclusion, scores)
+    alphabet = tuple(dict.fromkeys(vocabulary)) if vocabulary is not None else _generated_words()
+    return _plant(corpus, count, rng, Space(alphabet, words, " "), "", "", copies, inclusion, scores)
 
 
 def _plant(
@@ -159,16 +163,16 @@ def _plant(
     whole("count", count)
     whole("copies", copies)
     if inclusion is not None:
-        open_probability("inclusion", inclusion, "It is how likely each canary is in; None puts all of them in.")
+        open_probability("inclusion", inclusion, "It is the probability that a canary is included; None includes all.")
     if count > space.size // 2:
-        raise invalid("count", count, f"<= {space.size // 2}, half the space of secrets", "Take longer secrets.")
+        raise invalid("count", count, f"<= {space.size // 2}, half the space of secrets", "Use longer secrets.")
     secrets: dict[str, None] = {}
     source = rng.fork("secrets")
     while len(secrets) < count:
         secrets[space.draw(source)] = None
     labels = (rng.fork("labels").uniform(count) * max(corpus.classes, 1)).astype(int).tolist()
     lowest, highest = scores
-    given = (lowest + rng.fork("scores").uniform(count) * (highest - lowest)).tolist()
+    random_scores = (lowest + rng.fork("scores").uniform(count) * (highest - lowest)).tolist()
     coins = rng.fork("inclusion").uniform(count).tolist()
     canaries = tuple(
         Canary(
@@ -178,7 +182,7 @@ def _plant(
             before=before,
             after=after,
             label=labels[number] if corpus.labels is not None else None,
-            score=given[number] if corpus.scores is not None else None,
+            score=random_scores[number] if corpus.scores is not None else None,
             copies=copies,
             included=inclusion is None or coins[number] < inclusion,
         )
@@ -188,17 +192,15 @@ def _plant(
 
 
 def planted(corpus: Corpus, canaries: Sequence[Canary]) -> Corpus:
-    """Return the corpus with the included canaries added to its training rows, copy by copy.
+    """Return the corpus with the copies of the included canaries added to its training rows.
 
-    If the corpus names units, all copies of a canary are one unit; in a corpus of pairs both texts are the canary's.
+    If the corpus has units, all copies of a canary are one unit; in a corpus of pairs both texts are the canary's.
     """
     rows = [canary for canary in canaries if canary.included for _ in range(canary.copies)]
     present = set(corpus.texts)
     for canary in canaries:
         if canary.text in present:
-            raise DataError(
-                f"Expected {canary.name} not to stand in corpus {corpus.name!r} already. Plant with another seed."
-            )
+            raise DataError(f"Expected {canary.name} not to be in corpus {corpus.name!r} already. Use another seed.")
     texts = tuple(canary.text for canary in rows)
     return dataclasses.replace(
         corpus,
@@ -212,6 +214,6 @@ def planted(corpus: Corpus, canaries: Sequence[Canary]) -> Corpus:
     )
 
 
-def _invented_words() -> tuple[str, ...]:
+def _generated_words() -> tuple[str, ...]:
     syllables = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
     return tuple(one + two for one in syllables for two in syllables)

@@ -1,11 +1,10 @@
-"""A corpus: texts with labels or scores, the split each row is in, and the unit whose privacy is at stake.
+"""A corpus: texts with labels or scores, splits and privacy units; its checks, and warnings for its owner.
 
-Rows with a fault, named by their numbers: all of them in one message, so that a file is fixed in one go.
+Errors name all faulty rows by number in one message, so that a user can fix a file at once. `doubts` returns warnings
+about units, texts and classes before a training.
 
-What the owner of a corpus should know before training on it: units, texts and classes in the wrong place.
-
-Guarantee: none. All of it is computed from private rows: it is for the owner's eyes, never for a run folder, a model
-card or a report.
+Guarantee: none. All of it is computed from private rows: it is for the owner, never for a run folder, a model card or a
+report.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _PER_ROW = ("texts", "labels", "scores", "second", "units", "splits")
 class Corpus:
     """Texts, or pairs of texts, with labels (classification), scores (regression) or neither.
 
-    Every row is in one split. `units` names, row by row, the person whose privacy is at stake (`unit_name` is the word
-    for that, such as "patient"); without it each row is its own unit. `remarks` say how the rows came to be.
+    Every row is in one split. `units` holds the privacy unit of each row (`unit_name` is its name, such as "patient");
+    without it each row is a unit. `remarks` describe how the rows were selected.
 
     Guarantee: none, this is the private data itself; its repr and its errors never show a text.
 
@@ -57,7 +56,7 @@ class Corpus:
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse rows that cannot be used, by their number and never by their text."""
+        """Reject invalid rows; errors name their numbers and never their texts."""
         for name in (*_PER_ROW, "label_names", "remarks"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, tuple):
@@ -68,11 +67,11 @@ class Corpus:
             value = getattr(self, name)
             if value is not None and len(value) != len(self.texts):
                 raise DataError(
-                    f"Expected {len(self.texts)} {name} in corpus {self.name!r}, found {len(value)}. "
-                    "Give one for each row."
+                    f"Expected {len(self.texts)} {name} in corpus {self.name!r}, got {len(value)}. "
+                    "Pass one for each row."
                 )
         if self.labels is not None and self.scores is not None:
-            raise DataError(f"Expected labels or scores in corpus {self.name!r}, found both. Give one of the two.")
+            raise DataError(f"Expected labels or scores in corpus {self.name!r}, got both. Pass only one.")
         check_texts(self.texts, self.name)
         if self.second is not None:
             check_texts(self.second, self.name, "second text")
@@ -89,12 +88,12 @@ class Corpus:
             if not 0 <= label < len(self.label_names) and len(self.label_names) > 1:
                 raise DataError(
                     f"Expected label={label!r} in row {row} of corpus {self.name!r} in [0, {len(self.label_names)}). "
-                    "Labels are positions in label_names."
+                    "Labels are indices into label_names."
                 )
         if len(self.label_names) < 2:
             raise DataError(
-                f"Expected at least 2 classes in corpus {self.name!r}, found {len(self.label_names)}. "
-                "With one class there is nothing to learn; check the label column."
+                f"Expected at least 2 classes in corpus {self.name!r}, got {len(self.label_names)}. "
+                "Check the label column."
             )
 
     def __len__(self) -> int:
@@ -103,7 +102,7 @@ class Corpus:
 
     @property
     def task(self) -> Task:
-        """What there is to learn: classes, scores, or nothing."""
+        """The task: classification, regression, or unlabelled."""
         if self.labels is not None:
             return "classification"
         return "regression" if self.scores is not None else "unlabelled"
@@ -140,15 +139,15 @@ class Corpus:
     def take(self, indices: Iterable[int] | npt.NDArray[np.int64]) -> Corpus:
         """Return the rows with these numbers, in this order."""
         rows = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
-        picked: dict[str, Any] = {
+        columns: dict[str, Any] = {
             name: None if (column := getattr(self, name)) is None else tuple(column[row] for row in rows)
             for name in _PER_ROW
         }
-        return dataclasses.replace(self, **picked)
+        return dataclasses.replace(self, **columns)
 
     @cached_property
     def unit_names(self) -> tuple[str, ...]:
-        """The units by name, in order of appearance; empty if each row is its own unit."""
+        """The names of the units, in order of appearance; empty if each row is a unit."""
         return () if self.units is None else tuple(dict.fromkeys(self.units))
 
     @cached_property
@@ -172,15 +171,15 @@ class Corpus:
         return order, starts
 
     def rows_of(self, units: Iterable[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the rows of these units, unit by unit in the order given."""
-        wanted = units if isinstance(units, np.ndarray) else np.fromiter(units, dtype=np.int64)
+        """Return the rows of these units, unit by unit, in this order."""
+        selected = units if isinstance(units, np.ndarray) else np.fromiter(units, dtype=np.int64)
         if self.units is None:
-            return np.asarray(wanted, dtype=np.int64).copy()
+            return np.asarray(selected, dtype=np.int64).copy()
         order, starts = self._rows_by_unit
-        lengths = starts[wanted + 1] - starts[wanted]
+        lengths = starts[selected + 1] - starts[selected]
         ends = np.cumsum(lengths)
         within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
-        return np.asarray(order[np.repeat(starts[wanted], lengths) + within], dtype=np.int64)
+        return np.asarray(order[np.repeat(starts[selected], lengths) + within], dtype=np.int64)
 
     def renamed(self, name: str, *remarks: str) -> Corpus:
         """Return the same rows under another name, with remarks added."""
@@ -203,7 +202,7 @@ def joined(first: Corpus, second: Corpus) -> Corpus:
         if (getattr(first, name) is None) != (getattr(second, name) is None):
             raise DataError(
                 f"Expected corpora {first.name!r} and {second.name!r} of the same kind, but only one has {name}. "
-                "Join like with like."
+                "Join corpora with the same columns."
             )
     if first.label_names != second.label_names:
         raise DataError(
@@ -218,7 +217,7 @@ def joined(first: Corpus, second: Corpus) -> Corpus:
 
 
 def check_texts(texts: Sequence[object], where: str, what: str = "text") -> None:
-    """Reject what is no text, empty, or not writable as UTF-8, naming the rows and not the texts."""
+    """Reject values that are not text, empty, or invalid Unicode; errors name the rows, not the texts."""
     bad = BadRows(where)
     for row, text in enumerate(texts, start=1):
         if fault := _fault(text):
@@ -230,11 +229,11 @@ def _fault(text: object) -> str:
     if not isinstance(text, str):
         if text is None:
             return "is missing. Fill it in, or remove the row."
-        return f"is of type {type(text).__name__}. Write it as text, or name another column."
+        return f"is of type {type(text).__name__}. Write it as text, or use another column."
     if not text or text.isspace():
         return "is empty. Fill it in, or remove the row."
     if not text.isascii() and _SURROGATE.search(text):
-        return "holds half a surrogate pair. It is no valid Unicode; fix the row."
+        return "holds half a surrogate pair. It is not valid Unicode; fix the row."
     if "\0" in text:
         return "holds a NUL character. Remove it; the file may be damaged."
     return ""
@@ -253,7 +252,7 @@ _NAMED = 10
 
 
 def numbers(word: str, rows: Sequence[int]) -> str:
-    """Return numbered rows (or lines) in words: the first ten by number, and how many there are.
+    """Return a phrase for numbered rows or lines: the first ten numbers, and how many more.
 
     >>> numbers("row", [3])
     'row 3'
@@ -271,7 +270,7 @@ def numbers(word: str, rows: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class BadRows:
-    """The faulty rows of one place, gathered by fault, so that all are named together and never shown.
+    """The faulty rows of one source, grouped by fault, so that one error names all of them without their content.
 
     >>> bad = BadRows("a.csv")
     >>> for row in (2, 5):
@@ -284,11 +283,11 @@ class BadRows:
     rows: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     def add(self, row: int, expected: str, fault: str) -> None:
-        """Note a row in which something was expected, with what follows in the message: the fault and its remedy."""
+        """Add a faulty row: what was expected, and the rest of the message with the fault and its remedy."""
         self.rows.setdefault((expected, fault), []).append(row)
 
     def check(self) -> None:
-        """Reject the place if a row has a fault."""
+        """Raise an error if a row has a fault."""
         if self.rows:
             raise DataError(" ".join(self.sentences()))
 
@@ -306,49 +305,49 @@ _PER_CLASS = 2  # rows a class has on average, at or below which the labels look
 
 
 def doubts(corpus: Corpus, label: str | None = None, unit: str | None = None) -> list[str]:
-    """Return what is doubtful about a corpus, a sentence each; `label` and `unit` are the columns they came from.
+    """Return warnings about a corpus, one sentence each; `label` and `unit` are the names of their columns.
 
     >>> toy = Corpus("toy", ("a", "b", "a"), labels=(0, 1, 0), splits=("train", "train", "validation"))
     >>> doubts(toy)
-    ['1 of 1 validation texts stand among the training texts too: utility is measured on rows that were learned.']
+    ['1 of 1 validation texts are also training texts: utility is measured on rows that the model was trained on.']
     """
-    found = [*_classes(corpus), *_units(corpus)]
+    warnings = [*_classes(corpus), *_units(corpus)]
     if unit is not None and unit == label:
-        found.append(
+        warnings.append(
             f"The column {unit!r} is both label and unit: rows with the same label count as one {corpus.unit_name}. "
-            "Name the column that says whose text it is."
+            "Use the column of the author or patient as unit."
         )
     if "train" in corpus.split_names:
         for name in corpus.split_names:
             if name != "train":
-                found += _across(corpus, corpus.split("train"), corpus.split(name), name)
-    return found
+                warnings += _across(corpus, corpus.split("train"), corpus.split(name), name)
+    return warnings
 
 
 def _across(corpus: Corpus, train: Corpus, other: Corpus, name: str) -> list[str]:
-    found: list[str] = []
+    warnings: list[str] = []
     if corpus.units is not None:
         both = set(train.unit_names) & set(other.unit_names)
         if both:
-            found.append(
-                f"{len(both):,} of {corpus.unit_count:,} {corpus.unit_name} units stand in both train and {name}: "
-                f"utility is measured on people the model has seen, and what is published of the {name} rows is not "
-                "covered by the guarantee. Divide the rows by whole units."
+            warnings.append(
+                f"{len(both):,} of {corpus.unit_count:,} {corpus.unit_name} units are in both train and {name}: "
+                f"utility is measured on people the model has seen, and figures about the {name} rows are not covered "
+                "by the guarantee. Split by units."
             )
-    learned = set(_rows(train))
-    again = sum(row in learned for row in _rows(other))
-    if again:
-        found.append(
-            f"{again:,} of {len(other):,} {name} texts stand among the training texts too: utility is measured on rows "
-            "that were learned."
+    trained = set(_rows(train))
+    repeated = sum(row in trained for row in _rows(other))
+    if repeated:
+        warnings.append(
+            f"{repeated:,} of {len(other):,} {name} texts are also training texts: utility is measured on rows that "
+            "the model was trained on."
         )
     if corpus.labels is not None:
         missing = sorted(set(other.labels or ()) - set(train.labels or ()))
         if missing:
             names = ", ".join([*(repr(corpus.label_names[label]) for label in missing[:3]), *["…"][: len(missing) > 3]])
-            count = "1 class stands" if len(missing) == 1 else f"{len(missing):,} classes stand"
-            found.append(f"{count} only among the {name} rows ({names}): the model cannot learn what it does not see.")
-    return found
+            count = "1 class is" if len(missing) == 1 else f"{len(missing):,} classes are"
+            warnings.append(f"{count} only in the {name} rows ({names}): the model cannot learn them.")
+    return warnings
 
 
 def _rows(corpus: Corpus) -> list[tuple[str, ...]]:
@@ -367,7 +366,7 @@ def _classes(corpus: Corpus) -> list[str]:
         return []
     return [
         Message(
-            f"There are {count:,} classes for {len(corpus):,} rows: the label column looks like an identifier. Name "
+            f"There are {count:,} classes for {len(corpus):,} rows: the label column looks like an identifier. Use "
             f"another column ({setting('label')})."
         )
     ]
@@ -381,7 +380,7 @@ def _units(corpus: Corpus) -> list[str]:
         return []
     return [
         Message(
-            f"All training rows belong to one {corpus.unit_name}: nobody can be hidden among others, and one unit is "
-            f"all that a guarantee would cover. Name the column that says whose text it is ({setting('unit')})."
+            f"All training rows belong to one {corpus.unit_name}, so a guarantee would hide a single unit among no "
+            f"others. Use the column of the author or patient ({setting('unit')})."
         )
     ]

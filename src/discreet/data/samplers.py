@@ -1,15 +1,16 @@
-"""Samplers: which units are in the batch of a step, and what that does to a step's privacy cost.
+"""Samplers: the units in the batch of a step, and the privacy amplification of that sampling.
 
-A sampler remembers nothing: the batch of step 17 is a function of the step and the source of randomness, so a training
-that was stopped draws the same batches when it is resumed. `n` counts units of privacy, never rows.
+A sampler has no state: the batch of step 17 is a function of the step and the generator, so a resumed training samples
+the same batches. `n` is the number of privacy units, never of rows.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,33 +25,32 @@ Indices = npt.NDArray[np.int64]
 Visible = Literal["sum", "each"]
 
 
-@runtime_checkable
-class Sampler(Protocol):
-    """What every sampler can do."""
+class Sampler(ABC):
+    """Base class of samplers: selects the units of each batch and accounts for the sampling."""
 
+    @abstractmethod
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
         """Return the units, of n, in the batch of a step."""
-        ...
 
+    @abstractmethod
     def expected_size(self, n: int) -> float:
         """Return the expected number of units in a batch."""
-        ...
 
+    @abstractmethod
     def steps_per_epoch(self, n: int) -> int:
-        """Return after how many steps each unit has been drawn once, on average or exactly."""
-        ...
+        """Return the number of steps in which each unit is sampled once, on average or exactly."""
 
+    @abstractmethod
     def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
-        """Return the event of one step, given how the batch was drawn and whether its sum or each vector is seen."""
-        ...
+        """Return the event of one step under this sampling, if its sum or each vector of it is visible."""
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Sampler):
     """Each unit is in the batch with probability `rate`, independently of all others; a batch may be empty.
 
     Guarantee: the amplification is that of the clipped and noised *sum* of a batch divided by the expected size; it
-    holds under add/remove and zero-out as long as nobody sees which units were drawn.
+    holds under add/remove and zero-out as long as the sampled units stay secret.
 
     >>> Poisson(0.25).draw(step=3, n=12, rng=Rng(7))
     array([ 0,  3,  5,  8,  9, 10])
@@ -61,60 +61,60 @@ class Poisson:
     rate: float
 
     def __post_init__(self) -> None:
-        """Refuse what is no sampling rate."""
+        """Reject an invalid sampling rate."""
         remedy = "It is a probability: expected batch size / number of units."
         if not probability("rate", self.rate, remedy) > 0:
             raise invalid("rate", self.rate, "in (0, 1]", remedy)
 
     @classmethod
     def expecting(cls, size: float, n: int) -> Poisson:
-        """Return the sampler whose batches hold `size` of `n` units on average."""
+        """Return the sampler with an expected batch size of `size` of `n` units."""
         whole("n", n)
         if not 0 < size <= n:
             raise invalid("size", size, f"in (0, {n}]", "A batch holds at most all units.")
         return cls(size / n)
 
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
-        """Return the units drawn at a step, in increasing order; perhaps none."""
+        """Return the sampled units of a step in increasing order; the batch may be empty."""
         source = rng.fork("batch", step)
         if self.rate == 1:
             return np.arange(n, dtype=np.int64)
-        # A unit is in if 64 random bits, read as a fraction, fall below the rate. One byte settles 255 of 256 units,
-        # the other 7 bytes are drawn only where the first ties: an eighth of the random numbers, the same distribution.
+        # A unit is sampled if 64 random bits, as a fraction, are below the rate. One byte decides for 255 of 256 units;
+        # the other 7 bytes are generated only for ties: an eighth of the random numbers, the same distribution.
         first, rest = divmod(int(self.rate * 2**64), 2**56)
         lead = np.frombuffer(source.bytes(n), dtype=np.uint8)
         ties = np.flatnonzero(lead == first)
         within = ties[(source.words(len(ties)) >> np.uint64(8)) < np.uint64(rest)]
-        drawn = lead < first
-        drawn[within] = True
-        return np.flatnonzero(drawn).astype(np.int64, copy=False)
+        sampled = lead < first
+        sampled[within] = True
+        return np.flatnonzero(sampled).astype(np.int64, copy=False)
 
     def expected_size(self, n: int) -> float:
-        """Return n times the rate: the divisor of the noisy sum, never the realised size."""
+        """Return n times the rate: the divisor of the noisy sum, never the actual size."""
         return n * self.rate
 
     def steps_per_epoch(self, n: int) -> int:
-        """Return after how many steps each unit has been drawn once on average."""
+        """Return the number of steps in which each unit is sampled once on average."""
         return math.ceil(round(1 / self.rate, 9))
 
     def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
-        """Return `event` under Poisson sampling, of a sum; where each vector is seen, there is no proven figure."""
+        """Return `event` under Poisson sampling of a sum; raise an error if each vector is visible."""
         from discreet.accounting.events import PoissonSampledDpEvent
 
         if visible == "each":
             raise UnsupportedError(
-                f"Expected sampler={self!r} to be FixedSize where each vector is seen. The size of a Poisson batch, "
-                "and a vector that is absent, would show; draw a fixed number."
+                f"Expected sampler={self!r} to be FixedSize if each vector is visible. The size of a Poisson batch "
+                "would reveal an absent vector; use a fixed size."
             )
         return PoissonSampledDpEvent(self.rate, event)
 
 
 @dataclass(frozen=True)
-class FixedSize:
-    """Each batch is `size` different units, drawn afresh at every step.
+class FixedSize(Sampler):
+    """Each batch is a new sample of `size` distinct units.
 
     Guarantee: the amplification is that of the clipped and noised sum under replace-one, where the number of units is
-    public; it holds as long as nobody sees which units were drawn.
+    public; it holds as long as the sampled units stay secret.
 
     >>> FixedSize(4).draw(step=3, n=12, rng=Rng(7))
     array([ 6,  7,  8, 10])
@@ -123,21 +123,21 @@ class FixedSize:
     size: int
 
     def __post_init__(self) -> None:
-        """Refuse a batch of nothing."""
+        """Reject an empty batch."""
         whole("size", self.size, remedy="It is the number of units in a batch.")
 
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
-        """Return the units drawn at a step, in increasing order."""
+        """Return the sampled units of a step in increasing order."""
         self._check(n)
         source = rng.fork("batch", step)
-        # Of the two, the drawn and the left out, the smaller is sampled.
+        # Sample the batch or its complement, whichever is smaller.
         fewer = min(self.size, n - self.size)
-        chosen = _distinct(fewer, n, source)
+        units = _distinct(fewer, n, source)
         if fewer == self.size:
-            return np.sort(chosen)
-        out = np.ones(n, dtype=bool)
-        out[chosen] = False
-        return np.flatnonzero(out).astype(np.int64, copy=False)
+            return np.sort(units)
+        sampled = np.ones(n, dtype=bool)
+        sampled[units] = False
+        return np.flatnonzero(sampled).astype(np.int64, copy=False)
 
     def expected_size(self, n: int) -> float:
         """Return the size."""
@@ -145,12 +145,12 @@ class FixedSize:
         return float(self.size)
 
     def steps_per_epoch(self, n: int) -> int:
-        """Return after how many steps each unit has been drawn about once on average."""
+        """Return the number of steps in which each unit is sampled about once on average."""
         self._check(n)
         return math.ceil(n / self.size)
 
     def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
-        """Return `event` under sampling without replacement, for a sum or for vectors that are seen one by one."""
+        """Return `event` under sampling without replacement, for a sum or for visible vectors."""
         from discreet.accounting.events import SampledWithoutReplacementDpEvent, VisibleVectorsDpEvent
 
         self._check(n)
@@ -160,12 +160,12 @@ class FixedSize:
 
     def _check(self, n: int) -> None:
         if self.size > n:
-            raise invalid("size", self.size, f"<= {n}, the number of units", "Take a smaller batch.")
+            raise invalid("size", self.size, f"<= {n}, the number of units", "Use a smaller batch.")
 
 
 @dataclass(frozen=True)
-class Shuffled:
-    """Each epoch is a new order of all units, cut into batches of `size`; the last may be smaller.
+class Shuffled(Sampler):
+    """Each epoch is a new permutation of all units, divided into batches of `size`; the last may be smaller.
 
     Guarantee: no amplification. The batches of an epoch are disjoint, so under zero-out and replace-one an epoch costs
     what one use of each unit costs (`per_epoch`), whatever the number of steps.
@@ -177,14 +177,14 @@ class Shuffled:
     size: int
 
     def __post_init__(self) -> None:
-        """Refuse a batch of nothing."""
+        """Reject an empty batch."""
         whole("size", self.size, remedy="It is the number of units in a batch.")
 
     def draw(self, step: int, n: int, rng: Rng) -> Indices:
-        """Return the units of a step, in the epoch's order."""
+        """Return the units of a step, in the order of the epoch."""
         if rng.is_secure:
             raise invalid(
-                "rng", rng, "seeded", "An epoch's order is drawn again at every step; use Poisson or FixedSize."
+                "rng", rng, "seeded", "The order of an epoch is recomputed at every step; use Poisson or FixedSize."
             )
         epoch, batch = divmod(step, self.steps_per_epoch(n))
         order = _order(rng.fork("epoch", epoch).bytes(16), n)
@@ -200,27 +200,27 @@ class Shuffled:
         return math.ceil(n / self.size)
 
     def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
-        """Refuse: shuffled batches have no proven amplification for a step."""
+        """Raise an error: shuffled batches have no proven amplification for a step."""
         raise UnsupportedError(
             f"Expected sampler={self!r} to be Poisson or FixedSize. Shuffled batches have no amplification: each epoch "
-            "costs one full use of the event (Shuffled.per_epoch), under zero-out or replace-one."
+            "costs one use of the event (Shuffled.per_epoch), under zero-out or replace-one."
         )
 
     def per_epoch(self, event: DpEvent) -> DpEvent:
-        """Return the event of a whole epoch under zero-out or replace-one: one use, as the batches are disjoint."""
+        """Return the event of an epoch under zero-out or replace-one: one use, because the batches are disjoint."""
         return event
 
 
 def _distinct(count: int, n: int, source: Rng) -> Indices:
-    """Return `count` different numbers below n: the first different ones of a stream of uniform draws."""
-    found: Indices = np.empty(0, dtype=np.int64)
-    while len(found) < count:
-        # n * 2^-53 is the largest bias of any number: below 2e-9 for ten million units.
-        more = (source.uniform(count - len(found) + 8) * n).astype(np.int64)
-        stream = np.concatenate([found, more])
+    """Return `count` distinct numbers below n: the first distinct ones of a stream of uniform samples."""
+    distinct: Indices = np.empty(0, dtype=np.int64)
+    while len(distinct) < count:
+        # n * 2^-53 bounds the bias of any number: below 2e-9 for ten million units.
+        more = (source.uniform(count - len(distinct) + 8) * n).astype(np.int64)
+        stream = np.concatenate([distinct, more])
         _, where = np.unique(stream, return_index=True)
-        found = stream[np.sort(where)]
-    return found[:count]
+        distinct = stream[np.sort(where)]
+    return distinct[:count]
 
 
 @lru_cache(maxsize=4)

@@ -1,9 +1,9 @@
-r"""Rows of fields between separators, CSV and TSV: what is written is read back, or rejected, but never misread.
+r"""Read and write CSV and TSV files: written files are read back exactly; ambiguous files are rejected.
 
 The rules:
 
 - A line ends with \n or \r\n, or with \r in a file that has no \n. Blank lines are skipped.
-- Quoted: a field that begins with a quotation mark goes on to the next single one; a pair of marks inside is one
+- Quoted: a field that begins with a quotation mark ends at the next single one; a pair of marks inside is one
   mark. Separators and line ends inside are text.
 - Not quoted: every separator and every line end counts, and a quotation mark is text.
 - CSV is quoted. TSV may be either: quoted if a name in its header begins with a quotation mark; otherwise, where some
@@ -26,14 +26,14 @@ QUOTINGS = ("csv", "none")
 _TAB = "\t"
 _MARK = '"'
 _NAMED = {"tab": _TAB, "\\t": _TAB, "comma": ",", "semicolon": ";"}
-_EXCEL = "sep="  # a first line by which spreadsheets say their separator
+_EXCEL = "sep="  # first line in which spreadsheets declare their separator
 
 Rows = list[list[str]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of a CSV or TSV file are written: the separator, and whether fields are quoted.
+    """The format of a CSV or TSV file: the separator, and whether fields are quoted.
 
     None for the separator is a comma in .csv and a tab in .tsv files; None for the quoting follows the rules above.
     """
@@ -42,21 +42,21 @@ class Layout:
     quoting: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject what separates nothing."""
+        """Reject an invalid separator or quoting."""
         if self.quoting is not None:
             one_of("quoting", self.quoting, QUOTINGS)
         if self.separator is not None:
             character = _NAMED.get(self.separator, self.separator)
             if len(character) != 1 or character in '"\r\n':
-                raise invalid("separator", self.separator, "one character", "Write ';', ',', '|' or tab.")
+                raise invalid("separator", self.separator, "one character", "Use ';', ',', '|' or tab.")
 
     def character(self, default: str) -> str:
-        """Return the separator itself."""
+        """Return the separator character."""
         return default if self.separator is None else _NAMED.get(self.separator, self.separator)
 
 
 def read_rows(text: str, where: str, default: str, layout: Layout) -> Rows:
-    """Return the rows of a file, the header first; reject what no rule reads, or what two readings fit."""
+    """Return the rows of a file, the header first; reject malformed and ambiguous files."""
     if "\n" not in text and "\r" in text:
         text = text.replace("\r", "\n")
     separator = layout.character(default)
@@ -67,46 +67,46 @@ def read_rows(text: str, where: str, default: str, layout: Layout) -> Rows:
         else:
             _check_separator(head, where, separator)
     quoting = layout.quoting or _quoting(text, where, separator)
-    rows = _quoted(text, where, separator) if quoting == "csv" else _plain(text, separator)
+    rows = _quoted(text, where, separator) if quoting == "csv" else _unquoted(text, separator)
     if rows:
         _check_widths(rows, where)
     return rows
 
 
 def write_rows(columns: Mapping[str, Sequence[Any]], separator: str) -> str:
-    r"""Return columns as text that `read_rows` reads back: TSV all quoted or not at all, CSV quoted where needed.
+    r"""Return columns as text that `read_rows` reads back: TSV with all fields or none quoted, CSV quoted if needed.
 
     >>> write_rows({"text": ['say "no"'], "label": [1]}, "\t")
     'text\tlabel\nsay "no"\t1\n'
     """
     rows = [list(map(str, columns))]
     rows += [["" if value is None else str(value) for value in row] for row in zip(*columns.values(), strict=True)]
-    held = io.StringIO()
+    buffer = io.StringIO()
     if separator == _TAB:
         special = any(f.startswith(_MARK) or any(c in f for c in "\t\r\n") for row in rows for f in row)
-        special = special or any(row == [""] for row in rows)  # else it would be a blank line
+        special = special or any(row == [""] for row in rows)  # otherwise it would be a blank line
         if not special:
             return "".join(_TAB.join(row) + "\n" for row in rows)
-        csv.writer(held, delimiter=separator, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
-        return held.getvalue()
-    some = csv.writer(held, delimiter=separator, lineterminator="\n")
-    every = csv.writer(held, delimiter=separator, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        csv.writer(buffer, delimiter=separator, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
+        return buffer.getvalue()
+    as_needed = csv.writer(buffer, delimiter=separator, lineterminator="\n")
+    quote_all = csv.writer(buffer, delimiter=separator, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for row in rows:
-        # the csv module leaves a lone \r without marks, where it would end the row
-        (every if any("\r" in field for field in row) else some).writerow(row)
-    return held.getvalue()
+        # the csv module does not quote a lone \r, which would end the row
+        (quote_all if any("\r" in field for field in row) else as_needed).writerow(row)
+    return buffer.getvalue()
 
 
 def _check_separator(head: str, where: str, separator: str) -> None:
-    """Reject a header that holds some other separator and not this one."""
+    """Reject a header that has another separator but not this one."""
     if separator in head:
         return
     other = next((mark for mark in ";\t|," if mark in head), None)
     if other is not None:
-        said = {_TAB: "tab", ",": "comma"}
-        named, mine = said.get(other, other), said.get(separator, separator)
+        names = {_TAB: "tab", ",": "comma"}
+        named, mine = names.get(other, other), names.get(separator, separator)
         raise DataError(
-            f"Expected columns separated by {separator!r} in {where!r}, but its header has none and holds {other!r}. "
+            f"Expected columns separated by {separator!r} in {where!r}, but its header has none and has {other!r}. "
             f"Set {setting('separator', named)} if that separates them, or {setting('separator', mine)} for one column."
         )
 
@@ -120,18 +120,17 @@ def _quoting(text: str, where: str, separator: str) -> str:
     header = next(_lines(text)).split(separator)
     if any(name.lstrip().startswith(_MARK) for name in header):
         return "csv"
-    plain = all(line.count(separator) == len(header) - 1 for line in _lines(text))
+    unquoted = all(line.count(separator) == len(header) - 1 for line in _lines(text))
     try:
         quoted = all(len(row) == len(header) for row in _quoted(text, where, separator))
     except DataError:
         quoted = False
-    if plain and quoted:
+    if unquoted and quoted:
         line = next(i for i, line in enumerate(text.split("\n"), 1) if (separator + line).count(separator + _MARK))
         raise DataError(
             f"Expected one way to read {where!r}, but it fits two: in line {line} a field begins with a quotation "
-            "mark, which may stand around the field or be part of the text. Set "
-            f"{setting('quoting', 'csv')} if marks stand around fields, or {setting('quoting', 'none')} if they are "
-            "text."
+            "mark, which may quote the field or be part of the text. Set "
+            f"{setting('quoting', 'csv')} if fields are quoted, or {setting('quoting', 'none')} if the marks are text."
         )
     return "csv" if quoted else "none"
 
@@ -148,13 +147,13 @@ def _lines(text: str) -> Iterator[str]:
         at = end + 1
 
 
-def _plain(text: str, separator: str) -> Rows:
+def _unquoted(text: str, separator: str) -> Rows:
     return [line.split(separator) for line in _lines(text)]
 
 
 def _quoted(text: str, where: str, separator: str) -> Rows:
-    # Read here and not by the csv module, which takes 4 bytes a character several times over for a long field, and
-    # for which a lone \r ends a row.
+    # Not read by the csv module, which needs several times 4 bytes per character for a long field, and for which a
+    # lone \r ends a row.
     rows: Rows = []
     at, size = 0, len(text)
     while at < size:
@@ -182,7 +181,7 @@ def _quoted_row(text: str, where: str, separator: str, at: int) -> tuple[list[st
             while True:
                 close = text.find(_MARK, close)
                 if close < 0:
-                    raise _malformed(text, where, at, "a quotation mark without its second")
+                    raise _malformed(text, where, at, "an unclosed quotation mark")
                 if not text.startswith(_MARK, close + 1):
                     break
                 close += 2
@@ -218,8 +217,8 @@ def _check_widths(rows: Rows, where: str) -> None:
     width = len(rows[0])
     bad = [number for number, row in enumerate(rows[1:], start=1) if len(row) != width]
     if bad:
-        found = f"found {len(rows[bad[0]])}" if len(bad) == 1 else f"found {len(rows[bad[0]])} in the first of them"
+        count = f"got {len(rows[bad[0]])}" if len(bad) == 1 else f"got {len(rows[bad[0]])} in the first of them"
         raise DataError(
-            f"Expected {width} fields in {numbers('row', bad)} of {where!r}, {found}. "
+            f"Expected {width} fields in {numbers('row', bad)} of {where!r}, {count}. "
             "Every row needs as many fields as the header; quote a field that holds the separator."
         )

@@ -1,4 +1,4 @@
-"""Where a corpus comes from: built in, a file, a folder with splits, or the Hugging Face hub."""
+"""Load a corpus: built in, from a file, from a folder with splits, or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from discreet.data.separated import Layout
 from discreet.data.tables import READERS, Table, read_table
 
 HELD_OUT = 0.1
-EACH_ROW = "row"  # as the name of a unit: every row is its own
+EACH_ROW = "row"  # name of the unit if each row is a unit
 _SPLIT_FILES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"} | {
     "dev": "validation",
     "test": "test",
@@ -32,9 +32,9 @@ _UNIT_KINDS = (str, int, date, Decimal, UUID)
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns to read; label=None reads texts alone, unit names whose privacy is at stake.
+    """Names of the columns to read; `unit` is the column of the privacy unit, label=None reads only texts.
 
-    `separator` and `quoting` ("csv" or "none") say how CSV and TSV files are written, where their names do not.
+    `separator` and `quoting` ("csv" or "none") set the format of CSV and TSV files.
     """
 
     text: str = "text"
@@ -46,16 +46,16 @@ class Columns:
 
     @property
     def layout(self) -> Layout:
-        """How CSV and TSV files are written."""
+        """The format of CSV and TSV files."""
         return Layout(self.separator, self.quoting)
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """Which text: a built-in name, a file, a folder of splits or the hub; its columns, and how much of it.
+    """A text source: a built-in name, a file, a folder of splits or the hub, with its columns and size.
 
-    The one answer to that question on the command line, in studies and in run folders; see `load` for each field. The
-    seed is that of built-in notes, `rows` and `share`.
+    Used by the command line, studies and run folders; see `load` for the fields. The seed is that of the built-in
+    notes, `rows` and `share`.
     """
 
     source: str
@@ -75,29 +75,20 @@ class TextSource:
     @property
     def columns(self) -> Columns:
         """The columns to read."""
-        return Columns(self.text, self.text_pair, self.label, self.unit, self.separator, self.quoting)
+        return Columns(**{one.name: getattr(self, one.name) for one in dataclasses.fields(Columns)})
 
     @property
     def built_in(self) -> bool:
-        """Whether the text comes with the package."""
+        """Whether the text is built in."""
         return self.source in CORPORA
 
     def load(self, adjacency: Adjacency | str = Adjacency.ZERO_OUT) -> Corpus:
-        """Read the corpus, whose held-out rows are selected for an adjacency.
+        """Read the corpus; held-out rows are selected for an adjacency.
 
         Guarantee: none, this reads private data; errors name rows, never texts.
         """
-        return load(
-            self.source,
-            self.columns,
-            seed=self.seed,
-            rows=self.rows,
-            share=self.share,
-            validation=self.validation,
-            task=self.task,
-            label_names=self.label_names,
-            adjacency=adjacency,
-        )
+        settings = {name: value for name, value in vars(self).items() if name not in {"source", *vars(self.columns)}}
+        return load(self.source, self.columns, **settings, adjacency=adjacency)
 
 
 def load(
@@ -116,20 +107,19 @@ def load(
     """Return a corpus from a built-in name, a file, a folder of splits or the hub.
 
     - "notes", "notes-pairs", "notes-pairs-scores", "reviews" (and its part "reviews-imdb"): built in; `seed` and
-      `rows` shape the notes.
-    - a .csv, .tsv, .jsonl or .parquet file, or a folder that holds train.* and perhaps validation.* (dev.*) and test.*
+      `rows` set the generated notes.
+    - a .csv, .tsv, .jsonl or .parquet file, or a folder with train.* and optionally validation.* (dev.*) and test.*
     - "hub:NAME" or "hub:NAME:CONFIG": a Hugging Face data set, through the `hub` extra.
 
-    What has no validation split gets one: about a tenth of the units, each by a keyed hash of its own identity. It is
-    the same at every call whatever the seed, so that a model is never evaluated on rows it was trained on. `validation`
-    is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the training units,
-    each by its own draw with `seed`; `rows` keeps exactly so many training rows, where each row is its own unit and
-    their number is public. `label_names` gives the classes (those of a trained model); without it they are found, and
-    `task` may overrule what they are taken for; "unlabelled" reads the texts alone. `adjacency` is the one under which
-    a protected training on the corpus will be certified: under add/remove a row without a named unit is known by its
-    text, otherwise by its position.
-    Where rows cannot be held out, as one side would be empty or lack a class, that is an error; without `strict`, for
-    those who only look, all rows stay in "train" and a remark says so.
+    A source without a validation split gets one: about a tenth of the units, each selected by a keyed hash of its own
+    identity. The split does not depend on the seed, so that a model is never evaluated on its training rows.
+    `validation` is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the
+    training units, each selected independently with `seed`; `rows` keeps exactly that many training rows, if each row
+    is a unit and their number is public. `label_names` sets the classes (such as those of a trained model); otherwise
+    they are inferred, and `task` overrides whether they are classes or scores; "unlabelled" reads only the texts.
+    `adjacency` is that of the guarantee of a protected training on the corpus: under add/remove a row without a named
+    unit is identified by its text, otherwise by its position. An error is raised if rows cannot be held out because one
+    side would be empty or lack a class; without `strict`, all rows stay in "train" and a remark says so.
 
     Guarantee: none, this reads private data; errors name rows, never texts.
     """
@@ -142,58 +132,74 @@ def load(
     if rows is not None:
         whole("rows", rows, remedy="It is the number of rows to keep.")
         if share is not None:
-            raise invalid(
-                "share",
-                share,
-                f"left out where {setting('rows')} is given",
-                "Both say how much to keep; leave one out.",
-            )
+            rule = f"left out if {setting('rows')} is set"
+            raise invalid("share", share, rule, "Both set how much to keep; remove one.")
     name = str(source)
     each_row = columns.unit == EACH_ROW
     if each_row:
         columns = dataclasses.replace(columns, unit=None)
     if name in CORPORA:
         if columns != Columns():
-            raise DataError(f"Expected no column names for {name!r}. It is built in and has its own; leave them out.")
-        made = CORPORA[name].generated
+            raise DataError(f"Expected no column names for the built-in corpus {name!r}. Remove them.")
         corpus = _with_label_names(CORPORA[name].make(seed, rows), label_names)
-        if each_row:
-            corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
-        if validation is None and near is Adjacency.ADD_REMOVE and corpus.units is None:
-            validation = HELD_OUT  # again, by text and not by position
-        if isinstance(validation, int | float) and not isinstance(validation, bool):
-            corpus = _split_again(corpus, validation, near)
-        elif validation is not None:
-            raise DataError(
-                f"Expected validation={str(validation)!r} to be a fraction for {name!r}. Its rows are built in."
-            )
+        rows = None if CORPORA[name].generated else rows
+    else:
+        corpus = _from_files(name, columns, validation, task, label_names)
+    if each_row:
+        corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
+    if name in CORPORA:
+        corpus = _split_built_in(corpus, name, validation, near)
         corpus = corpus.unlabelled() if task == "unlabelled" else corpus
-        return _part_of(corpus, None if made else rows, share, seed, near)
+    else:
+        corpus = _split_files(corpus, validation, near, label_names is None, strict)
+    return _part_of(corpus, rows, share, seed, near)
+
+
+def _from_files(
+    name: str,
+    columns: Columns,
+    validation: float | str | Path | None,
+    task: Task | None,
+    label_names: Sequence[str] | None,
+) -> Corpus:
     tables = _tables(name, columns.layout)
     if isinstance(validation, str | Path):
         if "validation" in tables:
             raise DataError(
-                f"Expected validation={str(validation)!r} alone, but {name!r} has validation rows too. Leave one out."
+                f"Expected no validation={str(validation)!r}, because {name!r} has validation rows. Remove one of them."
             )
         tables["validation"] = read_table(Path(validation), columns.layout)
-    corpus = _from_tables(name, tables, columns, task, label_names)
-    if each_row:
-        corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
+    return _from_tables(name, tables, columns, task, label_names)
+
+
+def _split_built_in(corpus: Corpus, name: str, validation: float | str | Path | None, adjacency: Adjacency) -> Corpus:
+    if validation is None and adjacency is Adjacency.ADD_REMOVE and corpus.units is None:
+        validation = HELD_OUT  # split again by text instead of position
+    if isinstance(validation, int | float) and not isinstance(validation, bool):
+        return _split_again(corpus, validation, adjacency)
+    if validation is not None:
+        raise DataError(f"Expected validation={str(validation)!r} to be a fraction for the built-in corpus {name!r}.")
+    return corpus
+
+
+def _split_files(
+    corpus: Corpus, validation: float | str | Path | None, adjacency: Adjacency, every_class: bool, strict: bool
+) -> Corpus:
     fraction = validation if isinstance(validation, int | float) else HELD_OUT
     if "validation" not in corpus.split_names and fraction > 0:
         try:
-            corpus = hold_out(corpus, fraction, adjacency=near, every_class=label_names is None)
+            corpus = hold_out(corpus, fraction, adjacency=adjacency, every_class=every_class)
         except DataError as error:
             if strict:
                 raise
             corpus = corpus.renamed(corpus.name, "no rows were held out: " + error.message)
-    if corpus.labels is not None and label_names is None:
+    if corpus.labels is not None and every_class:
         _check_train_classes(corpus)
-    return _part_of(corpus, rows, share, seed, near)
+    return corpus
 
 
 def _fraction(validation: float | str | Path | None) -> float | str | Path | None:
-    """Return a fraction that was written as text as a number; a file of that name goes first."""
+    """Convert a fraction given as text to a number, unless a file of that name exists."""
     if not isinstance(validation, str) or Path(validation).exists():
         return validation
     try:
@@ -203,7 +209,7 @@ def _fraction(validation: float | str | Path | None) -> float | str | Path | Non
 
 
 def _part_of(corpus: Corpus, rows: int | None, share: float | None, seed: int, adjacency: Adjacency) -> Corpus:
-    """Return the corpus with a share of its training units or a number of its training rows, or all of them."""
+    """Return the corpus with a share of its training units, a number of its training rows, or all of them."""
     if rows is None and share is None:
         return corpus
     if share is not None:
@@ -217,16 +223,16 @@ def _part_of(corpus: Corpus, rows: int | None, share: float | None, seed: int, a
     return fewer
 
 
-def _check_classes_left(whole_corpus: Corpus, fewer: Corpus) -> None:
-    """Refuse fewer training rows that lack a class which all of them and the held-out rows have."""
+def _check_classes_left(corpus: Corpus, fewer: Corpus) -> None:
+    """Reject kept training rows that lack a class of the full training rows and the held-out rows."""
     before, left, other = (
         {label for label, split in zip(c.labels or (), c.splits, strict=True) if (split == "train") is train}
-        for c, train in ((whole_corpus, True), (fewer, True), (whole_corpus, False))
+        for c, train in ((corpus, True), (fewer, True), (corpus, False))
     )
     if missing := (before & other) - left:
         raise DataError(
-            f"Expected every class among the training rows of {fewer.name!r} that were kept, but {len(missing)} of "
-            f"{len(fewer.label_names)} classes are left in held-out rows alone. Keep more "
+            f"Expected every class among the kept training rows of {fewer.name!r}, but {len(missing)} of "
+            f"{len(fewer.label_names)} classes remain only in held-out rows. Keep more "
             f"({setting('share')}, {setting('rows')}), or use another seed."
         )
 
@@ -235,14 +241,14 @@ def _with_label_names(corpus: Corpus, label_names: Sequence[str] | None) -> Corp
     if label_names is None or corpus.labels is None or tuple(label_names) == corpus.label_names:
         return corpus
     names = [corpus.label_names[label] for label in corpus.labels]
-    found = outcome([(corpus.name, names)], "classification", label_names)
-    return dataclasses.replace(corpus, labels=found.labels, label_names=found.label_names)
+    relabelled = outcome([(corpus.name, names)], "classification", label_names)
+    return dataclasses.replace(corpus, labels=relabelled.labels, label_names=relabelled.label_names)
 
 
 def _tables(name: str, layout: Layout) -> dict[str, Table]:
     if name.startswith("hub:"):
         if layout != Layout():
-            raise DataError(f"Expected no separator or quoting for {name!r}. They are for CSV and TSV files.")
+            raise DataError(f"Expected no separator or quoting for {name!r}. They apply only to CSV and TSV files.")
         from discreet.data.hub import read_hub
 
         return read_hub(name.removeprefix("hub:"))
@@ -250,7 +256,7 @@ def _tables(name: str, layout: Layout) -> dict[str, Table]:
     if path.is_dir():
         return _folder(path, layout)
     if not path.exists() and path.suffix.lower() not in READERS:
-        guess = did_you_mean(name, list(CORPORA)) or "For a Hugging Face data set write hub:NAME."
+        guess = did_you_mean(name, list(CORPORA)) or "For a Hugging Face data set, use hub:NAME."
         raise DataError(
             f"Expected data={name!r} to be a file, a folder or one of {', '.join(CORPORA)}. "
             f"There is no such file. {guess}"
@@ -259,23 +265,23 @@ def _tables(name: str, layout: Layout) -> dict[str, Table]:
 
 
 def _folder(path: Path, layout: Layout) -> dict[str, Table]:
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         split = _SPLIT_FILES.get(file.stem.lower())
         if split is None or file.suffix.lower() not in READERS:
             continue
-        if split in found:
+        if split in files:
             raise DataError(
-                f"Expected one {split} file in {str(path)!r}, found {found[split].name} and {file.name}. Move one away."
+                f"Expected one {split} file in {str(path)!r}, got {files[split].name} and {file.name}. Remove one."
             )
-        found[split] = file
-    if "train" not in found:
+        files[split] = file
+    if "train" not in files:
         raise DataError(
-            f"Expected a file such as train.csv in {str(path)!r}, found {', '.join(found) or 'none'}. "
-            f"A folder holds train.* and perhaps validation.* and test.*, each one of {', '.join(READERS)}."
+            f"Expected a file such as train.csv in {str(path)!r}, got {', '.join(files) or 'none'}. "
+            f"A folder must hold train.* and may hold validation.* and test.*, each one of {', '.join(READERS)}."
         )
-    order = [split for split in ("train", "validation", "test") if split in found]
-    return {split: read_table(found[split], layout) for split in order}
+    order = [split for split in ("train", "validation", "test") if split in files]
+    return {split: read_table(files[split], layout) for split in order}
 
 
 def _from_tables(
@@ -283,16 +289,16 @@ def _from_tables(
 ) -> Corpus:
     remarks: list[str] = []
     if columns.label is not None:
-        # The test sets of many benchmarks come without answers: they serve nobody here, and are no reason to refuse.
+        # The test sets of many benchmarks have no labels: they are skipped without an error.
         for split in [s for s, table in tables.items() if s not in _NEEDED and columns.label not in table.names]:
             del tables[split]
-            remarks.append(f"the split {split} was left out, as it has no column {columns.label!r}")
+            remarks.append(f"the split {split} was left out, because it has no column {columns.label!r}")
     texts: list[str] = []
     second: list[str] = []
     units: list[str] = []
     splits: list[str] = []
     answers: list[tuple[str, list[object]]] = []
-    faults: list[str] = []  # gathered, so that a file is fixed in one go
+    faults: list[str] = []  # collected, so that a user can fix all at once
 
     def attempt(read: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         try:
@@ -312,26 +318,26 @@ def _from_tables(
         splits += [split] * table.rows
     if label_names is None and task != "regression" and columns.label is not None:
         label_names = tables["train"].classes.get(columns.label)
-    found = Outcome()
+    result = Outcome()
     if columns.label is not None and all(values for _, values in answers):
         try:
-            found = outcome(answers, task, label_names)
+            result = outcome(answers, task, label_names)
         except DataError as error:
             faults.append(error.message.marked)
     if faults:
         raise DataError(" ".join(faults))
-    if found.labels is not None and len(found.label_names) < 2:
+    if result.labels is not None and len(result.label_names) < 2:
         raise DataError(
-            f"Expected at least 2 classes in column {columns.label!r} of {name!r}, found {len(found.label_names)}. "
-            "With one class there is nothing to learn; check the column."
+            f"Expected at least 2 classes in column {columns.label!r} of {name!r}, got {len(result.label_names)}. "
+            "Check the column."
         )
     return Corpus(
         name=name,
         texts=tuple(texts),
-        labels=found.labels,
-        scores=found.scores,
+        labels=result.labels,
+        scores=result.scores,
         second=tuple(second) if columns.text_pair is not None else None,
-        label_names=found.label_names,
+        label_names=result.label_names,
         units=tuple(units) if columns.unit is not None else None,
         unit_name=EACH_ROW if columns.unit is None else unit_word(columns.unit),
         splits=tuple(splits),
@@ -346,31 +352,31 @@ def _texts(table: Table, name: str, role: str) -> list[str]:
 
 
 def read_units(table: Table, name: str) -> list[str]:
-    """Return whose each row is, by the column with this name."""
+    """Return the unit of each row, from the column with this name."""
     return unit_ids(table.column(name, "unit"), table.where, f"column {name!r}")
 
 
 def unit_ids(units: Sequence[Any], where: str, column: str) -> list[str]:
-    """Return whose each row is, the same person always by the same id; a row that says nothing is rejected.
+    """Return the unit id of each row, the same string for equal ids; reject rows without one.
 
     >>> unit_ids([7, "7", " ann "], "a.csv", "column 'who'")
     ['7', '7', 'ann']
     """
     bad = BadRows(where)
     for row, unit in enumerate(units, start=1):
-        known = isinstance(unit, _UNIT_KINDS)
-        if unit is None or ((known or isinstance(unit, float)) and (unit != unit or not str(unit).strip())):
-            fault = f", but {column} is empty there. Every row must say whose it is; fill it in, or remove the row."
+        valid = isinstance(unit, _UNIT_KINDS)
+        if unit is None or ((valid or isinstance(unit, float)) and (unit != unit or not str(unit).strip())):
+            fault = f", but {column} is empty there. Every row needs a unit; fill it in, or remove the row."
             bad.add(row, "a unit", fault)
-        elif not known:  # as 1 and 1.0, one person would be two units
-            fault = f", found {type(unit).__name__} in {column}. Convert it, or name another."
+        elif not valid:  # as 1 and 1.0, one person would be two units
+            fault = f", got {type(unit).__name__} in {column}. Convert it, or use another column."
             bad.add(row, "a name or an integer as unit", fault)
     bad.check()
     return [str(unit).strip() for unit in units]
 
 
 def unit_word(column: str) -> str:
-    """Return the word for a unit that a column names.
+    """Return the name of a unit from the name of its column.
 
     >>> unit_word("patient_id"), unit_word("Author")
     ('patient', 'author')
@@ -386,11 +392,11 @@ def _check_train_classes(corpus: Corpus) -> None:
     seen = {label for label, split in zip(corpus.labels, corpus.splits, strict=True) if split == "train"}
     if len(seen) < 2:
         raise DataError(
-            f"Expected at least 2 classes among the training rows of {corpus.name!r}, found {len(seen)}. "
-            "With one class there is nothing to learn; check the label column and how the rows are divided."
+            f"Expected at least 2 classes among the training rows of {corpus.name!r}, got {len(seen)}. "
+            "Check the label column and the splits."
         )
 
 
 def _split_again(corpus: Corpus, fraction: float, adjacency: Adjacency) -> Corpus:
-    whole_again = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
-    return hold_out(whole_again, fraction, adjacency=adjacency, every_class=False) if fraction > 0 else whole_again
+    unsplit = dataclasses.replace(corpus, splits=("train",) * len(corpus), remarks=())
+    return hold_out(unsplit, fraction, adjacency=adjacency, every_class=False) if fraction > 0 else unsplit

@@ -1,8 +1,7 @@
-"""Files with named columns: CSV, TSV, JSON lines and Parquet, read alike and rejected alike.
+"""Read and write files with named columns: CSV, TSV, JSON lines, Parquet, and lines of text.
 
-A file taken apart into columns and written again, whole or not at all, with some of its texts rewritten.
-
-Bytes of a file as text: UTF-8, or a rejection that says what the file seems to be and how to convert it.
+`read_table` reads the columns of a file. `read_columns`, `render` and `write_whole` rewrite some texts of a file and
+copy the other columns. `decode` accepts only UTF-8; for other files its error says how to convert them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,15 @@ from discreet.core.files import write_atomic
 from discreet.data.corpus import check_texts, numbers
 from discreet.data.separated import Layout, read_rows, write_rows
 
-_MOST_NAMES, _LONGEST_NAME, _LONGEST_SAID = 40, 60, 200  # columns in an error, and characters
+_MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 40, 60, 200  # columns in an error, and characters
 
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Named columns of equal length from one place; a column is read when it is asked for.
+    """Named columns of equal length from one source; a column is read on demand.
 
-    `classes` gives, for a column that is known to hold classes, their names in the source's own order. `nested` names
-    the values inside objects by their path, such as "ticket.body"; they are columns too.
+    `classes` holds the class names of class columns, in the order of the source. `nested` holds the paths of values
+    inside objects, such as "ticket.body"; they can be read like columns.
     """
 
     where: str
@@ -42,33 +42,33 @@ class Table:
     nested: tuple[str, ...] = ()
 
     def column(self, name: str, role: str) -> list[Any]:
-        """Return a column, or reject with the columns there are; `role` is the option that names it."""
-        found = self.names.count(name)
+        """Return a column; the error for a missing one lists the columns. `role` is the setting that names it."""
+        count = self.names.count(name)
         within = [path for path in self.nested if path.startswith(name + ".")]
-        if (found == 1 and not within) or (found == 0 and name in self.nested):
+        if (count == 1 and not within) or (count == 0 and name in self.nested):
             return self.read(name)
-        if found > 1:
+        if count > 1:
             raise DataError(
-                f"Expected one column {name!r} for {role} in {self.where!r}, found {found}. Rename all but one."
+                f"Expected one column {name!r} for {role} in {self.where!r}, got {count}. Rename all but one."
             )
         objects = {path.split(".")[0] for path in self.nested}
-        known = [known for known in self.names if known not in objects] + list(self.nested)
-        there = f"which has {_listed(known)}"
-        if found:
-            there = f"which is an object there and holds {_listed(within)}"
+        columns = [column for column in self.names if column not in objects] + list(self.nested)
+        there = f"which has {_listed(columns)}"
+        if count:
+            there = f"which is an object there with {_listed(within)}"
         raise DataError(
-            f"Expected column {shown(name)} for {role} in {self.where!r}, {there}. {_guess(name, known, role)}"
+            f"Expected column {shown(name)} for {role} in {self.where!r}, {there}. {_guess(name, columns, role)}"
         )
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as an error lists them: the first of many, and long ones cut."""
+    """Return a list of names for an error, with long names and long lists truncated."""
     more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(shown(name, _LONGEST_NAME) for name in names[:_MOST_NAMES]) + more
 
 
 def _guess(name: str, known: Sequence[str], role: str) -> str:
-    """Return the column that was perhaps meant: the same but for case, a value inside an object, or close to it."""
+    """Return a suggestion: a column that differs only in case, a value inside an object, or a similar name."""
     lower = name.casefold()
     same = [k for k in known if k.casefold() == lower]
     last = [k for k in known if "." in k and k.casefold().rsplit(".", 1)[1] == lower]
@@ -77,42 +77,35 @@ def _guess(name: str, known: Sequence[str], role: str) -> str:
     best = next(iter((*same, *last, *likely, *inside)), None)
     if best is not None:
         return f"Did you mean {shown(best, _LONGEST_NAME)}?"
-    return did_you_mean(name, known) or f"Name it ({setting(role.replace('-', '_'))})."
+    return did_you_mean(name, known) or f"Set {setting(role.replace('-', '_'))}."
 
 
 def read_table(path: Path, layout: Layout | None = None) -> Table:
-    """Return the columns of a file; its suffix says the format, and `layout` how CSV and TSV are written."""
+    """Return the columns of a file; its suffix sets the format, `layout` that of CSV and TSV."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
-            f"Expected {str(path)!r} to end in one of {', '.join(READERS)}. Convert it, or rename it to what it is."
+            f"Expected {str(path)!r} to end in one of {', '.join(READERS)}. Convert it, or fix its extension."
         )
     if not path.is_file():
-        raise DataError(f"Expected a file at {str(path)!r}. There is none; check the path.")
+        raise DataError(f"Expected a file at {str(path)!r}, but there is none. Check the path.")
     table = reader(path, layout or Layout())
     if table.rows == 0:
-        raise DataError(f"Expected rows in {str(path)!r}, found none. Check that the file was written to its end.")
+        raise DataError(f"Expected rows in {str(path)!r}, got none. Check that the file is complete.")
     return table
 
 
 def _text_of(path: Path) -> str:
     data = read_bytes(str(path))
     if not data or data.isspace():
-        raise DataError(f"Expected rows in {str(path)!r}, but the file is empty. Check that it was written to its end.")
+        raise DataError(f"Expected rows in {str(path)!r}, but the file is empty. Check that it is complete.")
     return decode(data, str(path))
 
 
-def _read_csv(path: Path, layout: Layout) -> Table:
-    return _from_rows(path, read_rows(_text_of(path), str(path), ",", layout))
-
-
-def _read_tsv(path: Path, layout: Layout) -> Table:
-    return _from_rows(path, read_rows(_text_of(path), str(path), "\t", layout))
-
-
-def _from_rows(path: Path, rows: list[list[str]]) -> Table:
+def _read_separated(separator: str, path: Path, layout: Layout) -> Table:
+    rows = read_rows(_text_of(path), str(path), separator, layout)
     if not rows:
-        raise DataError(f"Expected rows in {str(path)!r}, found none. Check that the file was written to its end.")
+        raise DataError(f"Expected rows in {str(path)!r}, got none. Check that the file is complete.")
     header = tuple(name.strip() for name in rows[0])
     body = rows[1:]
     columns = dict(zip(header, zip(*body, strict=True), strict=False)) if body else {}
@@ -132,9 +125,9 @@ def _read_json(path: Path, layout: Layout) -> Table:
         rows = _json_lines(path, text)
     bad = [number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]
     if bad:
-        found = type(rows[bad[0] - 1]).__name__
+        kind = type(rows[bad[0] - 1]).__name__
         raise DataError(
-            f"Expected a JSON object in {numbers('row', bad)} of {str(path)!r}, found {found}. "
+            f"Expected a JSON object in {numbers('row', bad)} of {str(path)!r}, got {kind}. "
             'Write rows such as {"text": "…", "label": 1}.'
         )
     names = tuple(dict.fromkeys(name for row in rows for name in row))
@@ -155,7 +148,7 @@ def _json_lines(path: Path, text: str) -> list[Any]:
             bad[number] = "nested too deeply" if deep else getattr(error, "msg", "a number with too many digits")
     if bad:
         raise DataError(
-            f"Expected one JSON object in {numbers('line', list(bad))} of {str(path)!r}, found none "
+            f"Expected one JSON object in {numbers('line', list(bad))} of {str(path)!r}, got none "
             f"({next(iter(bad.values()))}). Write one object per line."
         )
     return rows
@@ -171,7 +164,7 @@ def _split_lines(text: str) -> Iterator[str]:
 
 
 def _leaves(row: Mapping[str, Any], before: str = "", depth: int = 8) -> Iterator[str]:
-    """Yield the paths of the values that lie inside objects, not those at the top."""
+    """Yield the paths of the values inside nested objects."""
     for name, value in row.items():
         if isinstance(value, dict) and depth:
             yield from _leaves(value, f"{before}{name}.", depth - 1)
@@ -180,7 +173,7 @@ def _leaves(row: Mapping[str, Any], before: str = "", depth: int = 8) -> Iterato
 
 
 def _value(row: Any, name: str) -> Any:
-    """Return a row's value by its name or else by its path; None if it is not there."""
+    """Return a row's value by its name or path, or None."""
     if name in row:
         return row[name]
     for part in name.split("."):
@@ -205,7 +198,8 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
         count = int(file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(
-            f"Expected a Parquet file at {str(path)!r}. {first_line(error, _LONGEST_SAID).rstrip('.')}; write it again."
+            f"Expected a Parquet file at {str(path)!r}. {first_line(error, _LONGEST_REASON).rstrip('.')}; write it "
+            "again."
         ) from None
     nested = tuple(leaf for kind in schema for leaf in _fields(kind, pyarrow) if leaf not in names)
 
@@ -218,7 +212,7 @@ def _read_parquet(path: Path, layout: Layout) -> Table:
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
             raise DataError(
                 f"Expected to read column {name!r} of {str(path)!r}. "
-                f"{first_line(error, _LONGEST_SAID).rstrip('.')}; write the file again."
+                f"{first_line(error, _LONGEST_REASON).rstrip('.')}; write the file again."
             ) from None
         return values if top == name else [_value({top: value}, name) for value in values]
 
@@ -235,16 +229,16 @@ def _fields(column: Any, pyarrow: Any, before: str = "") -> Iterator[str]:
 
 def _check_no_layout(path: Path, layout: Layout) -> None:
     if layout != Layout():
-        given = "separator" if layout.separator is not None else "quoting"
+        name = "separator" if layout.separator is not None else "quoting"
         raise DataError(
-            f"Expected no {given} for {str(path)!r}. It is for CSV and TSV files; leave {setting(given)} out."
+            f"Expected no {name} for {str(path)!r}. It applies only to CSV and TSV files; remove {setting(name)}."
         )
 
 
 READERS: dict[str, Callable[[Path, Layout], Table]] = {
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
-    ".tab": _read_tsv,
+    ".csv": partial(_read_separated, ","),
+    ".tsv": partial(_read_separated, "\t"),
+    ".tab": partial(_read_separated, "\t"),
     ".jsonl": _read_json,
     ".ndjson": _read_json,
     ".json": _read_json,
@@ -260,7 +254,7 @@ _STDIN = Path("/dev/stdin")
 
 @dataclass(frozen=True, repr=False)
 class FileColumns:
-    """The columns of a file in order, those with the texts, and what is needed to read the others.
+    """The columns of a file in order, the texts to rewrite, and the table with the other columns.
 
     Guarantee: none, this is the private data itself.
     """
@@ -271,27 +265,27 @@ class FileColumns:
     table: Table | None = field(default=None, compare=False)
 
     def other(self, name: str) -> list[Any]:
-        """Return a column that is copied as it is."""
+        """Return a column that is copied unchanged."""
         assert self.table is not None
         return self.table.read(name)
 
 
 def read_columns(source: str, suffix: str, text: Sequence[str], layout: Layout | None = None) -> FileColumns:
-    """Return a file, or stdin as `-`, with the columns named in `text` read and checked; plain text is one column."""
+    """Read a file, or stdin as `-`, and check the columns named in `text`; a text file has one column."""
     layout = layout or Layout()
     if suffix not in READERS:
         return _read_lines(source, text)
     if source == "-":
         table = READERS[suffix](_STDIN, layout)
         if table.rows == 0:
-            raise DataError("Expected rows on stdin, found none. Check what is piped in.")
+            raise DataError("Expected rows on stdin, got none. Check the input.")
     elif Path(source).suffix.lower() == suffix:
         table = read_table(Path(source), layout)
     else:
         table = READERS[suffix](Path(source), layout)
-    twice = sorted({name for name in table.names if table.names.count(name) > 1})
-    if twice:
-        raise DataError(f"Expected each column once in {source!r}, found {twice[0]!r} again. Rename all but one.")
+    repeated = sorted({name for name in table.names if table.names.count(name) > 1})
+    if repeated:
+        raise DataError(f"Expected unique column names in {source!r}, got {repeated[0]!r} again. Rename all but one.")
     texts = {name: table.column(name, "text") for name in dict.fromkeys(text)}
     for column in texts.values():
         check_texts(column, source)
@@ -301,49 +295,49 @@ def read_columns(source: str, suffix: str, text: Sequence[str], layout: Layout |
 def _read_lines(source: str, text: Sequence[str]) -> FileColumns:
     if tuple(text) != ("text",):
         raise DataError(
-            f"Expected no {setting('text')} for {source!r}. Lines of plain text have no columns; give a file that "
-            f"ends in one of {', '.join(READERS)}, or set {setting('format', 'csv')}."
+            f"Expected no {setting('text')} for {source!r}. Text files have no columns; use a file that ends in one "
+            f"of {', '.join(READERS)}, or set {setting('format', 'csv')}."
         )
     lines = read_lines(source)
     if not any(line.strip() for line in lines):
         raise DataError(
-            f"Expected at least one line of text in {name_of_source(source)!r}. It is empty; check that it was written."
+            f"Expected at least one line of text in {name_of_source(source)!r}. It is empty; check that it is complete."
         )
     check_texts([line for line in lines if line.strip()], name_of_source(source))
     return FileColumns(source, ("text",), {"text": lines})
 
 
-def check_fits(found: FileColumns, suffix: str) -> None:
-    """Refuse to write several columns as lines of plain text."""
-    if suffix not in READERS and len(found.names) != 1:
+def check_fits(file: FileColumns, suffix: str) -> None:
+    """Reject several columns for a text file."""
+    if suffix not in READERS and len(file.names) != 1:
         raise DataError(
-            f"Expected one column to write lines of plain text, found {', '.join(found.names)}. Name a file that ends "
-            f"in one of {', '.join(READERS)}."
+            f"Expected one column to write a text file, got {', '.join(file.names)}. Choose a file that ends in one "
+            f"of {', '.join(READERS)}."
         )
 
 
-def format_of(out: str, usual: str) -> str:
-    """Return the format that the name of an output asks for, or else the usual one.
+def format_of(out: str, default: str) -> str:
+    """Return the format of an output by its extension, or the default.
 
     >>> format_of("clean.tsv", ".csv"), format_of("clean.bak", ".csv")
     ('.tsv', '.csv')
     """
     suffix = Path(out).suffix.lower()
-    return suffix if suffix in READERS or suffix == _LINES else usual
+    return suffix if suffix in READERS or suffix == _LINES else default
 
 
-def render(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
-    """Return the file again with new texts, in the format that a suffix names; other columns are as they were."""
+def render(file: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
+    """Return the file with new texts in the format of a suffix; other columns are unchanged."""
     try:
-        return _rendered(found, texts, suffix)
+        return _rendered(file, texts, suffix)
     except UnicodeEncodeError:
         raise DataError(
-            f"Expected valid Unicode in every column of {found.where!r}, found half a surrogate pair. Fix the file."
+            f"Expected valid Unicode in every column of {file.where!r}, got half a surrogate pair. Fix the file."
         ) from None
 
 
-def _rendered(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
-    columns = {name: texts[name] if name in texts else found.other(name) for name in found.names}
+def _rendered(file: FileColumns, texts: Mapping[str, Sequence[str]], suffix: str) -> bytes:
+    columns = {name: texts[name] if name in texts else file.other(name) for name in file.names}
     for path in [name for name in texts if name not in columns]:  # a value inside an object
         top, *rest = path.split(".")
         columns[top] = [_replaced(value, rest, new) for value, new in zip(columns[top], texts[path], strict=True)]
@@ -354,9 +348,9 @@ def _rendered(found: FileColumns, texts: Mapping[str, Sequence[str]], suffix: st
     if suffix in (".jsonl", ".ndjson", ".json"):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
-        whole = "[" + ",\n".join(lines) + "]" if suffix == ".json" else "\n".join(lines)
-        return (whole + "\n").encode()
-    check_fits(found, suffix)
+        text = "[" + ",\n".join(lines) + "]" if suffix == ".json" else "\n".join(lines)
+        return (text + "\n").encode()
+    check_fits(file, suffix)
     return ("\n".join(next(iter(columns.values()))) + "\n").encode()
 
 
@@ -369,34 +363,35 @@ def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
-    held = io.BytesIO()
-    made = {}
+    buffer = io.BytesIO()
+    arrays = {}
     for name, values in columns.items():
         try:
-            made[name] = pyarrow.array(list(values))
+            arrays[name] = pyarrow.array(list(values))
         except UnicodeEncodeError:
             raise
         except (pyarrow.ArrowException, OverflowError, ValueError, TypeError) as error:
             raise DataError(
-                f"Expected values of one kind in column {name!r} for Parquet. {first_line(error, _LONGEST)}. Write CSV "
+                f"Expected values of one type in column {name!r} for Parquet. {first_line(error, _LONGEST)}. Write CSV "
                 "or JSON lines instead."
             ) from None
     try:
-        pyarrow.parquet.write_table(pyarrow.table(made), held)
+        pyarrow.parquet.write_table(pyarrow.table(arrays), buffer)
     except pyarrow.ArrowException as error:
         raise DataError(
-            f"Expected columns that Parquet can hold. {first_line(error, _LONGEST)}. Write CSV or JSON lines instead."
+            f"Expected columns that Parquet supports. {first_line(error, _LONGEST)}. Write CSV or JSON lines instead."
         ) from None
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
-    """Write a file, synced and under its name only when it is whole; one that is there is kept unless `replace`."""
+    """Write a file atomically and sync it; an existing file is an error unless `replace`."""
     try:
         write_atomic(path, data, replace=replace)
     except FileExistsError:
         raise OutputError(
-            f"Expected no file at {str(path)!r}. It is there; name another, or replace it ({setting('force', True)})."
+            f"Expected no file at {str(path)!r}, but it exists. Choose another, or replace it "
+            f"({setting('force', True)})."
         ) from None
     except OSError as error:
         raise OutputError(f"Expected to be able to write {str(path)!r}. {error.strerror}. Check the path.") from None
@@ -404,21 +399,21 @@ def write_whole(path: Path, data: bytes, *, replace: bool = False) -> None:
 
 STDIN = "-"
 _HEAD = 4096
-_BYTE_ORDER_MARKS = (  # those of UTF-32 first: one of them begins like that of UTF-16
+_BYTE_ORDER_MARKS = (  # UTF-32 first: one of its marks begins like that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
-# Windows-1252 leaves five bytes undefined. In Western text few letters have an accent; in Greek, Cyrillic or Asian
-# encodings most do, and reading those as Windows-1252 would give nonsense without an error.
+# Windows-1252 leaves five bytes undefined. In Western text few bytes are above 127; in Greek, Cyrillic or Asian
+# encodings most are, and reading those as Windows-1252 would give nonsense without an error.
 _NOT_WINDOWS_1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 _MOST_ACCENTS = 0.3
 _HIGH = re.compile(rb"[\x80-\xff]")
 
 
 def name_of_source(source: str) -> str:
-    """Return how messages name a source: a path as it is, and `-` as stdin.
+    """Return the name of a source for messages: the path, or "stdin" for `-`.
 
     >>> name_of_source("-"), name_of_source("a.csv")
     ('stdin', 'a.csv')
@@ -427,19 +422,21 @@ def name_of_source(source: str) -> str:
 
 
 def read_bytes(source: str) -> bytes:
-    """Return the bytes of a file, or of stdin where the source is `-`; reject a file that cannot be read."""
+    """Return the bytes of a file, or of stdin if the source is `-`; reject a file that cannot be read."""
     try:
         return sys.stdin.buffer.read() if source == STDIN else Path(source).read_bytes()
     except FileNotFoundError:
-        raise DataError(f"Expected a file at {source!r}. There is none; check the path, or use - for stdin.") from None
+        raise DataError(
+            f"Expected a file at {source!r}, but there is none. Check the path, or use - for stdin."
+        ) from None
     except IsADirectoryError:
-        raise DataError(f"Expected a file at {source!r}, found a folder. Name a file in it.") from None
+        raise DataError(f"Expected a file at {source!r}, got a folder. Choose a file in it.") from None
     except OSError as error:
         raise DataError(f"Expected to read {source!r}. {error.strerror}; check its permissions.") from None
 
 
 def decode(data: bytes, where: str) -> str:
-    r"""Return UTF-8 bytes as text, without a byte-order mark; reject other encodings with the command that converts.
+    r"""Return UTF-8 bytes as text, without a byte-order mark; for other encodings the error says how to convert.
 
     >>> decode(b"\xef\xbb\xbfcaf\xc3\xa9", "a.csv")
     'café'
@@ -447,16 +444,16 @@ def decode(data: bytes, where: str) -> str:
     expected = _expected(where)
     for mark, name in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
-            raise DataError(f"{expected}, found {name}. Convert it: {_command(name, where)}")
+            raise DataError(f"{expected}, got {name}. Convert it: {_command(name, where)}")
     at = data.find(b"\0")
     if at >= 0:
-        if (wide := _utf16_without_mark(data[:_HEAD])) is not None:
+        if (encoding := _utf16_without_mark(data[:_HEAD])) is not None:
             raise DataError(
-                f"{expected}, found what looks like {wide} (every other byte is NUL). "
-                f"Convert it: {_command(wide, where)}"
+                f"{expected}, got what looks like {encoding} (every other byte is NUL). "
+                f"Convert it: {_command(encoding, where)}"
             )
         raise DataError(
-            f"Expected text without NUL bytes in {name_of_source(where)!r}, found one in line {_line(data, at)}. "
+            f"Expected text without NUL bytes in {name_of_source(where)!r}, got one in line {_line(data, at)}. "
             "Save the file as UTF-8, or remove the byte."
         )
     try:
@@ -465,49 +462,64 @@ def decode(data: bytes, where: str) -> str:
         raise DataError(_advice(data, where, error.start)) from None
 
 
+def split_pairs(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split lines at the tab between the two texts of a pair.
+
+    >>> split_pairs(["a\\tb", "c\\td"])
+    (['a', 'c'], ['b', 'd'])
+    """
+    pairs = [line.split("\t") for line in lines]
+    for number, parts in enumerate(pairs, start=1):
+        if len(parts) != 2:
+            raise DataError(
+                f"Expected two texts separated by a tab in line {number}, got {len(parts)}. The model expects pairs."
+            )
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
 def read_lines(source: str) -> list[str]:
-    """Return the lines of a file, or of stdin where the source is `-`; the one reader of plain lines."""
+    """Return the lines of a file, or of stdin if the source is `-`."""
     return lines_of(read_bytes(source), source)
 
 
 def lines_of(data: bytes, where: str) -> list[str]:
-    r"""Return the lines of UTF-8 text; only \n and \r\n end one, as other separators may stand inside a text."""
+    r"""Return the lines of UTF-8 text; only \n and \r\n end a line, because other separators may be part of a text."""
     lines = decode(data, where).split("\n")
     if lines[-1] == "":
-        lines.pop()  # after the last new line
+        lines.pop()  # after the last line break
     return [line.removesuffix("\r") for line in lines]
 
 
 def _expected(where: str) -> str:
-    return f"Expected UTF-8 in {name_of_source(where)!r} (no other encoding is read, and there is no setting for it)"
+    return f"Expected UTF-8 in {name_of_source(where)!r} (no other encoding is supported)"
 
 
 def _advice(data: bytes, where: str, start: int) -> str:
     replaced = data.decode("utf-8", errors="replace")
     damaged = replaced.count("\ufffd")
-    whole = sum(not c.isascii() for c in replaced) - damaged
-    if whole > damaged:
+    valid = sum(not c.isascii() for c in replaced) - damaged
+    if valid > damaged:
         lines = [i for i, line in enumerate(replaced.split("\n"), start=1) if "\ufffd" in line]
         verb = "is" if len(lines) == 1 else "are"
         return (
             f"{_expected(where)}, but {numbers('line', lines)} {verb} not, while the rest is. The file mixes "
-            "encodings or is damaged; fix those lines, as converting the whole file would corrupt the others."
+            "encodings or is damaged; fix those lines; converting the whole file would corrupt the others."
         )
-    said = f"{_expected(where)}, but line {_line(data, start)} is not. "
+    fault = f"{_expected(where)}, but line {_line(data, start)} is not. "
     around = b"".join(data[max(0, start - _HEAD) : start + _HEAD].split())
     if _NOT_WINDOWS_1252.search(data) or len(_HIGH.findall(around)) > _MOST_ACCENTS * len(around):
         return (
-            f"{said}Find out its encoding (`file -i` guesses it; GB18030, Shift_JIS and Windows-1251 are common) and "
+            f"{fault}Find out its encoding (`file -i` guesses it; GB18030, Shift_JIS and Windows-1251 are common) and "
             f"convert it: {_command('ENCODING', where)}"
         )
     return (
-        f"{said}It looks like Windows-1252. Convert it: {_command('WINDOWS-1252', where)}; then check quotation marks, "
-        "dashes and accents."
+        f"{fault}It looks like Windows-1252. Convert it: {_command('WINDOWS-1252', where)}; then check quotation "
+        "marks, dashes and accents."
     )
 
 
 def _utf16_without_mark(head: bytes) -> str | None:
-    """Return the kind of UTF-16 in which half of the bytes of plain letters are NUL, at even or at odd positions."""
+    """Return the byte order of UTF-16 without a mark: half of the bytes of ASCII letters are NUL."""
     even, odd = head[0::2].count(0), head[1::2].count(0)
     if max(even, odd) * 4 < len(head) // 2 or min(even, odd) * 10 > max(even, odd):
         return None

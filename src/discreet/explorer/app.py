@@ -1,8 +1,7 @@
-"""The page as an ASGI application: static files, what is on offer, and readings as a stream of lines.
+"""The page as an ASGI application: static files, the choices, and results as a stream of lines.
 
-It answers only its own page: the name it is called by must be its own, so that no other site can reach it by renaming
-itself (DNS rebinding), and every request for data must carry the key that is in the printed address. Nothing that is
-typed is logged or kept on disk.
+Only the page itself can use it. The Host header must be its own, so that no other site can reach it by DNS rebinding,
+and every request for data must carry the key of the printed address. Typed text is not logged or stored on disk.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -26,10 +25,6 @@ from discreet.core.settings import parse
 from discreet.explorer.reading import Question
 from discreet.explorer.worker import CANCELLED, RUNNING, Job, Worker
 
-if TYPE_CHECKING:
-    from discreet.explorer.worker import Worker
-
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -37,8 +32,8 @@ Read = Callable[[Question, Callable[[str], None]], Mapping[str, Any]]
 
 KEY = "x-discreet-key"
 MOST_BYTES = 16_384
-_TICK = 0.1  # seconds between looks at a job
-_SAY = 5  # ticks between lines that say it is still at work
+_TICK = 0.1  # seconds between checks of a job
+_TICKS_PER_LINE = 5  # ticks between lines about a running job
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -60,17 +55,21 @@ _FILES = {
         f"/{name}.js": ("discreet.explorer", f"page/{name}.js", "text/javascript")
         for name in ("explorer", "curve", "dials", "words")
     },
-    "/report.css": ("discreet.report", "templates/report.css", "text/css"),  # colours, cards and marks are the report's
+    "/report.css": (
+        "discreet.report",
+        "templates/report.css",
+        "text/css",
+    ),  # colors, cards and marks are those of the report
 }
 
 
 def application(offer: Mapping[str, Any], read: Read, worker: Worker, *, key: str, hosts: Collection[str]) -> Guarded:
-    """Return the page's application: what it offers, how it reads, who does the work, its key and its own names."""
-    told = orjson.dumps(dict(offer))
+    """Return the application with its choices, the function that runs an attack, its key and its host names."""
+    choices = orjson.dumps(dict(offer))
 
-    async def tell(request: Request) -> Response:
+    async def send_choices(request: Request) -> Response:
         _admit(request, key)
-        return Response(told, media_type="application/json")
+        return Response(choices, media_type="application/json")
 
     async def reading(request: Request) -> Response:
         _admit(request, key)
@@ -78,40 +77,40 @@ def application(offer: Mapping[str, Any], read: Read, worker: Worker, *, key: st
         job = worker.submit(lambda note: read(question, note))
         return StreamingResponse(_lines(job), media_type="application/x-ndjson")
 
-    async def refuse(request: Request, error: Exception) -> Response:
+    async def reject(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        said = {
-            404: "Expected / for the page. There is nothing else here.",
-            405: "Expected another method. The page is at /.",
+        messages = {
+            404: "Expected the path /. The page has no other path.",
+            405: "Expected another HTTP method. Open the page at /.",
         }
         detail = error.detail if isinstance(error, HTTPException) else ""
-        body = {"state": "refused", "error": said.get(status, detail or "Expected another request.")}
+        body = {"state": "refused", "error": messages.get(status, detail or "Expected another request.")}
         return Response(orjson.dumps(body), status, media_type="application/json")
 
-    async def refuse_settings(request: Request, error: Exception) -> Response:
+    async def reject_settings(request: Request, error: Exception) -> Response:
         return Response(orjson.dumps({"state": "refused", "error": str(error)}), 422, media_type="application/json")
 
     routes = [Route(path, _static(*file), methods=["GET"]) for path, file in _FILES.items()]
     inner = Starlette(
         routes=[
             *routes,
-            Route("/v1/offer", tell, methods=["GET"]),
+            Route("/v1/offer", send_choices, methods=["GET"]),
             Route("/v1/readings", reading, methods=["POST"]),
         ],
-        exception_handlers={HTTPException: refuse, DiscreetError: refuse_settings},
+        exception_handlers={HTTPException: reject, DiscreetError: reject_settings},
     )
     return Guarded(inner, frozenset(hosts))
 
 
 class Guarded:
-    """Refuses requests under another name or from another site, and adds the headers that keep the page to itself."""
+    """Rejects requests with another Host or from another site, and adds security headers to responses."""
 
     def __init__(self, inner: Starlette, hosts: frozenset[str]) -> None:
-        """Guard an application that goes by these names, with their port."""
+        """Guard an application with these host names, including the port."""
         self.inner, self.hosts = inner, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or refuse."""
+        """Answer the request, or reject it."""
         if scope["type"] != "http":
             await self.inner(scope, receive, send)
             return
@@ -121,37 +120,37 @@ class Guarded:
                 message["headers"] = [*message.get("headers", []), *_SAFE]
             await send(message)
 
-        why = self._stranger(scope)
-        if why is None:
+        reason = self._reason_to_reject(scope)
+        if reason is None:
             await self.inner(scope, receive, safely)
             return
-        body = orjson.dumps({"state": "refused", "error": why})
+        body = orjson.dumps({"state": "refused", "error": reason})
         await Response(body, 403, media_type="application/json")(scope, receive, safely)
 
-    def _stranger(self, scope: Scope) -> str | None:
+    def _reason_to_reject(self, scope: Scope) -> str | None:
         """Return why a request is not from the page itself, or None."""
-        found: dict[bytes, list[str]] = {}
+        headers: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
-            found.setdefault(name.lower(), []).append(value.decode("latin-1").lower())
-        names = found.get(b"host", [])
+            headers.setdefault(name.lower(), []).append(value.decode("latin-1").lower())
+        names = headers.get(b"host", [])
         own = " or ".join(sorted(self.hosts))
         if len(names) != 1 or names[0] not in self.hosts:
-            return f"Expected to be called {own}. Open the address that the command printed."
-        origins = found.get(b"origin", [])
+            return f"Expected the host {own}. Open the printed address."
+        origins = headers.get(b"origin", [])
         if any(origin != f"http://{names[0]}" for origin in origins):
-            return "Expected a request from the page itself, found one from another site. It is refused."
-        if any(site not in {"same-origin", "none"} for site in found.get(b"sec-fetch-site", [])):
-            # a link from elsewhere may open the page, which holds nothing; it may not ask for data
-            if scope["path"] == "/" and found.get(b"sec-fetch-mode") == ["navigate"]:
+            return "Expected a request from the page itself, got one from another site."
+        if any(site not in {"same-origin", "none"} for site in headers.get(b"sec-fetch-site", [])):
+            # a link from another site may open the page, which holds no data, but may not request data
+            if scope["path"] == "/" and headers.get(b"sec-fetch-mode") == ["navigate"]:
                 return None
-            return "Expected a request from the page itself, found one from another site. It is refused."
+            return "Expected a request from the page itself, got one from another site."
         return None
 
 
 def _admit(request: Request, key: str) -> None:
-    given = request.headers.get(KEY, "")
-    if not hmac.compare_digest(given.encode(), key.encode()):
-        raise HTTPException(403, "Expected the key of this start. Open the address that the command printed, whole.")
+    sent = request.headers.get(KEY, "")
+    if not hmac.compare_digest(sent.encode(), key.encode()):
+        raise HTTPException(403, "Expected the key of this session. Open the full printed address.")
 
 
 async def _body(request: Request) -> bytes:
@@ -165,37 +164,37 @@ async def _body(request: Request) -> bytes:
             if len(body) > MOST_BYTES:
                 raise HTTPException(413, f"Expected at most {MOST_BYTES} bytes. Shorten the sentence.")
     except ClientDisconnect:
-        raise HTTPException(400, "Expected a whole request. The connection was closed.") from None
+        raise HTTPException(400, "Expected a complete request, but the connection was closed.") from None
     return bytes(body)
 
 
 def _question(body: bytes) -> Question:
     try:
-        found = orjson.loads(body)
-        json.loads(body, object_pairs_hook=_each_once)
+        values = orjson.loads(body)
+        json.loads(body, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError):
-        raise HTTPException(400, "Expected JSON with each key once, found something else. Use the page.") from None
-    if not isinstance(found, dict):
+        raise HTTPException(400, "Expected JSON without repeated keys. Use the page.") from None
+    if not isinstance(values, dict):
         raise SettingError("Expected an object with a sentence. Use the page.")
-    return parse(Question, found, "question")
+    return parse(Question, values, "question")
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
-    return found
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("repeated key")
+    return values
 
 
 async def _lines(job: Job) -> AsyncIterator[bytes]:
-    """Say what becomes of a job, a line of JSON for each change; if the page goes away, the job is cancelled."""
-    said: tuple[str, str] | None = None
+    """Yield a line of JSON for each change of a job; cancel the job if the client disconnects."""
+    sent: tuple[str, str] | None = None
     tick = 0
     try:
         while not job.ended:
             now = (job.state, job.stage)
-            if now != said or tick % _SAY == 0:
-                said = now
+            if now != sent or tick % _TICKS_PER_LINE == 0:
+                sent = now
                 yield _line({"state": job.state, "stage": job.stage, "seconds": round(job.seconds, 1)})
             tick += 1
             await asyncio.sleep(_TICK if job.state == RUNNING else _TICK / 2)

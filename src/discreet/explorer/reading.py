@@ -1,9 +1,9 @@
-"""One reading: a sentence is released under a protection, attacked, and what came back is set beside it."""
+"""One attack of the page: release a sentence under a protection, attack it, and compare the guess with it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +26,7 @@ from discreet.experiment.attack import (
     tokenizer_spelling,
 )
 from discreet.explorer.menu import DELTA, LONGEST, NONE, Menu, checked, misfit, started
-from discreet.explorer.stage import Stage
+from discreet.explorer.page_data import PageData
 from discreet.explorer.typed import TypedScene
 from discreet.metrics.table import METRICS, label_of
 from discreet.models.encoder import unknown_share
@@ -36,15 +36,15 @@ from discreet.report.reading import Piece, bare, pieces
 
 CANDIDATES = 64
 OPEN = "the release was not protected"
-_ONE_OF = {"lengths": "length", "labels": "label"}  # what is known of all texts of a release, said of one
+_ONE_OF = {"lengths": "length", "labels": "label"}  # singular of the facts the attacker knows
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the page asks: a sentence, a protection with its dials, an attack.
+    """A request of the page: a sentence, a protection with its slider values, and an attack.
 
-    `setting` is the number of a study's setting, whose other values are then used; `label` is what the client would
-    train the sentence towards.
+    `setting` is the index of a study's setting that supplies the other settings of the protection; `label` is the
+    training label of the sentence.
     """
 
     sentence: str = field(repr=False)
@@ -55,29 +55,29 @@ class Question:
     setting: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a sentence that is none, and say nothing of what it holds."""
+        """Reject an empty or too long sentence; the message does not repeat it."""
         if not self.sentence.strip():
-            raise DataError("Expected a sentence, found none. Type one, or choose an example.")
+            raise DataError("Expected a sentence, got none. Type one, or choose an example.")
         if len(self.sentence) > LONGEST:
             raise DataError(
-                f"Expected a sentence of at most {LONGEST} characters, found {len(self.sentence)}. Shorten it."
+                f"Expected a sentence of at most {LONGEST} characters, got {len(self.sentence)}. Shorten it."
             )
         check_texts([self.sentence], "the page", "sentence")
 
 
 def read(
     question: Question,
-    stage: Stage,
+    data: PageData,
     menu: Menu,
     *,
     seconds: float,
     say: Callable[[str], None] = lambda words: None,
 ) -> dict[str, Any]:
-    """Return what an attacker read of a sentence, how much that is, and what is guaranteed for this one release.
+    """Attack a sentence and return the guess, the leakage and the guarantee of the release.
 
-    The noise is fresh and secret, from the operating system, at every reading; 1-of-n simulates its many releases.
+    The noise is fresh and secret, from the operating system, for every attack; 1-of-n simulates its many releases.
 
-    Guarantee: none for the answer, which holds the sentence; that of the one release is in it.
+    Guarantee: none for the returned values, which hold the sentence; they include that of the release.
     """
     began = time.monotonic()
     one_of("attack", question.attack, menu.attacks)
@@ -85,23 +85,26 @@ def read(
     attack = menu.attacks[question.attack]
     kind = attack.sees.kind
     say("Preparing the protection")
-    values = _values(question, stage, menu)
+    values = _values(question, data, menu)
     size = menu.mix(question.protection, values)
     protect = None
     if question.protection != NONE:
-        public = stage.public(kind, values.get("public"))
+        public = data.public(kind, values.get("public"))
         protect = protection_of(
-            question.protection, stage.scene(kind).model, values, delta=DELTA, batch_size=size, public=public
+            question.protection, data.scene(kind).model, values, delta=DELTA, batch_size=size, public=public
         )
-    said = misfit(menu, question.attack, protect, head=stage.scene(kind).model.settings.train == "head")
-    if said is not None:
-        raise UnsupportedError(f"Expected an attack that fits the release. {said} Choose another attack or protection.")
+    reason = misfit(menu, question.attack, protect, head=data.scene(kind).model.settings.train == "head")
+    if reason is not None:
+        raise UnsupportedError(
+            f"Expected an attack that fits the release. {reason} Choose another attack or protection."
+        )
     if protect is None or protect.place != REPRESENTATION:
-        size = 1  # nothing is mixed
-    scene = stage.typed(question.sentence.strip(), question.label, kind)
+        size = 1  # no mixing
+    scene = data.typed(question.sentence.strip(), question.label, kind)
     identifies = attack.identifies
-    count = min(CANDIDATES, max(2, scene.count_distinct())) if identifies else CANDIDATES  # a small corpus has fewer
-    say(f"Comparing {count} sentences; the first time takes longest" if identifies else "Releasing and attacking")
+    # a small corpus has fewer candidates
+    count = min(CANDIDATES, max(2, scene.count_distinct())) if identifies else CANDIDATES
+    say(f"Comparing {count} sentences; the first run takes longest" if identifies else "Releasing and attacking")
     request = AttackRequest(
         attack,
         protect,
@@ -112,89 +115,89 @@ def read(
         delta=DELTA,
         candidates=count if identifies else None,
     )
-    found = run_attack(request, scene)
-    example = None if identifies else shown(found, attack, scene, kind)
+    result = run_attack(request, scene)
+    example = None if identifies else closest_example(result, attack, scene, kind)
     share = unknown_share(scene.model.tokenizer, scene.typed.texts)
     return {
         "attack": question.attack,
         "protection": question.protection,
         "dials": dict(question.dials),
-        **_leakage(found, example, attack),
-        **_texts(example, attack, kind, size, _remarks(found, protect, seconds, share), scene.model.tokenizer),
+        **_leakage(result, example, attack),
+        **_texts(example, attack, kind, size, _remarks(result, protect, seconds, share), scene.model.tokenizer),
         "unknown": share,
-        "guarantee": _guarantee(found, protect),
-        "bound": bound(protect, found, scene),
+        "guarantee": _guarantee(result, protect),
+        "bound": bound(protect, result, scene),
         "candidates": count,
-        "alike": alike(found),
-        "release": _release(found),
+        "alike": alike(result),
+        "release": _release(result),
         "seconds": time.monotonic() - began,
     }
 
 
-def _values(question: Question, stage: Stage, menu: Menu) -> dict[str, Any]:
+def _values(question: Question, data: PageData, menu: Menu) -> dict[str, Any]:
     before: Mapping[str, Any] | None = None
     if question.setting is not None:
-        if not 0 <= question.setting < len(stage.settings):
-            rule = f"in [0, {len(stage.settings)})"
-            raise invalid("setting", question.setting, rule, "It numbers the settings of the study.")
-        chosen = stage.settings[question.setting]
+        if not 0 <= question.setting < len(data.settings):
+            rule = f"in [0, {len(data.settings)})"
+            raise invalid("setting", question.setting, rule, "It is an index into the settings of the study.")
+        chosen = data.settings[question.setting]
         before = chosen.values if chosen.protection == question.protection else None
-    dials = checked(menu.dials(question.protection), question.dials, before or {})
+    dials = checked(menu.sliders(question.protection), question.dials, before or {})
     if question.protection != NONE and before is None:
-        start = started(menu.dials(question.protection))
-        alone = {dial.name for dial in menu.dials(question.protection) if dial.alone}
+        start = started(menu.sliders(question.protection))
+        alone = {dial.name for dial in menu.sliders(question.protection) if dial.alone}
         dials = {**{k: v for k, v in start.items() if k not in alone or not alone & set(dials)}, **dials}
-    found: dict[str, Any] = menu.values(question.protection, dials, before)
-    return found
+    settings: dict[str, Any] = menu.values(question.protection, dials, before)
+    return settings
 
 
-def shown(found: AttackResult, attack: Attack, scene: TypedScene, kind: str) -> Example:
-    """Return the typed sentence beside what was read of it: of several readings the one that comes closest to it.
+def closest_example(result: AttackResult, attack: Attack, scene: TypedScene, kind: str) -> Example:
+    """Return the typed sentence with the guess that is closest to it.
 
-    Where sentences were mixed there is a reading for each mixture, and the sentence is in several of them. The truth is
-    what was typed; scores compare with the tokenizer's spelling of it, where what it does not know counts as not read.
+    If sentences are mixed, there is a guess for each mixture, and the sentence is in several of them. The truth is the
+    typed sentence; scores compare with its decoded tokens, where unknown tokens count as not recovered.
     """
     typed = scene.typed.texts[0]
     if not attack.is_ordered and kind == GRADIENT:
-        every = found.examples[0]  # the words of the whole batch, in no order
-        return replace(every, truth=typed, spelling=every.scored)
+        batch = result.examples[0]  # the words of all texts in the batch, unordered
+        return replace(batch, truth=typed, spelling=batch.scored)
     truth = tokenizer_spelling(scene.model, typed)
     if not attack.is_ordered:
         truth = " ".join(dict.fromkeys(truth.split()))
     main = _main(attack, truth)
-    guesses = [one.guess for one in found.examples] or [""]
+    guesses = [one.guess for one in result.examples] or [""]
     guess = max(guesses, key=lambda text: METRICS[main].score(text, truth))
     scores = {name: METRICS[name].score(guess, truth) for name in metrics_for(attack, DEFAULT_METRICS)}
     return Example(typed, guess, scores, spelling=truth)
 
 
 def _main(attack: Attack, truth: str) -> str:
-    """Return the figure that the page shows first: words in order where an attack reads them.
+    """Return the main metric of the page: ROUGE-L for attacks that recover words in order.
 
-    ROUGE sees the letters a to z and digits alone: of a text with others it would say that nothing was read of them,
-    or, where they are few, that all was read without them.
+    ROUGE counts only the letters a-z and digits, so it is not used for texts with other characters: it would ignore
+    them.
     """
     names = metrics_for(attack, DEFAULT_METRICS)
-    plain = truth.isascii() and any(c.isalnum() for c in truth)
-    order = ("rouge_l",) if plain else ("lcs_over_longer", "bag_recall")
+    ascii_words = truth.isascii() and any(c.isalnum() for c in truth)
+    order = ("rouge_l",) if ascii_words else ("lcs_over_longer", "bag_recall")
     return next((name for name in order if name in names), names[0])
 
 
-def _leakage(found: AttackResult, example: Example | None, attack: Attack) -> dict[str, Any]:
+def _leakage(result: AttackResult, example: Example | None, attack: Attack) -> dict[str, Any]:
     if example is None:
-        one = found.leakages[0]
+        one = result.leakages[0]
         words = label_of(one.metric)
         main = {"words": words, "value": one.value, "low": one.low, "high": one.high, "n": one.n, "chance": one.chance}
         return {"leakage": main, "figures": []}
     main_name = _main(attack, example.scored)
     figures = [{"words": label_of(name), "value": value} for name, value in example.scores.items()]
-    # of one sentence there is no chance level: that would be how far other texts of the release resemble it
+    # a single sentence has no chance level, which compares with the other texts of a release
     main = {"words": label_of(main_name), "value": example.scores[main_name], "n": 1, "chance": None}
     return {"leakage": main, "figures": figures}
 
 
 def unknown_words(share: float) -> str:
-    """Return what to say of the share of a sentence's tokens that the model does not know.
+    """Return a remark on the share of a sentence's tokens that the model does not know.
 
     >>> unknown_words(0.0), unknown_words(1.0)[:44]
     ('', 'The model knows none of the tokens of this s')
@@ -202,44 +205,48 @@ def unknown_words(share: float) -> str:
     if not share:
         return ""
     if share == 1:
-        return "The model knows none of the tokens of this sentence: it sees [UNK] for each, which no attack can spell."
+        return (
+            "The model knows none of the tokens of this sentence: it sees [UNK] for each, which no attack can recover."
+        )
     percent = "nearly all" if share > 0.99 else "less than 1%" if share < 0.01 else f"{share:.0%}"
-    return f"The model does not know {percent} of the tokens: it sees [UNK] there, which no attack can spell."
+    return f"The model does not know {percent} of the tokens: it sees [UNK] there, which no attack can recover."
 
 
-def _remarks(found: AttackResult, protect: Any, seconds: float, share: float) -> list[str]:
-    """Return what one must know of a reading: that much is unknown, the text was another, or the time was up."""
-    said = [unknown_words(share)] if share else []
+def _remarks(result: AttackResult, protect: Any, seconds: float, share: float) -> list[str]:
+    """Return remarks on unknown tokens, a rewritten text and a reached time limit."""
+    remarks = [unknown_words(share)] if share else []
     if protect is not None and protect.place == TEXT:
-        said.append("The sentence was rewritten before it left; what is read is the rewritten one.")
-    if found.stopped:
-        said.append(
+        remarks.append("The sentence was rewritten before the release; the guess is of the rewritten one.")
+    if result.stopped:
+        remarks.append(
             Message(
-                f"Stopped by the time limit of {seconds:g} s, perhaps too early: start the explorer with a longer one "
-                f"({setting('seconds')})."
+                f"Stopped by the time limit of {seconds:g} s, perhaps too early. Start the explorer with a longer "
+                f"limit ({setting('seconds')})."
             )
         )
-    return said
+    return remarks
 
 
 def _texts(
     example: Example | None, attack: Attack, kind: str, size: int, remarks: list[str], tokenizer: Any
 ) -> dict[str, Any]:
     if example is None:
-        notes = [*remarks, "This attack names a sentence among candidates; it spells none."]
+        notes = [*remarks, "This attack identifies a sentence among candidates; it recovers no text."]
         return {"truth": None, "guess": None, "note": " ".join(notes)}
     notes, marked = list(remarks), pieces
     if not attack.is_ordered:
-        notes.append("Words and parts of words, in no order.")
+        notes.append("Words and word pieces, unordered.")
         marked = unordered
     if size > 1 and not attack.is_ordered and kind == GRADIENT:
-        notes.append(f"They are those of all {size} sentences in the release.")
+        notes.append(f"They belong to all {size} sentences in the release.")
     elif size > 1:
-        notes.append(f"Of the {size} texts that were read, the one closest to yours.")
+        notes.append(f"Of the {size} recovered texts, the one closest to yours.")
     truth = marked(example.truth, example.guess)
-    if not attack.is_ordered and kind == GRADIENT:  # what was read are tokens: a word is read where all of its own are
-        known = set(example.guess.split())
-        truth = [replace(piece, right=known.issuperset(tokenizer.tokenize(piece.text))) for piece in truth]
+    if (
+        not attack.is_ordered and kind == GRADIENT
+    ):  # the guess is a set of tokens: a word is recovered if all its tokens are
+        guessed = set(example.guess.split())
+        truth = [replace(piece, right=guessed.issuperset(tokenizer.tokenize(piece.text))) for piece in truth]
     return {
         "truth": [{"text": piece.text, "right": piece.right} for piece in truth],
         "guess": [{"text": piece.text, "right": piece.right} for piece in marked(example.guess, example.truth)],
@@ -248,56 +255,55 @@ def _texts(
 
 
 def unordered(text: str, other: str) -> list[Piece]:
-    """Return a text word by word, marked where the word stands anywhere in the other.
+    """Return a text word by word; a word is marked if it occurs anywhere in the other text.
 
     >>> [(p.text, p.right) for p in unordered("red cat", "Cat, blue")]
     [('red', False), (' cat', True)]
     """
-    known = {bare(word) for word in other.split()}
-    words: Sequence[str] = text.split()
-    return [Piece(f" {word}" if place else word, bare(word) in known) for place, word in enumerate(words)]
+    words = {bare(word) for word in other.split()}
+    return [Piece(f" {word}" if place else word, bare(word) in words) for place, word in enumerate(text.split())]
 
 
-def _guarantee(found: AttackResult, protect: Any) -> dict[str, Any]:
-    promise = found.guarantee
-    columns = {name: value for name, value in found.epsilon_by_adjacency.items() if value is not None}
-    if promise is None:
+def _guarantee(result: AttackResult, protect: Any) -> dict[str, Any]:
+    guarantee = result.guarantee
+    columns = {name: value for name, value in result.epsilon_by_adjacency.items() if value is not None}
+    if guarantee is None:
         sentence = f"No guarantee: {OPEN}." if protect is None else "No guarantee is known for this release."
         return {"epsilon": None, "certified": False, "reason": OPEN, "sentence": sentence, "columns": columns}
     return {
-        **promise.as_dict(),
-        "sentence": promise.sentence(assumptions=False),
+        **guarantee.as_dict(),
+        "sentence": guarantee.sentence(assumptions=False),
         "columns": columns,
     }
 
 
-def bound(protect: Any, found: AttackResult, scene: TypedScene) -> float | None:
-    """Return how often, at most, any attack can name the right one of 64 candidates from such a release.
+def bound(protect: Any, result: AttackResult, scene: TypedScene) -> float | None:
+    """Return a bound on how often any attack identifies the right one of 64 candidates from such a release.
 
-    None where nothing is proven: without a protection, and where a figure is only an estimate.
+    None without a proof: if there is no protection, or if the guarantee is an estimate.
     """
-    if found.bound is not None:
-        return None if protect is None else found.bound
-    promise = found.guarantee
-    if protect is None or promise is None or not promise.exists or not promise.certified:
+    if result.bound is not None:
+        return None if protect is None else result.bound
+    guarantee = result.guarantee
+    if protect is None or guarantee is None or not guarantee.exists or not guarantee.certified:
         return None
-    bounds = [most_named(promise.epsilon, promise.delta, CANDIDATES)]
+    bounds = [most_named(guarantee.epsilon, guarantee.delta, CANDIDATES)]
     event = _event(protect, scene)
     for adjacency in Adjacency if event is not None else ():
-        # each adjacency has a record of its own to compare with, and whatever it proves is proven
+        # each adjacency gives a valid bound, so the smallest holds
         with suppress(UnsupportedError):
             bounds.append(most_identified(event, CANDIDATES, adjacency))
     return min(bounds)
 
 
-def alike(found: AttackResult) -> str:
-    """Return in what the candidates of the bound do not differ: what the attacker is told besides the release."""
-    told = () if found.release.get("simulated") else found.release.get("known", ())
-    return " and ".join(_ONE_OF[word] for word in told)
+def alike(result: AttackResult) -> str:
+    """Return what all candidates of the bound share: the facts the attacker knows besides the release."""
+    known = () if result.release.get("simulated") else result.release.get("known", ())
+    return " and ".join(_ONE_OF[word] for word in known)
 
 
 def _event(protect: Any, scene: TypedScene) -> Any:
-    """Return what one release costs, where that does not depend on its text."""
+    """Return the privacy event of one release, or None if it depends on the text."""
     if protect.place == GRADIENT:
         return protect.event
     if protect.place == REPRESENTATION and protect.stored and protect.mixes == 1:
@@ -305,9 +311,9 @@ def _event(protect: Any, scene: TypedScene) -> Any:
     return None
 
 
-def _release(found: AttackResult) -> str:
-    """Return what the attacker saw, and was given besides, in words."""
-    facts = found.release
+def _release(result: AttackResult) -> str:
+    """Describe the release and the knowledge of the attacker."""
+    facts = result.release
     size = int(facts.get("batch_size", 1))
     texts = "your sentence" if size == 1 else f"{size} sentences, yours among them"
     if facts.get("simulated"):

@@ -1,4 +1,4 @@
-"""The page on a socket of this machine alone; it ends cleanly."""
+"""The server of the page, on a local socket."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from discreet.explorer.app import Read
     from discreet.explorer.worker import Worker
 
-HOST = "127.0.0.1"  # never another: what the page shows is private
+HOST = "127.0.0.1"  # never another address: the page shows private text
 
 
 @dataclass(frozen=True)
 class Place:
-    """A socket that listens on this machine, and the key that whoever opens the page must have."""
+    """A local listening socket, and the key that is required to use the page."""
 
     socket: socket.socket
     key: str
 
     @classmethod
     def on(cls, port: int) -> Place:
-        """Return a place on a port of this machine; 0 lets the system choose."""
+        """Listen on a port of this machine; 0 lets the system choose."""
         return cls(listen(HOST, port), secrets.token_urlsafe(24))
 
     def __enter__(self) -> Place:
-        """Keep the socket for a block."""
+        """Return self."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -42,33 +42,33 @@ class Place:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port of the socket."""
         return int(self.socket.getsockname()[1])
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """The names it goes by, with the port."""
+        """The host names of the page, with the port."""
         return f"{HOST}:{self.port}", f"localhost:{self.port}"
 
     @property
     def address(self) -> str:
-        """The address of the page; the key stands after #, where no browser sends it by itself."""
+        """The address of the page; the key is in the fragment, which browsers do not send."""
         return f"http://{HOST}:{self.port}/#{self.key}"
 
 
-# Of one page on one machine. Requests must arrive in time; readings may take as long as their worker lets them.
+# For one page on one machine. Requests must arrive in time; the worker limits the time of attacks.
 LIMITS = Limits(rows=1, active=64, connections=64, connections_per_address=64, patience=5.0)
 
 
 def server_for(
     place: Place, offer: Mapping[str, Any], read: Read, worker: Worker, limits: Limits = LIMITS
 ) -> uvicorn.Server:
-    """Return the server of a page, not yet running: `server.run(sockets=[place.socket])`.
+    """Return the server of the page; start it with `server.run(sockets=[place.socket])`.
 
-    A connection that has not sent a whole request is cut off after the patience of the limits, and before that if its
-    place is needed, so that half-open ones never keep the page from being served.
+    A connection without a complete request is closed after `limits.patience`, or earlier if another connection needs
+    its place, so that half-open connections never block the page.
 
-    Guarantee: nothing that is typed is logged, written to disk or sent to another machine.
+    Guarantee: typed text is not logged, written to disk or sent to another machine.
     """
     import uvicorn
 
@@ -95,6 +95,6 @@ def serve(place: Place, offer: Mapping[str, Any], read: Read) -> None:
     try:
         server.run(sockets=[place.socket])
     except KeyboardInterrupt:
-        pass  # the server has ended, and passes on what ended it
+        pass  # uvicorn raises the interrupt again after its shutdown
     finally:
         worker.close()

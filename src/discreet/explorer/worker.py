@@ -1,4 +1,4 @@
-"""One worker that does the computing: the newest request wins, and what runs can be stopped."""
+"""A worker thread that runs one job at a time; a new job replaces the previous one."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ WAITING, RUNNING, DONE, REFUSED, CANCELLED, SUPERSEDED, FAILED = (
     "failed",
 )
 ENDED = frozenset({DONE, REFUSED, CANCELLED, SUPERSEDED, FAILED})
-PATIENCE = 180.0  # seconds after which a reading is given up
-_SWITCHES = frozenset({"_set_grad_enabled"})  # were it stopped, gradients would stay switched off for good
+PATIENCE = 180.0  # seconds after which a job is stopped
+_SWITCHES = frozenset({"_set_grad_enabled"})  # if interrupted, gradients would stay disabled
 _LOG = logging.getLogger("discreet.explorer")
 
 Work = Callable[[Callable[[str], None]], Mapping[str, Any]]
 
 
 class Stopped(BaseException):
-    """Raised inside work that is to stop; no handler of ordinary errors catches it."""
+    """Raised inside a job that must stop; `except Exception` does not catch it."""
 
 
 class Stops(TorchFunctionMode):
-    """Within it, the next call of a torch function raises `Stopped`, one time, when `reason` gives one.
+    """Raise `Stopped` once, at the next torch function call after `reason` returns a value.
 
-    Attacks are loops of such calls, so that they end within a fraction of a second, and always between two of them.
-    What tidies up on the way out may call torch again, and the end of `no_grad` is such a call: both are let through.
+    Attacks are loops of torch calls, so they stop within a fraction of a second, between two calls. Cleanup code may
+    call torch again, and so does the exit of `no_grad`: these calls are not interrupted.
 
     >>> import torch
     >>> with Stops(lambda: None):
@@ -47,12 +47,12 @@ class Stops(TorchFunctionMode):
     """
 
     def __init__(self, reason: Callable[[], object]) -> None:
-        """Ask this before every call."""
+        """Check `reason` before every call."""
         super().__init__()
         self.reason, self.raised = reason, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, unless the work is to stop."""
+        """Call the function, or raise `Stopped`."""
         if not self.raised and getattr(func, "__name__", "") not in _SWITCHES and self.reason() is not None:
             self.raised = True
             raise Stopped
@@ -60,10 +60,10 @@ class Stops(TorchFunctionMode):
 
 
 class Job:
-    """One request on its way: its state, what is being done, and in the end its result or the reason for none."""
+    """A job: its state, current stage, and finally its result or error."""
 
     def __init__(self, work: Work, patience: float = PATIENCE) -> None:
-        """Hold work that is not yet begun."""
+        """Create a waiting job."""
         self.work, self.patience = work, patience
         self.state, self.stage = WAITING, ""
         self.result: Mapping[str, Any] | None = None
@@ -73,40 +73,40 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the job has ended."""
         return self.state in ENDED
 
     @property
     def seconds(self) -> float:
-        """How long ago it was asked for."""
+        """Seconds since the job was submitted."""
         return time.monotonic() - self.began
 
     def end(self, how: str) -> None:
-        """Ask it to end, as cancelled or as superseded; what waits ends at once, what runs at its next step."""
+        """Stop as cancelled or superseded: at once if waiting, at the next torch call if running."""
         if self.stop is None:
             self.stop = how
         if self.state == WAITING:
             self.state = self.stop
 
     def why_stop(self) -> str | None:
-        """Return why it should stop, or None."""
+        """Return why the job should stop, or None."""
         if self.stop is None and self.seconds > self.patience:
             return "late"
         return self.stop
 
     def note(self, words: str) -> None:
-        """Say what is being done, and stop here if it should."""
+        """Set the current stage, and raise `Stopped` if the job should stop."""
         self.stage = words
         if self.why_stop() is not None:
             raise Stopped
 
 
 class Worker:
-    """A thread that does one job at a time and keeps only the newest waiting."""
+    """A thread that runs one job at a time and queues only the newest."""
 
     def __init__(self) -> None:
-        """Start with nothing to do."""
-        self._bell = threading.Condition()
+        """Start the thread."""
+        self._condition = threading.Condition()
         self._running: Job | None = None
         self._waiting: Job | None = None
         self._closed = False
@@ -115,39 +115,39 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether it works on something."""
+        """Whether a job is running."""
         return self._running is not None
 
     def submit(self, work: Work, patience: float = PATIENCE) -> Job:
-        """Return the job of new work; what runs or waits before it is superseded."""
+        """Submit work and return its job; running and waiting jobs are superseded."""
         job = Job(work, patience)
-        with self._bell:
+        with self._condition:
             if self._closed:
-                job.state, job.error = CANCELLED, "The server is ending."
+                job.state, job.error = CANCELLED, "The server is shutting down."
                 return job
             for older in (self._running, self._waiting):
                 if older is not None:
                     older.end(SUPERSEDED)
             self._waiting = job
-            self._bell.notify()
+            self._condition.notify()
         return job
 
     def close(self, seconds: float = 5.0) -> None:
-        """Stop what runs and end the thread."""
-        with self._bell:
+        """Cancel all jobs and join the thread."""
+        with self._condition:
             self._closed = True
             for job in (self._running, self._waiting):
                 if job is not None:
                     job.end(CANCELLED)
-            self._bell.notify()
+            self._condition.notify()
         self._thread.join(seconds)
 
     def _loop(self) -> None:
         while True:
-            with self._bell:
+            with self._condition:
                 self._running = None
                 while self._waiting is None and not self._closed:
-                    self._bell.wait()
+                    self._condition.wait()
                 if self._closed:
                     return
                 job, self._waiting = self._waiting, None
@@ -159,27 +159,23 @@ class Worker:
 
     def _do(self, job: Job) -> None:
         try:
-            with torch.enable_grad(), Stops(job.why_stop):  # whatever the job before left switched off
+            with torch.enable_grad(), Stops(job.why_stop):  # in case the previous job left gradients disabled
                 job.result = job.work(job.note)
             state = DONE if job.stop is None else job.stop
         except Stopped:
             if job.stop is None:
                 job.error = (
-                    f"Expected an answer within {job.patience:g} s, and there is none yet. Shorten the sentence, or "
-                    "use `discreet attack`, which takes its time."
+                    f"Expected a result within {job.patience:g} s, but the attack is not finished. Shorten the "
+                    "sentence, or use `discreet attack`, which has no such limit."
                 )
             state = job.stop or REFUSED
         except DiscreetError as error:
             job.error, state = str(error), REFUSED
         except Exception as error:
-            _LOG.error("A reading failed with %s.", type(error).__name__)  # never what it held
+            _LOG.error("An attack failed with %s.", type(error).__name__)  # never its message, which may hold text
             job.error = (
-                f"The reading failed with {type(error).__name__}. The server is still running; try another setting."
+                f"The attack failed with {type(error).__name__}. The server is still running; try another setting."
             )
             state = FAILED
-        job.work = _nothing  # the sentence goes with it
+        job.work = lambda note: {}  # drops the reference to the sentence
         job.state = state
-
-
-def _nothing(note: Callable[[str], None]) -> Mapping[str, Any]:
-    return {}

@@ -1,1 +1,1 @@
-"""Encoders, pooling, heads: from tokens to a prediction."""
+"""Encoders, classifiers and language models."""

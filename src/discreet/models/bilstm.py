@@ -1,4 +1,4 @@
-"""A bidirectional LSTM encoder for small devices, unrolled so that every step can be seen and clipped.
+"""A bidirectional LSTM encoder for small devices, unrolled so that per-example clipping sees every step.
 
 Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks, which puts a BiLSTM of width 128 on the
 user's side.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder returns, under the name the transformers library uses."""
+    """The output of an encoder, with the attribute name of transformers."""
 
     last_hidden_state: Tensor
 
@@ -31,12 +31,12 @@ class BiLSTMConfig:
 
 
 class Direction(nn.Module):
-    """One LSTM reading a padded batch in one direction; a padded step keeps the state as it was."""
+    """An LSTM over a padded batch in one direction; padded steps do not change the state."""
 
     def __init__(self, inputs: int, hidden: int, *, backward: bool) -> None:
-        """Make the cell: one product for all inputs at once, and one per step for the state."""
+        """Create the cell: one product for all inputs at once, and one per step for the state."""
         super().__init__()
-        self.backward_reading = backward
+        self.reverse = backward
         self.from_input = nn.Linear(inputs, 4 * hidden)
         self.from_state = nn.Linear(hidden, 4 * hidden, bias=False)
 
@@ -47,7 +47,7 @@ class Direction(nn.Module):
         state = gates_in.new_zeros(batch, self.from_state.in_features)
         cell = torch.zeros_like(state)
         outputs: list[Tensor] = []
-        steps = range(time - 1, -1, -1) if self.backward_reading else range(time)
+        steps = range(time - 1, -1, -1) if self.reverse else range(time)
         for t in steps:
             enter, forget, update, leave = (gates_in[:, t] + self.from_state(state)).chunk(4, dim=-1)
             new_cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(update)
@@ -56,16 +56,16 @@ class Direction(nn.Module):
             cell = real * new_cell + (1 - real) * cell
             state = real * new_state + (1 - real) * state
             outputs.append(state)
-        if self.backward_reading:
+        if self.reverse:
             outputs.reverse()
         return torch.stack(outputs, dim=1)
 
 
 class BiLSTM(nn.Module):
-    """Word vectors read forwards and backwards; the two states side by side, zero where there is padding."""
+    """A bidirectional LSTM over word embeddings; the two states are concatenated, and zero at padding."""
 
     def __init__(self, config: BiLSTMConfig) -> None:
-        """Make the network with fresh weights."""
+        """Create the network with random weights."""
         super().__init__()
         self.config = config
         self.words = nn.Embedding(config.vocab_size, config.embedding_size)
@@ -74,7 +74,7 @@ class BiLSTM(nn.Module):
         self.backwards = Direction(config.embedding_size, half, backward=True)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Encoded:
-        """Return the hidden states under the name the transformers library uses."""
+        """Return the hidden states, with the attribute name of transformers."""
         x = self.words(input_ids)
         both = torch.cat([self.forwards(x, attention_mask), self.backwards(x, attention_mask)], dim=-1)
         return Encoded(both * attention_mask.unsqueeze(-1).to(both.dtype))

@@ -1,4 +1,4 @@
-"""Any causal language model as a prior over the texts of another model's vocabulary, re-tokenised on the way."""
+"""A causal language model as a prior over the tokens of another model, by re-tokenizing their text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.nn import functional as F
 from discreet.core.errors import ModelError, first_line
 from discreet.models.encoder import quiet
 
-_AT_ONCE = 64  # texts that go through the language model together
+_AT_ONCE = 64  # batch size of the language model
 
 
 @dataclass(frozen=True)
 class CausalPrior:
-    """A causal language model, its tokenizer, and the tokenizer of the texts to be judged.
+    """A causal language model, its tokenizer, and the tokenizer of the rows to score.
 
-    The surprise of a row is the negative log-likelihood of its text for each token of the row, so that texts of one
-    length in the attacked model's tokens are compared by their whole likelihood.
+    The surprise of a row is the negative log-likelihood of its text divided by the tokens of the row, so that rows with
+    the same number of tokens of the attacked model are compared by the likelihood of their full text.
     """
 
     model: Any = field(repr=False)
@@ -32,9 +32,9 @@ class CausalPrior:
     def load(
         cls, where: Path | str, spoken: Any, *, gguf: str | None = None, device: torch.device | str = "cpu"
     ) -> CausalPrior:
-        """Return a language model from a folder or a hub name already fetched; nothing is downloaded.
+        """Load a language model from a folder or a downloaded hub name; nothing is downloaded.
 
-        `gguf` names a GGUF file in the folder (needs the package `gguf`); else the weights are safetensors.
+        `gguf` names a GGUF file in the folder (needs the package `gguf`); otherwise the weights are safetensors.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -56,16 +56,16 @@ class CausalPrior:
     @torch.no_grad()
     def surprise(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the negative log-likelihood of each row's text over its number of tokens; of shape (rows,)."""
-        rows = [row[kept.bool()].tolist() for row, kept in zip(tokens.cpu(), mask.cpu(), strict=True)]
+        rows = [row[real.bool()].tolist() for row, real in zip(tokens.cpu(), mask.cpu(), strict=True)]
         opening = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
         texts = [opening + self.spoken.decode(row, skip_special_tokens=True) for row in rows]
         distinct = list(dict.fromkeys(texts))
-        known: dict[str, float] = {}
+        losses: dict[str, float] = {}
         for start in range(0, len(distinct), _AT_ONCE):
-            some = distinct[start : start + _AT_ONCE]
-            known |= zip(some, self._log_losses(some), strict=True)
-        found = torch.tensor([known[text] for text in texts], device=tokens.device)
-        return found / mask.sum(-1).clamp_min(1)
+            batch = distinct[start : start + _AT_ONCE]
+            losses |= zip(batch, self._log_losses(batch), strict=True)
+        totals = torch.tensor([losses[text] for text in texts], device=tokens.device)
+        return totals / mask.sum(-1).clamp_min(1)
 
     def _log_losses(self, texts: list[str]) -> list[float]:
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
@@ -73,6 +73,6 @@ class CausalPrior:
         if batch["input_ids"].shape[1] < 2:
             return [0.0] * len(texts)
         scores = self.model(**batch).logits[:, :-1].float()
-        each = F.cross_entropy(scores.mT, batch["input_ids"][:, 1:], reduction="none")
-        losses: list[float] = (each * batch["attention_mask"][:, 1:]).sum(1).tolist()
+        per_token = F.cross_entropy(scores.mT, batch["input_ids"][:, 1:], reduction="none")
+        losses: list[float] = (per_token * batch["attention_mask"][:, 1:]).sum(1).tolist()
         return losses

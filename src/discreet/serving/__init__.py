@@ -1,3 +1,3 @@
-"""Serve the head of a locally private run over HTTP, and ask such a server; these are the paths it answers at."""
+"""Server and client for the head of a locally private run over HTTP; the paths of the service."""
 
 ANSWERS, ABOUT, HEALTH, OPENAPI = "/v1/answers", "/v1/about", "/health", "/openapi.json"

@@ -1,6 +1,6 @@
-"""The server as an ASGI application: answers, what it expects, health, and its description.
+"""The server as an ASGI application: answers, a description of the model, health, and the OpenAPI document.
 
-A body is read by hand and never kept, printed or logged. Whatever is wrong with a request is said in one sentence.
+Request bodies are parsed here and never stored, printed or logged. Errors are one sentence.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from discreet.serving.limits import Buckets, Limits, Receive, Scope, Send
 _LOG = logging.getLogger("discreet.serving")
 _JSON = b"application/json"
 _TYPES = (_JSON, b"application/json; charset=utf-8", b"application/json;charset=utf-8")
-# A body without the characters of numbers and lists is this, and nothing else can be hidden in it.
+# A valid body without the characters of numbers and lists is exactly `_AROUND`, so it can hold nothing else.
 _OF_NUMBERS, _AROUND = b" \t\r\n0123456789+-.eE,[]", b'{"vctors":}'
 _REJECTIONS = {
     "400": "The body is not JSON.",
     "408": "The request took too long to arrive.",
     "413": "The body or the number of vectors is too large.",
-    "415": "The content type is not application/json; text is refused.",
-    "422": "The body holds no vectors of this width and finite numbers; text is refused.",
-    "429": "Too many requests from this address; Retry-After says when.",
-    "503": "Too much at once; Retry-After says when.",
+    "415": "The content type is not application/json; text is rejected.",
+    "422": "The body holds no vectors of this width and finite numbers; text is rejected.",
+    "429": "Too many requests from this address; see Retry-After.",
+    "503": "Too many requests at once; see Retry-After.",
 }
-_NO_TEXT = "The server takes no text: protect it on the user's side (discreet query) and send the release."
+_NO_TEXT = "The server accepts no text: protect it on the user's side (discreet query) and send the release."
 
 
-class Refusal(Exception):  # noqa: N818  (it is an answer, not a failure)
-    """A request that is not answered: its status, the sentence, and when to come again."""
+class Rejection(Exception):  # noqa: N818  (it is a response, not a failure)
+    """A rejected request: its status, message, and seconds until a retry."""
 
     def __init__(self, status: int, text: str, retry: float | None = None) -> None:
-        """Hold what is said."""
+        """Store the parts of the response."""
         super().__init__(text)
         self.status, self.text, self.retry = status, text, retry
 
@@ -51,7 +51,7 @@ class Refusal(Exception):  # noqa: N818  (it is an answer, not a failure)
 class Answers:
     """POST /v1/answers: released vectors in, labels or scores out.
 
-    Guarantee: post-processing of releases; nothing of a request is kept or logged.
+    Guarantee: post-processing of releases; requests are not stored or logged.
     """
 
     def __init__(self, head: Head, limits: Limits) -> None:
@@ -59,10 +59,10 @@ class Answers:
         self.head, self.limits = head, limits
         self.most_bytes = limits.body_bytes(head.width)
         self.buckets = Buckets(limits.rate)
-        self.active = self.answered = self.refused = 0
+        self.active = self.answered = self.rejected = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or refuse it."""
+        """Answer one request, or reject it."""
         self.active += 1
         try:
             try:
@@ -71,15 +71,17 @@ class Answers:
                 if body is None:
                     return  # the client has gone
                 reply = orjson.dumps({"answers": self.head.answers(self._vectors(body))})
-            except Refusal as refusal:
-                self.refused += 1
-                await _say(send, refusal.status, {"error": refusal.text}, refusal.retry)
+            except Rejection as rejection:
+                self.rejected += 1
+                await _send_json(send, rejection.status, {"error": rejection.text}, rejection.retry)
             except DataError as error:
-                self.refused += 1
-                await _say(send, 422, {"error": str(error)})
+                self.rejected += 1
+                await _send_json(send, 422, {"error": str(error)})
             except Exception as error:
-                _LOG.error("A request failed with %s.", type(error).__name__)  # never what it held
-                await _say(send, 500, {"error": "The server failed on this request. It is not yours to mend."})
+                _LOG.error(
+                    "A request failed with %s.", type(error).__name__
+                )  # never its message, which may hold request data
+                await _send_json(send, 500, {"error": "Internal server error. The request may be valid."})
             else:
                 self.answered += 1
                 await _send(send, 200, reply, [])
@@ -90,7 +92,7 @@ class Answers:
         client = scope.get("client")
         wait = self.buckets.take(client[0] if client else "")
         if wait:
-            raise Refusal(429, f"Expected at most {self.limits.rate:g} requests a second. Wait, then send again.", wait)
+            raise Rejection(429, f"Expected at most {self.limits.rate:g} requests per second. Retry later.", wait)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         kind = length = None
@@ -100,9 +102,9 @@ class Answers:
             elif name == b"content-length":
                 length = value
             elif name == b"content-encoding" and value.lower() != b"identity":
-                raise Refusal(415, "Expected a body that is not compressed. Send it as it is.")
+                raise Rejection(415, "Expected an uncompressed body. Send it without content-encoding.")
         if kind not in _TYPES and (kind is None or kind.split(b";")[0].strip().lower() != _JSON):
-            raise Refusal(415, f"Expected content-type application/json. {_NO_TEXT}")
+            raise Rejection(415, f"Expected content-type application/json. {_NO_TEXT}")
         if length is not None and length.isdigit() and int(length[:20]) > self.most_bytes:
             raise self._too_large()
         message = await receive()
@@ -120,27 +122,28 @@ class Answers:
             raise self._too_large()
         return bytes(body)
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> Rejection:
         rows = self.limits.rows
-        return Refusal(413, f"Expected at most {self.most_bytes} bytes, {rows} vectors. Send fewer at a time.")
+        return Rejection(
+            413, f"Expected at most {self.most_bytes} bytes and {rows} vectors. Send fewer vectors per request."
+        )
 
     def _vectors(self, body: bytes) -> Any:
         try:
-            found = orjson.loads(body)
+            request = orjson.loads(body)
         except orjson.JSONDecodeError:
-            raise Refusal(400, 'Expected JSON such as {"vectors": [[0.1, …]]}, found none. Mend the body.') from None
-        if isinstance(found, str):
-            raise Refusal(422, f"Expected an object with vectors, found text. {_NO_TEXT}")
-        if not isinstance(found, dict) or set(found) != {"vectors"}:
-            raise Refusal(422, f'Expected an object with "vectors" alone. {_NO_TEXT}')
-        rows = found["vectors"]
+            raise Rejection(400, 'Expected JSON such as {"vectors": [[0.1, …]]}. Fix the body.') from None
+        if isinstance(request, str):
+            raise Rejection(422, f"Expected an object with vectors, got text. {_NO_TEXT}")
+        if not isinstance(request, dict) or set(request) != {"vectors"}:
+            raise Rejection(422, f'Expected an object with the only key "vectors". {_NO_TEXT}')
+        rows = request["vectors"]
         if isinstance(rows, list) and len(rows) > self.limits.rows:
             raise self._too_large()
         vectors = self.head.checked(rows)
-        if (
-            body.translate(None, _OF_NUMBERS) != _AROUND
-        ):  # true and false would count as 1 and 0, a second key would win
-            raise Refusal(422, 'Expected "vectors" once, with plain numbers and nothing else. Mend the body.')
+        # true and false would count as 1 and 0, and of repeated keys the last would win
+        if body.translate(None, _OF_NUMBERS) != _AROUND:
+            raise Rejection(422, 'Expected the key "vectors" once, with only numbers. Fix the body.')
         return vectors
 
 
@@ -162,7 +165,7 @@ def application(head: Head, limits: Limits | None = None) -> Starlette:
         }
     )
 
-    async def tell(request: Request) -> Response:
+    async def send_about(request: Request) -> Response:
         return Response(about, media_type="application/json")
 
     async def describe(request: Request) -> Response:
@@ -172,34 +175,34 @@ def application(head: Head, limits: Limits | None = None) -> Starlette:
         facts = {
             "status": "ok",
             "answered": answers.answered,
-            "refused": answers.refused,
+            "refused": answers.rejected,
             "active": answers.active,
             "seconds": round(time.monotonic() - begun, 1),
         }
         return Response(orjson.dumps(facts), media_type="application/json")
 
-    async def refuse(request: Request, error: Exception) -> Response:
+    async def reject(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        said = {404: f"Expected one of {ANSWERS}, {ABOUT}, {HEALTH}, {OPENAPI}.", 405: "Expected another method."}
-        body = orjson.dumps({"error": said.get(status, "Expected another request.")})
+        messages = {404: f"Expected one of {ANSWERS}, {ABOUT}, {HEALTH}, {OPENAPI}.", 405: "Expected another method."}
+        body = orjson.dumps({"error": messages.get(status, "Expected another request.")})
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
         return Response(body, status, headers, media_type="application/json")
 
     return Starlette(
         routes=[
             Route(ANSWERS, answers, methods=["POST"]),
-            Route(ABOUT, tell, methods=["GET"]),
+            Route(ABOUT, send_about, methods=["GET"]),
             Route(HEALTH, health, methods=["GET"]),
             Route(OPENAPI, describe, methods=["GET"]),
         ],
-        exception_handlers={HTTPException: refuse},
+        exception_handlers={HTTPException: reject},
     )
 
 
-async def _say(send: Send, status: int, values: dict[str, Any], retry: float | None = None) -> None:
+async def _send_json(send: Send, status: int, values: dict[str, Any], retry: float | None = None) -> None:
     headers = [] if retry is None else [(b"retry-after", str(max(1, math.ceil(retry))).encode())]
     if status in (413, 415):
-        headers.append((b"connection", b"close"))  # what is left of the body is not read
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
     await _send(send, status, orjson.dumps(values), headers)
 
 
@@ -234,7 +237,7 @@ def description(head: Head, limits: Limits, version: str) -> dict[str, Any]:
         "info": {
             "title": "discreet: answers to protected representations",
             "version": version,
-            "description": "Takes vectors that were randomised on the user's side. It takes no text and keeps nothing.",
+            "description": "Accepts vectors randomized on the user's side. It accepts no text and stores nothing.",
         },
         "paths": {
             ANSWERS: {
@@ -268,8 +271,8 @@ def description(head: Head, limits: Limits, version: str) -> dict[str, Any]:
                     },
                 }
             },
-            ABOUT: {"get": _get("What the server expects", "about")},
-            HEALTH: {"get": _get("Whether it lives, and how much it did", "health")},
+            ABOUT: {"get": _get("The input and output of the server", "about")},
+            HEALTH: {"get": _get("Whether the server is running, and request counts", "health")},
         },
         "components": {"schemas": {"Refusal": _object(error={"type": "string"})}},
     }

@@ -1,6 +1,6 @@
-"""Asking a server: releases go out, answers come back, and a refusal for the moment is waited out.
+"""Client of the server: send releases and return the answers; wait and retry if the server is busy.
 
-Sending the same release again costs nothing: the noise in it is the same.
+Sending the same release again costs no privacy: it has the same noise.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from discreet.core.errors import DataError, OutputError, invalid, setting
 from discreet.serving import ABOUT, ANSWERS
 
 _LARGEST_ANSWER = 64 << 20
-_WHOLE = 3  # times the timeout for a whole answer
-_ROUNDING = 1e-3  # of a probability that another library computed
+_WHOLE = 3  # timeouts for a complete response
+_ROUNDING = 1e-3  # rounding margin of a probability computed by another library
 
 
 @dataclass(frozen=True)
 class About:
-    """What a server says it expects."""
+    """The input and output of a server."""
 
     width: int
     task: str
@@ -40,10 +40,10 @@ class About:
 
 @dataclass(frozen=True)
 class RemoteServer:
-    """A server by its address; it is given releases and never text.
+    """A server at an address; it receives releases and never text.
 
-    Guarantee: nothing is sent but the numbers of a release; how many there are and when is visible. Make the release
-        (`UserSide.prepare`) before the first contact, so that "when" says nothing of the text.
+    Guarantee: only the numbers of a release are sent; their count and the time of sending are visible. Prepare the
+        release (`UserSide.prepare`) before the first contact, so that the time does not depend on the text.
     """
 
     url: str
@@ -52,7 +52,7 @@ class RemoteServer:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        """Refuse an address that is none."""
+        """Reject an invalid address."""
         try:
             parts = urlsplit(self.url)
             port = parts.port
@@ -62,61 +62,59 @@ class RemoteServer:
             raise invalid("server", self.url, "http://HOST:PORT or https://HOST", "Fix the address.")
 
     def about(self) -> About:
-        """Return what the server expects, before anything is spent."""
-        found = self._ask("GET", ABOUT, None)
-        width, rows, task, labels = (found.get(name) for name in ("width", "max_rows", "task", "labels"))
+        """Return the input and output of the server, before any budget is spent."""
+        reply = self._ask("GET", ABOUT, None)
+        width, rows, task, labels = (reply.get(name) for name in ("width", "max_rows", "task", "labels"))
         if not all(type(number) is int and number >= 1 for number in (width, rows)):
-            raise self._strange()
+            raise self._unexpected()
         if not isinstance(task, str) or not isinstance(labels, list) or not all(isinstance(x, str) for x in labels):
-            raise self._strange()
+            raise self._unexpected()
         return About(int(width or 0), task, tuple(labels), int(rows or 0))
 
     def answers(self, vectors: npt.NDArray[Any], about: About) -> list[dict[str, Any]]:
-        """Return the server's answer to each released vector, asked in parts that it takes."""
+        """Return the server's answer to each released vector, sent in parts of at most `max_rows`."""
         rows = np.asarray(vectors, dtype=np.float32)
-        found: list[dict[str, Any]] = []
+        checked: list[dict[str, Any]] = []
         for start in range(0, len(rows), about.max_rows):
             part = rows[start : start + about.max_rows]
             reply = self._ask("POST", ANSWERS, body_of(part))
             answers = reply.get("answers")
             if not isinstance(answers, list) or len(answers) != len(part):
-                raise self._strange()
-            found += [self._checked(answer, about) for answer in answers]
-        return found
+                raise self._unexpected()
+            checked += [self._checked(answer, about) for answer in answers]
+        return checked
 
     def _checked(self, answer: Any, about: About) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise self._strange()
+            raise self._unexpected()
         if about.task != "classification":
             if not _finite(answer.get("score")):
-                raise self._strange()
+                raise self._unexpected()
             return {"score": float(answer["score"])}
         values, label = answer.get("probabilities"), answer.get("label")
         if label not in about.labels or not isinstance(values, list) or len(values) != len(about.labels):
-            raise self._strange()
+            raise self._unexpected()
         if not all(_finite(value) and -_ROUNDING <= value <= 1 + _ROUNDING for value in values):
-            raise self._strange()
+            raise self._unexpected()
         return {"label": label, "probability": float(values[about.labels.index(label)]), "probabilities": values}
 
     def _ask(self, method: str, path: str, body: str | None) -> dict[str, Any]:
         until = time.monotonic() + self.patience
-        while True:
+        status, retry, data = self._once(method, path, body)
+        while status in (429, 503) and time.monotonic() + retry < until:
+            self.sleep(retry)
             status, retry, data = self._once(method, path, body)
-            if status in (429, 503) and time.monotonic() + retry < until:
-                self.sleep(retry)
-                continue
-            break
         try:
-            found = json.loads(data)
+            reply = json.loads(data)
         except (ValueError, RecursionError):
-            found = None
+            reply = None
         if status != 200:
-            said = found.get("error") if isinstance(found, dict) else None
-            said = said[:300] if isinstance(said, str) else "It gave no reason"
-            raise DataError(f"Expected an answer from {self.url!r}, found status {status}. {said}")
-        if not isinstance(found, dict):
-            raise self._strange()
-        return found
+            reason = reply.get("error") if isinstance(reply, dict) else None
+            reason = reason[:300] if isinstance(reason, str) else "It gave no reason."
+            raise DataError(f"Expected status 200 from {self.url!r}, got {status}. {reason}")
+        if not isinstance(reply, dict):
+            raise self._unexpected()
+        return reply
 
     def _once(self, method: str, path: str, body: str | None) -> tuple[int, float, bytes]:
         parts = urlsplit(self.url)
@@ -124,7 +122,7 @@ class RemoteServer:
         connection = kind(parts.hostname or "", parts.port, timeout=self.timeout)
         late = threading.Event()
 
-        def cut_off() -> None:  # the timeout of a socket begins anew with every byte
+        def cut_off() -> None:  # the timeout of a socket restarts with every byte
             late.set()
             with suppress(OSError, AttributeError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
@@ -138,30 +136,30 @@ class RemoteServer:
             response = connection.getresponse()
             data = response.read(_LARGEST_ANSWER)
             if late.is_set():
-                raise http.client.HTTPException("It was too slow")
+                raise http.client.HTTPException("Too slow")
             return response.status, _seconds(response.getheader("retry-after")), data
         except (OSError, http.client.HTTPException, ValueError) as error:
             if late.is_set():
                 raise OutputError(
-                    f"Expected a whole answer from {self.url!r} within {_WHOLE * self.timeout:g} s. It was cut off; "
-                    f"check the address, or give a longer {setting('timeout')}."
+                    f"Expected a complete response from {self.url!r} within {_WHOLE * self.timeout:g} s. Check the "
+                    f"address, or set a longer {setting('timeout')}."
                 ) from None
-            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise OutputError(
-                f"Expected a server at {self.url!r}. {said}. Start it with discreet serve, or check the address."
+                f"Expected a server at {self.url!r}. {reason}. Start it with discreet serve, or check the address."
             ) from None
         finally:
             timer.cancel()
             connection.close()
 
-    def _strange(self) -> DataError:
+    def _unexpected(self) -> DataError:
         return DataError(
-            f"Expected answers of a discreet server from {self.url!r}, found something else. Check the address."
+            f"Expected the response of a discreet server from {self.url!r}, got something else. Check the address."
         )
 
 
 def _finite(value: Any) -> bool:
-    """Return whether a value of JSON is a number that a float can hold."""
+    """Return whether a JSON value is a finite number."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -169,15 +167,15 @@ def _finite(value: Any) -> bool:
 
 
 def body_of(rows: npt.NDArray[np.float32]) -> str:
-    """Return released vectors as JSON in which every number takes 15 characters and is read back exactly.
+    """Return released vectors as JSON with 15 characters per number, which round-trip exactly.
 
-    So the length of a message depends on how many numbers it holds and on nothing else.
+    So the length of a message depends only on how many numbers it holds.
 
     >>> body_of(np.array([[0.5, -2.0]], dtype=np.float32))
     '{"vectors":[[ 5.00000000e-01,-2.00000000e+00]]}'
     """
     if not np.isfinite(rows).all():
-        raise DataError("Expected finite numbers in a release, found NaN or infinity. Nothing was sent.")
+        raise DataError("Expected finite numbers in a release, got NaN or infinity. Nothing was sent.")
     lines = (",".join(f"{value: .8e}" for value in row) for row in rows.tolist())
     return '{"vectors":[' + ",".join(f"[{line}]" for line in lines) + "]}"
 

@@ -1,4 +1,4 @@
-"""The server's head in numpy: for one vector of a few hundred numbers a call into torch costs more than the product."""
+"""The server's head in NumPy: for one vector of a few hundred numbers, the overhead of torch exceeds the product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Linear layers with ReLU between them over released vectors: all it does is post-processing.
+    """Linear layers with ReLU between them, applied to released vectors: post-processing only.
 
     >>> head = Head(((np.eye(2, 3, dtype=np.float32), np.zeros(2, dtype=np.float32)),), ("no", "yes"))
     >>> head.answers(head.checked([[0.0, 2.0, 9.0]]))[0]["label"]
@@ -32,14 +32,14 @@ class Head:
 
     @classmethod
     def of(cls, side: ServerSide) -> Head:
-        """Return the head of a server's side."""
+        """Return the head of a `ServerSide`."""
         from torch import nn
 
         parts = [side.head] if isinstance(side.head, nn.Linear) else list(side.head.children())
         layers = []
         for number, part in enumerate(parts):
             if not isinstance(part, nn.Linear if number % 2 == 0 else nn.ReLU):
-                raise ModelError(f"Expected linear layers with ReLU between them, found {type(part).__name__}.")
+                raise ModelError(f"Expected linear layers with ReLU between them, got {type(part).__name__}.")
             if isinstance(part, nn.Linear):
                 tensors = part.weight, part.bias
                 layers.append(tuple(t.detach().cpu().float().numpy().copy() for t in tensors))
@@ -47,35 +47,39 @@ class Head:
 
     @property
     def width(self) -> int:
-        """How wide a release must be."""
+        """The width of a released vector."""
         return int(self.layers[0][0].shape[1])
 
     def checked(self, rows: Any) -> Vectors:
-        """Return lists of numbers as vectors, or refuse whatever is not a release of this width: text above all."""
+        """Return lists of numbers as vectors; reject text and anything else that is not a release of this width."""
         if isinstance(rows, str) or not isinstance(rows, list) or not rows:
             raise DataError(
-                f"Expected vectors as a list of lists of {self.width} numbers, found {_kind(rows)}. The server takes "
-                "no text: protect it on the user's side (discreet query) and send the release."
+                f"Expected vectors as a list of lists of {self.width} numbers, got {_kind(rows)}. The server "
+                "accepts no text: protect it on the user's side (discreet query) and send the release."
             )
         try:
-            found = np.array(rows)
+            array = np.array(rows)
         except (ValueError, OverflowError, TypeError):
-            found = np.empty(0, dtype=object)
-        if found.ndim != 2 or found.dtype.kind not in "fi":
-            if found.dtype.kind == "U":
+            array = np.empty(0, dtype=object)
+        if array.ndim != 2 or array.dtype.kind not in "fi":
+            if array.dtype.kind == "U":
                 raise DataError(
-                    "Expected numbers in vectors, found text. The server takes no text: protect it on the user's side."
+                    "Expected numbers in vectors, got text. The server accepts no text: protect it on the user's side."
                 )
-            raise DataError(f"Expected vectors as lists of {self.width} numbers each, all of one length. Mend them.")
-        if found.shape[1] != self.width:
             raise DataError(
-                f"Expected vectors {self.width} wide, found {found.shape[1]}. They were made for another server; use "
-                "the client folder that was written with this one."
+                f"Expected vectors as lists of {self.width} numbers, got another shape or type. Fix the vectors."
+            )
+        if array.shape[1] != self.width:
+            raise DataError(
+                f"Expected vectors of width {self.width}, got {array.shape[1]}. They are for another server; use the "
+                "client folder written with this one."
             )
         with np.errstate(over="ignore"):
-            vectors = found.astype(np.float32)
+            vectors = array.astype(np.float32)
         if not np.isfinite(vectors).all():
-            raise DataError("Expected finite numbers in vectors, found NaN, infinity or too large ones. Protect again.")
+            raise DataError(
+                "Expected finite float32 numbers in vectors, got NaN, infinity or an overflow. Protect the text again."
+            )
         return vectors
 
     def values(self, vectors: Vectors) -> Vectors:
@@ -92,10 +96,10 @@ class Head:
         return scores
 
     def answers(self, vectors: Vectors) -> list[dict[str, Any]]:
-        """Return a label with all probabilities, or a score, for each vector; infinite arithmetic is refused."""
+        """Return a label with all probabilities, or a score, for each vector; reject vectors that overflow."""
         values = self.values(vectors)
         if not np.isfinite(values).all():
-            raise DataError("Expected vectors whose scores are finite, found too large ones. Protect again.")
+            raise DataError("Expected vectors with finite scores, got an overflow. Protect the text again.")
         if self.task != "classification":
             return [{"score": score} for score in values[:, 0].tolist()]
         best = values.argmax(axis=1)

@@ -1,9 +1,9 @@
-"""How much a server takes (bytes, rows, requests, connections, seconds), and the rejection of whatever is beyond it.
+"""Limits of a server: bytes, rows, requests, connections and seconds.
 
-uvicorn parses HTTP and calls the application. By itself it waits indefinitely for a slow head, accepts heads of any
-length and any number of requests ahead of their answers, and drops the answer to a client that has closed its side.
-`Guard` adds these limits from outside: an ASGI application around ours, and a protocol around uvicorn's, given to its
-`http` setting, that knows it only as an `asyncio.Protocol`.
+uvicorn parses HTTP and calls the application. By itself it waits indefinitely for a slow request head, accepts heads of
+any length and any number of pipelined requests, and drops the response to a client that has closed its sending side.
+`Guard` adds limits from outside: an ASGI application around ours, and a protocol around uvicorn's, passed to its `http`
+setting, which uses it only as an `asyncio.Protocol`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _ADDRESSES = 10_000
 _BYTES_A_NUMBER = 32  # a float64 in full, with sign, exponent, comma and space
 _LONGEST_HEAD = 16_384
-_MOST_AHEAD = 64  # requests sent before the answer to the first
-_MOST_HELD = 262_144  # bytes of them: what asyncio reads at once
+_MOST_AHEAD = 64  # pipelined requests: sent before the response to the first
+_MOST_HELD = 262_144  # bytes of pipelined requests: what asyncio reads at once
 _REQUEST_LINE = b" HTTP/1."
 _RESET = struct.pack("ii", 1, 0)
 _TOO_LONG = f"Expected a head of at most {_LONGEST_HEAD} bytes. Send fewer headers."
@@ -40,7 +40,7 @@ _TOO_LONG = f"Expected a head of at most {_LONGEST_HEAD} bytes. Send fewer heade
 
 @dataclass(frozen=True)
 class Limits:
-    """What is rejected rather than served: 413 for size, 429 for rate, 503 for too much at once, 408 for slowness."""
+    """Limits of the server. Beyond them it responds 413 (size), 429 (rate), 503 (too many) or 408 (too slow)."""
 
     rows: int = 256
     rate: float = 1000.0
@@ -50,16 +50,20 @@ class Limits:
     patience: float = 10.0
 
     def __post_init__(self) -> None:
-        """Reject limits under which nothing could be served."""
-        whole("rows", self.rows, remedy="It is the most vectors in one request.")
-        positive("rate", self.rate, "It is the most requests a second from one address.")
-        whole("active", self.active, remedy="It is the most requests worked on at once.")
-        whole("connections", self.connections, remedy="It is the most open connections.")
-        whole("connections_per_address", self.connections_per_address, remedy="It is the most from one address.")
-        positive("patience", self.patience, "It is how many seconds a request may take to arrive and be answered.")
+        """Reject limits under which no request could be served."""
+        whole("rows", self.rows, remedy="It is the maximum number of vectors in a request.")
+        positive("rate", self.rate, "It is the maximum number of requests per second from one address.")
+        whole("active", self.active, remedy="It is the maximum number of requests processed at once.")
+        whole("connections", self.connections, remedy="It is the maximum number of open connections.")
+        whole(
+            "connections_per_address",
+            self.connections_per_address,
+            remedy="It is the maximum number of open connections from one address.",
+        )
+        positive("patience", self.patience, "It is the time in seconds for a request to arrive and be answered.")
 
     def body_bytes(self, width: int) -> int:
-        """Return the largest body that can hold so many rows of so many numbers.
+        """Return the largest body of `rows` vectors of a width.
 
         >>> Limits(rows=2).body_bytes(10)
         1664
@@ -68,9 +72,9 @@ class Limits:
 
 
 class Buckets:
-    """One bucket of tokens for each address: a request takes one, and they come back at the rate, up to a second's.
+    """A token bucket for each address: a request takes one token; tokens refill at the rate, up to one second's worth.
 
-    The oldest addresses are forgotten beyond ten thousand, so that many of them cannot fill the memory.
+    Beyond ten thousand addresses the least recently used are dropped, to bound the memory.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +83,7 @@ class Buckets:
         self._held: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, address: str) -> float:
-        """Take a token and return 0, or return how many seconds to wait for one.
+        """Take a token and return 0, or return the seconds until one is available.
 
         >>> now = [0.0]
         >>> buckets = Buckets(2.0, lambda: now[0])
@@ -99,11 +103,11 @@ class Buckets:
 
 @dataclass(eq=False)
 class Guard:
-    """An ASGI application around another, which knows the connections of its server and keeps both within limits.
+    """An ASGI application around another that enforces the limits on requests and connections.
 
-    With `makes_room`, a connection or a request beyond the limits takes the place of the oldest connection that has not
-    sent a whole request, if there is one. Without `times_answers` only the arrival of a request is timed, for answers
-    that stream.
+    With `makes_room`, a connection or a request beyond the limits replaces the oldest connection that has not sent a
+    complete request, if there is one. Without `times_answers`, only the arrival of a request is timed, for streamed
+    responses.
     """
 
     application: Application
@@ -118,7 +122,7 @@ class Guard:
         """Answer one request through the application, or reject it."""
         connection = self.connections.get((scope["client"], scope["server"]))
         if connection is None:
-            return  # the client has gone
+            return  # the client has disconnected
         request = Request(connection, scope)
         limits = self.limits
         try:
@@ -127,14 +131,14 @@ class Guard:
             elif scope["path"] == HEALTH:
                 await self.application(scope, request.receiver(receive), request.sender(send))
             elif self.active >= limits.active and not self.make_room(connection):
-                await request.reject(
-                    send, 503, f"Expected at most {limits.active} requests at once. Wait, then send again."
-                )
+                await request.reject(send, 503, f"Expected at most {limits.active} requests at once. Retry later.")
             else:
                 self.active += 1
                 try:
-                    # What is readable is read before any of it is worked on: `active` is how far the server is behind.
-                    await asyncio.sleep(0)
+                    # Let other requests that have arrived be counted first, so that `active` includes the backlog. A
+                    # connection has one request at a time: with few connections the limit cannot be reached.
+                    if len(self.connections) > limits.active:
+                        await asyncio.sleep(0)
                     await self.application(scope, request.receiver(receive), request.sender(send))
                 finally:
                     self.active -= 1
@@ -142,35 +146,35 @@ class Guard:
             connection.answered(request)
 
     def make_room(self, keep: Connection) -> bool:
-        """Cut off the oldest half-open connection besides one, and return whether there was one."""
+        """Abort the oldest half-open connection other than `keep`, and return whether there was one."""
         if not self.makes_room:
             return False
-        for each in self.connections.values():  # in the order in which they were made
-            if each is not keep and each.half_open:
-                each.abort()
+        for connection in self.connections.values():  # oldest first
+            if connection is not keep and connection.half_open:
+                connection.abort()
                 return True
         return False
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """Return the kind of connection to give to uvicorn's `http` setting."""
+        """Return the protocol class for uvicorn's `http` setting."""
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
         guard = self
 
         class GuardedConnection(Connection):
-            def __init__(self, **given: Any) -> None:
-                super().__init__(guard, HttpToolsProtocol(**given))
+            def __init__(self, **settings: Any) -> None:
+                super().__init__(guard, HttpToolsProtocol(**settings))
 
         return GuardedConnection
 
 
 class Request:
-    """A request whose head is here: whether all of it arrived, and whether its answer was begun."""
+    """A request whose head has arrived: whether its body has arrived, and whether its response has started."""
 
     def __init__(self, connection: Connection, scope: Scope) -> None:
-        """Begin to wait for the body, if there is one."""
+        """Wait for the body, if there is one."""
         self.connection = connection
-        self.length: int | None = 0  # of the body; None if that is not said
+        self.length: int | None = 0  # of the body; None if unknown
         self.head_bytes = len(scope["raw_path"]) + len(scope["query_string"])
         for name, value in scope["headers"]:
             self.head_bytes += len(name) + len(value)
@@ -181,14 +185,14 @@ class Request:
         self.arrived, self.started, self.receiving = False, False, False
         connection.began(self)
         if self.length == 0:
-            self._whole()
+            self._complete()
 
-    def _whole(self) -> None:
+    def _complete(self) -> None:
         self.arrived = True
         self.connection.arrived()
 
     def receiver(self, receive: Receive) -> Receive:
-        """Return what the application receives from; it notes when the whole body is here."""
+        """Wrap `receive` to record when the body is complete."""
 
         async def received() -> MutableMapping[str, Any]:
             self.receiving = True
@@ -196,15 +200,15 @@ class Request:
             self.receiving = False
             if message["type"] == "http.request" and not self.arrived:
                 if not message.get("more_body"):
-                    self._whole()
+                    self._complete()
                 elif self.connection.closed_by_client:
-                    self.connection.transport.close()  # the rest will never come
+                    self.connection.transport.close()  # the rest will never arrive
             return message
 
         return received
 
     def sender(self, send: Send) -> Send:
-        """Return what the application sends to; it notes the beginning and the end of the answer."""
+        """Wrap `send` to record the start and the end of the response."""
 
         async def sent(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -219,7 +223,7 @@ class Request:
         return sent
 
     async def reject(self, send: Send, status: int, text: str) -> None:
-        """Answer with an error."""
+        """Respond with an error."""
         body = _error(text)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers.append((b"retry-after", b"1") if status == 503 else (b"connection", b"close"))
@@ -229,31 +233,32 @@ class Request:
 
 
 class Connection(asyncio.Protocol):
-    """A connection whose requests must arrive and be answered within the patience of the limits.
+    """A connection whose requests must arrive and be answered within `limits.patience`.
 
-    A client that sends its request byte by byte, or does not read its answer, is cut off; one that closes its side
-    after a whole request still gets the answer. What arrives is passed on to the protocol of the HTTP server; what
-    arrives after a whole request, once that is answered.
+    A client that sends its request too slowly, or does not read the response, is disconnected; one that closes its
+    sending side after a complete request still gets the response. Received data goes to the protocol of the HTTP
+    server; data after a complete request waits until that is answered.
     """
 
     transport: asyncio.Transport
 
     def __init__(self, guard: Guard, server: asyncio.Protocol) -> None:
-        """Make a connection that waits for its first request."""
+        """Create a connection that waits for its first request."""
         self.guard, self.server, self.loop = guard, server, asyncio.get_running_loop()
         self.endpoints: Endpoints = (("", 0), ("", 0))
         self.request: Request | None = None
         self.closed_by_client = False
-        self._connected = self._lost = False  # whether the HTTP server knows of the connection; whether it has ended
+        self._connected = self._lost = False  # passed to the HTTP server; closed
         self._timer: asyncio.TimerHandle | None = None
-        self._for_answer = False  # whether the timer runs for an answer that is still to be taken
-        self._unread = 0  # bytes passed on since the last request began or ended: a head that is not complete
-        self._ahead = bytearray()  # received after a whole request that is still to be answered
+        self._next_call: asyncio.Handle | None = None
+        self._for_answer = False  # whether the timer waits for the client to read a response
+        self._unread = 0  # bytes passed on since the last request began or ended: an incomplete head
+        self._ahead = bytearray()  # received after a complete request that is not answered yet
 
-    # --- what the system tells ----------------------------------------------------------------------------------------
+    # --- events of the transport --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, or reject it if there are too many."""
+        """Accept the connection, or reject it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         client, here = (transport.get_extra_info(name) or ("", 0) for name in ("peername", "sockname"))
@@ -261,7 +266,7 @@ class Connection(asyncio.Protocol):
         guard, limits = self.guard, self.guard.limits
         guard.connections[self.endpoints] = self
         guard.addresses[self.endpoints[0][0]] += 1
-        self._wait()
+        self._start_timer()
         many, mine = len(guard.connections), guard.addresses[self.endpoints[0][0]]
         full = many > limits.connections
         if (full or mine > limits.connections_per_address) and not guard.make_room(self):
@@ -269,15 +274,15 @@ class Connection(asyncio.Protocol):
                 self._reject(503, f"Expected at most {limits.connections} connections. Retry later.")
             else:
                 most = limits.connections_per_address
-                self._reject(429, f"Expected at most {most} connections of yours. Use fewer.")
+                self._reject(429, f"Expected at most {most} connections from your address. Use fewer.")
             return
         self._connected = True
         self.server.connection_made(cast("asyncio.Transport", _Outgoing(self)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything that was counted for the connection."""
+        """Remove the connection from all counts."""
         self._lost = True
-        self._calm()
+        self._stop_timer()
         self._ahead.clear()
         guard, address = self.guard, self.endpoints[0][0]
         if guard.connections.get(self.endpoints) is self:
@@ -289,11 +294,11 @@ class Connection(asyncio.Protocol):
             self.server.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes on; a head that never ends is rejected, and so are too many requests ahead of their answers."""
+        """Pass bytes on; reject a head that is too long, and too many pipelined requests."""
         if self.transport.is_closing():
             return
         if self._ahead.count(_REQUEST_LINE) + data.count(_REQUEST_LINE) > _MOST_AHEAD:
-            self._reject(503, f"Expected at most {_MOST_AHEAD} requests ahead of their answers. Wait for some.")
+            self._reject(503, f"Expected at most {_MOST_AHEAD} pipelined requests. Wait for responses.")
         elif self._ahead or (self.request is not None and self.request.arrived):
             self._ahead += data
             if len(self._ahead) >= _MOST_HELD:
@@ -301,57 +306,63 @@ class Connection(asyncio.Protocol):
         elif self.request is None and self._unread > _LONGEST_HEAD:
             self._reject(431, _TOO_LONG)
         else:
-            # A request begins a moment after the end of its head is passed on, so that a piece counts from the next on.
+            # A request begins just after its head was passed on, so this piece is counted before the next check.
             if self.request is None:
                 self._unread += len(data)
                 if self._timer is None:
-                    self._wait()
+                    self._start_timer()
             self.server.data_received(data)
 
     def eof_received(self) -> bool:
-        """Keep the connection for the answer if a whole request came before the client closed its side."""
+        """Keep the connection for the response if the client sent a complete request before it closed its side."""
         self.closed_by_client = True
         return self.request is not None and (self.request.arrived or not self.request.receiving)
 
     def pause_writing(self) -> None:
-        """Pass on that the client does not take what is written."""
+        """Pass on that the write buffer is full."""
         if self._connected:
             self.server.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that the client takes it again."""
+        """Pass on that the write buffer has space again."""
         if self._connected:
             self.server.resume_writing()
 
-    # --- what the application tells -----------------------------------------------------------------------------------
+    # --- events of the application ------------------------------------------------------------------------------------
 
     @property
     def half_open(self) -> bool:
-        """Whether the client has not sent a whole request that is still to be answered."""
+        """Whether no complete request of the client is waiting for its response."""
         return not (self.request is not None and self.request.arrived) and not self.transport.is_closing()
 
     def began(self, request: Request) -> None:
-        """Note that the head of a request is here."""
+        """Record that the head of a request has arrived."""
         self.request = request
         if self._timer is None:
-            self._wait()
+            self._start_timer()
 
     def arrived(self) -> None:
-        """Note that a whole request is here."""
+        """Record that a complete request has arrived."""
         if not self.guard.times_answers:
-            self._calm()
+            self._stop_timer()
 
     def answered(self, request: Request) -> None:
-        """Note that a request is answered."""
+        """Record that a request is answered."""
         if self.request is not request or self._lost:
             return
         self.request = None
-        self._unread = 0 if request.arrived else -(request.length or 0)  # what is left of its body is no head
-        self._calm()
+        self._unread = 0 if request.arrived else -(request.length or 0)  # the rest of its body is not a head
+        self._stop_timer()
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
-            self._wait(for_answer=True)
+            self._start_timer(for_answer=True)
         if self._ahead or self.closed_by_client:
-            self.loop.call_soon(self._next)  # after the HTTP server begins a request that it has read already
+            self._schedule_next()
+
+    def _schedule_next(self) -> None:
+        """Schedule `_next` after the HTTP server begins a request it has already read; once if that is answered too."""
+        if self._next_call is not None:
+            self._next_call.cancel()
+        self._next_call = self.loop.call_soon(self._next)
 
     def _next(self) -> None:
         if self.request is not None or self.transport.is_closing():
@@ -361,48 +372,48 @@ class Connection(asyncio.Protocol):
             self._ahead.clear()
             self.transport.resume_reading()
             self.data_received(data)
-            self.loop.call_soon(self._next)
+            self._schedule_next()
         elif self.closed_by_client:
             self.transport.close()
 
-    # --- cutting off --------------------------------------------------------------------------------------------------
+    # --- timeouts and rejections --------------------------------------------------------------------------------------
 
-    def _wait(self, for_answer: bool = False) -> None:
-        self._calm()
+    def _start_timer(self, for_answer: bool = False) -> None:
+        self._stop_timer()
         self._for_answer = for_answer
-        self._timer = self.loop.call_later(self.guard.limits.patience, self._cut_off)
+        self._timer = self.loop.call_later(self.guard.limits.patience, self._timed_out)
 
-    def _calm(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _cut_off(self) -> None:
+    def _timed_out(self) -> None:
         self._timer = None
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.abort()
         elif not self._for_answer:
-            self._reject(408, f"Expected a whole request within {self.guard.limits.patience:g} s. Send it faster.")
+            self._reject(408, f"Expected a complete request within {self.guard.limits.patience:g} s. Send it faster.")
         elif self.request is not None or self._unread > 0:
-            self._wait()  # the answer was taken, and the next request is on its way
+            self._start_timer()  # the response was read, and the next request is arriving
 
     def abort(self) -> None:
-        """Reset the connection: otherwise the system would go on trying to hand over what nobody takes."""
-        held = self.transport.get_extra_info("socket")
-        if held is not None:
+        """Reset the connection; otherwise the system would keep trying to send unread data."""
+        connected = self.transport.get_extra_info("socket")
+        if connected is not None:
             with contextlib.suppress(OSError):
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
     def write(self, data: bytes) -> None:
-        """Write what the HTTP server writes; that it cannot parse a request is said in our words."""
+        """Write the output of the HTTP server; replace its message for a request it cannot parse."""
         if data.startswith(b"HTTP/1.1 400") and (self.request is None or not self.request.started):
             self._reject(400, "Expected HTTP/1.1, got something else.")
         else:
             self.transport.write(data)
 
     def _reject(self, status: int, text: str) -> None:
-        """Answer with an error outside of any request, and close."""
+        """Respond with an error outside of any request, and close."""
         if self.request is not None and self.request.started:
             self.abort()
             return
@@ -415,15 +426,15 @@ class Connection(asyncio.Protocol):
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
         if self._timer is None:
-            self._wait()  # for whoever does not take even this
+            self._start_timer()  # in case the client does not read the error
 
 
 class _Outgoing:
-    """The transport of a connection as the HTTP server has it: what it writes goes through the connection."""
+    """The transport that the HTTP server uses: writes go through the connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.write, self._transport = connection.write, connection.transport
-        self.is_closing = connection.transport.is_closing  # asked for with every answer
+        self.is_closing = connection.transport.is_closing  # called for every response
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

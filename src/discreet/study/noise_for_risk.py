@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from discreet.accounting.calibrate import least, most
+from discreet.accounting.calibrate import least
 from discreet.accounting.events import ClippedSumDpEvent, DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.risk import most_identified
 from discreet.core.errors import invalid, open_probability, whole
@@ -119,26 +119,6 @@ def certified_noise(
 
     noise = least(excess, ceiling - chance, low=1e-3, high=1e6, guess=1.0, tolerance=tolerance)
     return Recommendation(noise, excess(noise) + chance, True, event, str(Adjacency(adjacency)))
-
-
-def certified_concentration(
-    make: Callable[[float], DpEvent],
-    *,
-    ceiling: float,
-    candidates: int,
-    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
-    tolerance: float = 1e-3,
-) -> float:
-    """Return the largest concentration, or other parameter that only adds risk, that keeps a ceiling for any attack."""
-    chance = 1 / whole("candidates", candidates, 2)
-    return most(
-        lambda kappa: most_identified(make(kappa), candidates, adjacency) - chance,
-        ceiling - chance,
-        low=1e-3,
-        high=1e9,
-        guess=100.0,
-        tolerance=tolerance,
-    )
 
 
 def upper_limit(hits: int, attempts: int) -> float:

@@ -245,7 +245,7 @@ def test_numbers_that_are_none_are_refused(
 ) -> None:
     with answering(about(client, ["a", "b"], task), http("200 OK", {"answers": [answer]})) as url:
         assert main(["query", str(client), "--server", url, "the knee", "--json"]) == 2
-    assert "Expected answers of a discreet server" in capsys.readouterr().err
+    assert "Expected the response of a discreet server" in capsys.readouterr().err
 
 
 def test_a_server_that_sends_without_end_is_cut_off(capsys: pytest.CaptureFixture[str], client: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_server_that_sends_without_end_is_cut_off(capsys: pytest.CaptureFixtur
         assert main(["query", str(client), "--server", url, "the knee", "--timeout", "0.5"]) == 2
         stop.set()
         thread.join(5)
-    assert "Expected a whole answer" in capsys.readouterr().err
+    assert "Expected a complete response" in capsys.readouterr().err
 
 
 def test_labels_columns_and_names_of_files_are_escaped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// The curve of this visit: the strength that is moved, against how much was read; and all of it as a table.
+// The results of this session: a curve of leakage against strength, and a table.
 import { at, share } from "./dials.js";
 import { atMost, boundOf, by, make, number, percent } from "./words.js";
 
@@ -20,7 +20,7 @@ const shape = (kind, x, y) => [
   () => drawn("circle", { class: "dot hollow", cx: x, cy: y, r: 5.5 }),
 ][kind % 6]();
 
-// Draw what was read of a sentence against a dial; without one there is no axis to draw it on.
+// Draw the leakage of a sentence against a slider, if there is one.
 export const drawCurve = (visit, dial, sentence) => {
   const mine = dial ? visit.filter((one) => one.asked.sentence === sentence && one.asked.dials[dial.name] !== undefined) : [];
   const open = visit.filter((one) => one.asked.sentence === sentence && one.found.protection === "none");
@@ -28,13 +28,13 @@ export const drawCurve = (visit, dial, sentence) => {
   by("legend").replaceChildren();
   by("say").textContent = "";
   by("curve-words").textContent = !dial
-    ? "Choose a protection with a strength: every reading is then a point, how much was read against the strength."
-    : mine.length ? `How much was read of this sentence, against ${dial.words}.` : `No reading of this sentence by ${dial.words} yet. Move the dial, or trace the curve.`;
+    ? "Choose a protection with a strength: each attack is then a point, leakage against strength."
+    : mine.length ? `Leakage of this sentence against ${dial.words}.` : `No attack on this sentence by ${dial.words} yet. Move the slider, or trace the curve.`;
   if (!mine.length) return;
   const [W, H, L, R, T, B] = [640, 300, 70, 34, 14, 50];
   const x = (value) => L + share(dial, Math.min(Math.max(value, dial.low), dial.high)) * (W - L - R);
   const y = (value) => H - B - value * (H - T - B);
-  const title = `How much was read against ${dial.words}`;
+  const title = `Leakage against ${dial.words}`;
   const svg = drawn("svg", { class: "figure", viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": title });
   const grid = drawn("g", { class: "grid", "aria-hidden": "true" });
   const ticks = dial.whole ? [0, .25, .5, .75, 1].map((s) => at(dial, s)) : [];
@@ -71,7 +71,7 @@ export const drawCurve = (visit, dial, sentence) => {
     }
     for (const one of here) {
       const value = one.asked.dials[dial.name];
-      const words = `${name}, ${dial.words} ${number(value)}: read ${percent(one.found.leakage.value)}`;
+      const words = `${name}, ${dial.words} ${number(value)}: leakage ${percent(one.found.leakage.value)}`;
       const point = drawn("g", { class: `mark point s${kind % 6}`, role: "listitem", tabindex: points.childElementCount ? -1 : 0, "aria-label": words });
       point.append(shape(kind, x(value), y(one.found.leakage.value)));
       points.append(point);
@@ -107,7 +107,7 @@ export const drawCurve = (visit, dial, sentence) => {
   by("curve").replaceChildren(svg);
 };
 
-// Fill the table of the last readings.
+// Fill the table of the last results.
 export const drawHistory = (visit) => {
   by("history-box").hidden = !visit.length;
   by("history").replaceChildren(...visit.slice(-50).reverse().map(({ found, asked }) => {

@@ -1,7 +1,7 @@
-// A dial: how strong a protection is, between two ends.
+// Sliders of a protection's strength.
 import { make, number } from "./words.js";
 
-// A slider goes by hundredths of the way, even in the logarithm unless it counts.
+// A slider moves in hundredths of its range, on a logarithmic scale unless it is an integer.
 export const at = (dial, share) => dial.whole
   ? Math.round(dial.low + share * (dial.high - dial.low))
   : Number((dial.low * (dial.high / dial.low) ** share).toPrecision(3));
@@ -9,7 +9,7 @@ export const share = (dial, value) => dial.whole
   ? (value - dial.low) / (dial.high - dial.low)
   : Math.log(value / dial.low) / Math.log(dial.high / dial.low);
 
-// A slider with an exact number beside it; `moved` is told every new value.
+// A slider with a number input; calls `moved` with every new value.
 export const slider = (dial, standing, moved) => {
   const box = make("div", undefined, "slider");
   const words = make("label", dial.words);

@@ -1,10 +1,10 @@
-// What is asked of the server, and what it says: the form, the request under way, and the reading.
+// The form, the current request to the server, and its result.
 import { drawCurve, drawHistory } from "./curve.js";
 import { at, slider } from "./dials.js";
 import { atMost, boundOf, by, make, percent } from "./words.js";
 
 const key = location.hash.slice(1);
-// Light, dark, or as the system says.
+// Light or dark; by default the setting of the system.
 const theme = by("theme");
 const dark = () => document.documentElement.dataset.theme
   ? document.documentElement.dataset.theme === "dark"
@@ -16,19 +16,19 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", nameTheme)
 nameTheme();
 
 let offer = null;
-let asking = null; // the request under way, which a newer one aborts
+let asking = null; // the current request, which a newer one aborts
 let timer = 0;
 let tracing = false;
-let picked = false; // whether the attack was chosen by hand
-const visit = []; // every reading of this visit; it goes with the page
-const stands = new Map(); // where each dial of each protection stands
+let picked = false; // whether the user chose the attack
+const visit = []; // every result of this session; kept only in this page
+const stands = new Map(); // the value of each slider of each protection
 
 const problem = (words) => { by("problem").textContent = words; by("problem").hidden = !words; };
 const status = (words, refused, aloud) => {
-  const told = make("span", aloud || "", "aloud"); // for a screen reader alone: it stands on the page below
-  if (by("status").textContent !== words + told.textContent) by("status").replaceChildren(words, told);
+  const extra = make("span", aloud || "", "aloud"); // only for screen readers: the page shows it below
+  if (by("status").textContent !== words + extra.textContent) by("status").replaceChildren(words, extra);
   by("status").classList.toggle("refused", Boolean(refused));
-  if (refused) by("reading").hidden = true; // what stands there answers another question
+  if (refused) by("reading").hidden = true; // the shown result belongs to another request
 };
 
 const protection = () => offer.protections.find((one) => one.name === by("protection").value);
@@ -64,13 +64,13 @@ const drawAttacks = () => {
   const misfits = protection().misfits;
   const before = by("attack").value;
   by("attack").replaceChildren(...offer.attacks.map((one) => {
-    const option = new Option(one.name + (misfits[one.name] ? " (nothing to attack here)" : ""), one.name);
+    const option = new Option(one.name + (misfits[one.name] ? " (does not fit)" : ""), one.name);
     option.disabled = Boolean(misfits[one.name]);
     return option;
   }));
   const fitting = offer.attacks.filter((one) => !misfits[one.name]);
   const kept = picked && fitting.some((one) => one.name === before);
-  by("attack").value = kept ? before : protection().first || fitting[0].name; // one whose success moves with the strength
+  by("attack").value = kept ? before : protection().first || fitting[0].name; // one whose success changes with the strength
   by("attack-words").textContent = attack().words;
 };
 
@@ -90,14 +90,14 @@ const question = () => {
   };
 };
 
-// Ask the server; what it says comes line by line until it is done.
+// Send a request; the server streams lines of JSON until it is done.
 const ask = async (asked) => {
   if (asking) asking.abort();
   const mine = asking = new AbortController();
   by("busy").hidden = false;
   by("stop").disabled = false;
   by("reading").classList.add("old");
-  status("Asked …");
+  status("Sent …");
   try {
     const answer = await fetch("/v1/readings", {
       method: "POST",
@@ -111,23 +111,23 @@ const ask = async (asked) => {
     let rest = "";
     for (;;) {
       const { done, value } = await reader.read();
-      if (done) { status("Expected an answer, and the connection ended. Is the command still running?", true); return false; }
+      if (done) { status("Expected a result, but the connection was closed. Is the command still running?", true); return false; }
       rest += decoder.decode(value, { stream: true });
       const lines = rest.split("\n");
       rest = lines.pop();
       for (const line of lines) {
-        const said = JSON.parse(line);
-        if (said.state === "done") { show(said.reading, asked); return true; }
-        if (said.state === "waiting") status("Busy with the reading before; yours is next.");
-        else if (said.state === "running") status(`${said.stage || "At work"} … ${Math.floor(said.seconds)} s`);
-        else if (said.state === "superseded") { status("Superseded: a newer reading was asked for, perhaps in another window."); return false; }
-        else if (said.state === "cancelled") { status("Stopped. Nothing was read."); return false; }
-        else { status(said.error || "Expected another request.", true); return false; }
+        const message = JSON.parse(line);
+        if (message.state === "done") { show(message.reading, asked); return true; }
+        if (message.state === "waiting") status("Waiting for the previous attack to stop.");
+        else if (message.state === "running") status(`${message.stage || "Running"} … ${Math.floor(message.seconds)} s`);
+        else if (message.state === "superseded") { status("Superseded by a newer attack, perhaps in another window."); return false; }
+        else if (message.state === "cancelled") { status("Stopped. There is no result."); return false; }
+        else { status(message.error || "Expected another request.", true); return false; }
       }
     }
   } catch (error) {
-    if (mine.signal.aborted) { if (asking === mine) status("Stopped. Nothing was read."); }
-    else status("Expected an answer from the command, found none. Start `discreet explore` again, and open its address.", true);
+    if (mine.signal.aborted) { if (asking === mine) status("Stopped. There is no result."); }
+    else status("Expected a response from the server, got none. Start `discreet explore` again and open its address.", true);
     return false;
   } finally {
     if (asking === mine) {
@@ -139,7 +139,7 @@ const ask = async (asked) => {
   }
 };
 
-// Without a sentence there is nothing to show: what stands on the page is of another one.
+// Without a sentence there is no result: the shown one belongs to another sentence.
 const clear = (words, refused) => {
   if (asking) asking.abort();
   asking = null;
@@ -151,7 +151,7 @@ const clear = (words, refused) => {
 const go = () => {
   clearTimeout(timer);
   if (!offer) return Promise.resolve(false);
-  if (!by("sentence").value.trim()) { clear("Expected a sentence, found none. Type one, or choose an example.", true); return Promise.resolve(false); }
+  if (!by("sentence").value.trim()) { clear("Expected a sentence, got none. Type one, or choose an example.", true); return Promise.resolve(false); }
   return ask(question());
 };
 const changed = (wait) => {
@@ -167,7 +167,7 @@ const changed = (wait) => {
 const fill = (place, pieces, none) => {
   if (!pieces || !pieces.length) { place.replaceChildren(make("span", none, "nothing")); return; }
   place.replaceChildren(...pieces.flatMap((piece) => {
-    const words = piece.text.trimStart(); // the space before a word is not marked with it
+    const words = piece.text.trimStart(); // do not mark the space before a word
     const space = piece.text.slice(0, piece.text.length - words.length);
     return piece.right ? [space, make("mark", words)] : [piece.text];
   }));
@@ -185,34 +185,34 @@ const rows = (body, pairs) => {
 
 const show = (found, asked) => {
   const leak = found.leakage;
-  const promise = found.guarantee;
+  const guarantee = found.guarantee;
   by("reading").hidden = false;
   by("reading").classList.remove("old");
   by("marks").hidden = !found.truth;
-  if (found.truth) fill(by("truth"), found.truth, "Nothing that the model knows.");
+  if (found.truth) fill(by("truth"), found.truth, "Only tokens the model does not know.");
   else by("truth").textContent = asked.sentence;
-  fill(by("guess"), found.guess, found.truth ? "Nothing." : `A name among ${found.candidates}, right ${percent(leak.value)} of the time.`);
+  fill(by("guess"), found.guess, found.truth ? "Nothing." : `One of ${found.candidates} candidates, correct ${percent(leak.value)} of the time.`);
   by("note").textContent = found.note;
   by("leak").textContent = percent(leak.value);
   by("leak-words").textContent = leak.words
     + (leak.n > 1 ? `; 95% between ${percent(leak.low)} and ${percent(leak.high)}` : "")
     + (leak.chance === null || leak.chance === undefined ? "" : `; chance ${percent(leak.chance)}`);
-  by("epsilon").replaceChildren(promise.epsilon === null ? "none" : atMost(promise.epsilon), document.createElement("br"));
-  const kind = promise.epsilon === null ? ["no guarantee", "none"] : promise.certified ? promise.epsilon > 10 ? ["certified, but weak", "estimate"] : ["certified", "proven"] : ["an estimate", "estimate"];
-  by("epsilon").append(make("span", kind[0] + (promise.epsilon === null ? "" : `, ${promise.adjacency}`), `badge ${kind[1]}`));
+  by("epsilon").replaceChildren(guarantee.epsilon === null ? "none" : atMost(guarantee.epsilon), document.createElement("br"));
+  const kind = guarantee.epsilon === null ? ["no guarantee", "none"] : guarantee.certified ? guarantee.epsilon > 10 ? ["certified, but weak", "estimate"] : ["certified", "proven"] : ["an estimate", "estimate"];
+  by("epsilon").append(make("span", kind[0] + (guarantee.epsilon === null ? "" : `, ${guarantee.adjacency}`), `badge ${kind[1]}`));
   by("bound").textContent = found.bound === null ? "no bound" : boundOf(found);
-  by("bound-words").textContent = `how often any attack names the right one of ${found.candidates}${found.alike ? ` of the same ${found.alike}` : ""} (chance ${percent(1 / found.candidates)})`;
+  by("bound-words").textContent = `how often any attack identifies the right one of ${found.candidates}${found.alike ? ` of the same ${found.alike}` : ""} (chance ${percent(1 / found.candidates)})`;
   by("seconds").textContent = `${found.seconds.toFixed(1)} s`;
-  by("guarantee").textContent = promise.sentence;
+  by("guarantee").textContent = guarantee.sentence;
   by("release").textContent = `Released: ${found.release}`;
   rows(by("figures"), found.figures.map((one) => [one.words, one.value.toFixed(2)]));
-  rows(by("columns"), Object.entries(promise.columns).map(([name, value]) => [name, atMost(value)]));
-  by("assumed").replaceChildren(...(promise.assumptions || []).map((words) => make("li", `It assumes: ${words}.`)));
+  rows(by("columns"), Object.entries(guarantee.columns).map(([name, value]) => [name, atMost(value)]));
+  by("assumed").replaceChildren(...(guarantee.assumptions || []).map((words) => make("li", `Assumption: ${words}.`)));
   const text = found.guess ? found.guess.map((piece) => piece.text).join("") : "";
   status(found.truth
-    ? `Done in ${found.seconds.toFixed(1)} s: ${found.attack} read ${percent(leak.value)}.`
-    : `Done in ${found.seconds.toFixed(1)} s: ${found.attack} named the right sentence ${percent(leak.value)} of the time.`,
-  false, found.truth ? ` It read: ${text || "nothing"}` : "");
+    ? `Done in ${found.seconds.toFixed(1)} s: ${found.attack} recovered ${percent(leak.value)}.`
+    : `Done in ${found.seconds.toFixed(1)} s: ${found.attack} identified the right sentence ${percent(leak.value)} of the time.`,
+  false, found.truth ? ` Guess: ${text || "nothing"}` : "");
   visit.push({ found, asked });
   drawVisit();
 };
@@ -222,7 +222,7 @@ const drawVisit = () => {
   drawCurve(visit, offer && strength(), by("sentence").value);
 };
 
-// Go through the strengths one by one, weakest protection first, until something else is asked.
+// Attack at each strength, weakest protection first, until the form changes.
 const trace = async () => {
   const dial = strength();
   if (!dial) return;
@@ -241,24 +241,24 @@ const trace = async () => {
 };
 
 const begin = async () => {
-  if (!key) { problem("Expected the key of this start in the address. Open the address that the command printed, whole, with what stands after #."); status("Not ready."); return; }
+  if (!key) { problem("Expected the key of this session in the address. Open the full printed address, including the part after #."); status("Not ready."); return; }
   try {
     const answer = await fetch("/v1/offer", { headers: { "x-discreet-key": key } });
     const found = await answer.json();
     if (!answer.ok) { problem(found.error); status("Not ready."); return; }
     offer = found;
   } catch (error) {
-    problem("Expected an answer from the command, found none. Start `discreet explore` again, and open its address.");
+    problem("Expected a response from the server, got none. Start `discreet explore` again and open its address.");
     return;
   }
-  by("title").textContent = `Model and other texts are those of ${offer.title}.`;
+  by("title").textContent = `The model and the other texts come from ${offer.title}.`;
   by("sentence").maxLength = offer.longest;
   by("example").replaceChildren(new Option("choose …", ""), ...offer.examples.map((text, place) => new Option(text.length > 40 ? `${text.slice(0, 38)} …` : text, String(place))));
   by("protection").replaceChildren(...offer.protections.map((one) => new Option(one.name, one.name)));
   by("protection").value = offer.start;
   by("label").replaceChildren(...offer.labels.map((name) => new Option(name, name)));
   by("label-field").hidden = !offer.labels.length;
-  by("setting").replaceChildren(new Option("my own", ""), ...offer.settings.map((one) => new Option(one.label, String(one.number))));
+  by("setting").replaceChildren(new Option("custom", ""), ...offer.settings.map((one) => new Option(one.label, String(one.number))));
   by("setting-field").hidden = !offer.settings.length;
   drawDials();
   count();
@@ -282,7 +282,7 @@ by("setting").addEventListener("change", () => {
     drawDials();
     for (const dial of protection().dials) {
       if (chosen.dials[dial.name] === undefined) continue;
-      stands.set(slot(dial), chosen.dials[dial.name]); // also where it lies beyond the slider
+      stands.set(slot(dial), chosen.dials[dial.name]); // also if it is outside the range of the slider
       if (dial.alone) by("by").value = dial.name;
     }
     drawSliders();

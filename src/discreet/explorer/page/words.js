@@ -1,4 +1,4 @@
-// Elements of the page, and numbers as a reader would write them.
+// Elements of the page and number formats.
 export const by = (id) => document.getElementById(id);
 export const make = (tag, text, name) => {
   const made = document.createElement(tag);
@@ -21,7 +21,7 @@ export const number = (value) => {
   return size >= 999.5 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
 };
 
-// What is proven is at most so much: it is rounded up, never down.
+// Upper bounds are rounded up, never down.
 const up = (value, digits) => {
   const near = Number(value.toPrecision(digits));
   return near >= value ? near : Number((near + 10 ** (Math.floor(Math.log10(near)) - digits + 1)).toPrecision(digits));

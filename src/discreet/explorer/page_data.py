@@ -1,4 +1,4 @@
-"""What stands behind the page: the built-in notes and model, a finished run, or a study with its protections."""
+"""Texts, model and protections of the page: the built-in notes, a finished run, or a study."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from discreet.study.trial import scene_of
 from discreet.training.encode import encode
 from discreet.training.plan import public_text
 
-MADE_UP = 400  # made-up sentences that a projection is learned from: enough for its few dimensions, and soon encoded
+MADE_UP = 400  # generated sentences to learn a projection from: enough for its few dimensions, and fast to encode
 _PUBLIC = 1000
 _NOTES: dict[str, Any] = {"data": {"source": "notes", "rows": 600}, "model": {"train": "head"}, "release": {}}
 _SETTINGS = "settings.toml"
-# Noise that was solved for a whole training; the epsilon beside it was the training's, and is not this release's.
+# Noise calibrated for a whole training; the epsilon beside it is that of the training, not of one release.
 _SOLVED = ("noise_multiplier", "kappa")
 _GOALS = ("epsilon", "true_positive_rate", "false_positive_rate")
 EXAMPLES = (
     "Anna Novak, record 4417023, came on Monday with chest pain.",
-    "Mr Ribeiro asked for stronger tablets after his knee operation.",
+    "Mr Ribeiro scene_settings for stronger tablets after his knee operation.",
     "The nurse called the mother of Leo at 555-0142 about his fever.",
 )
 
@@ -42,7 +42,7 @@ Public = Callable[[], tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class Setting:
-    """A protection as a run or a study had it: its label, its name, and the values of its settings."""
+    """A protection of a run or a study: its label, name and settings."""
 
     label: str
     protection: str
@@ -50,11 +50,11 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The scenes behind the page, one for each kind of release, and the protections that a study or run had.
+class PageData:
+    """Scenes of the page, one for each kind of release, and the protections of a study or run.
 
-    `columns` are those of the private text, and so of public text beside it. `kept` holds the scene of the last
-    sentence, so that moving a dial does not work everything out again.
+    `columns` are those of the private text, and are used for public text too. `kept` caches the scene of the last
+    sentence, so that moving a slider does not compute everything again.
     """
 
     title: str
@@ -65,11 +65,11 @@ class Stage:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the labels that a sentence may have; none where there are scores."""
+        """The label names of a sentence; none for a corpus with scores."""
         return self.scene(GRADIENT).rows.label_names
 
     def typed(self, sentence: str, label: str | None, kind: str) -> TypedScene:
-        """Return the scene of a sentence; only the last one of each kind is kept."""
+        """Return the scene of a sentence; only the last one of each kind is cached."""
         base = self.scene(kind)
         names = base.rows.label_names
         number = names.index(one_of("label", label, names)) if names and label is not None else 0
@@ -81,7 +81,7 @@ class Stage:
         return scene
 
     def public(self, kind: str, source: str | None) -> Public:
-        """Return how to come by vectors of public text for a projection: of a source, or of made-up sentences."""
+        """Return a function that encodes public text for a projection: a source, or generated sentences."""
 
         def vectors() -> tuple[Tensor, Tensor | None]:
             key = ("public", kind, source)
@@ -95,62 +95,64 @@ class Stage:
                     labels = few.label_names == model.label_names and few.task == model.task
                     rows = encode(model, few if labels else Corpus("public", few.texts), None, "float32")
                     self.kept[key] = (rows.vectors.cpu(), rows.targets.cpu() if labels else None)
-            found: tuple[Tensor, Tensor | None] = self.kept[key]
-            return found
+            encoded: tuple[Tensor, Tensor | None] = self.kept[key]
+            return encoded
 
         return vectors
 
 
-def stage_of(folder: Path | None) -> Stage:
-    """Return the stage of a folder: a study's, a run's, or, without one, that of the built-in notes.
+def load_page_data(folder: Path | None) -> PageData:
+    """Load the data of a study or run folder, or of the built-in notes.
 
     Guarantee: none, this reads the texts of the run or study.
     """
     if folder is None:
-        return Stage("the built-in clinic notes (fictional)", lambda kind: scene_of(_NOTES, 0, kind))
+        return PageData("the built-in clinic notes (fictional)", lambda kind: scene_of(_NOTES, 0, kind))
     if (folder / STUDY).exists():
         return _of_study(folder)
     if (folder / _SETTINGS).exists():
         return _of_run(folder)
     raise DataError(
-        f"Expected a run or a study at {str(folder)!r}. There is no {_SETTINGS} and no {STUDY} in it; name the "
-        "folder that a training or a study has written, or leave it out for the built-in notes."
+        f"Expected the folder of a run or a study, got {str(folder)!r} without {_SETTINGS} or {STUDY}. Pass a "
+        "folder written by a training or a study, or none for the built-in notes."
     )
 
 
-def _of_study(folder: Path) -> Stage:
+def _of_study(folder: Path) -> PageData:
     study: Mapping[str, Any] = read_kept_study(folder)
-    asked = {"data": study["data"], "model": study.get("model") or {}, "release": study.get("release") or {}}
+    scene_settings = {"data": study["data"], "model": study.get("model") or {}, "release": study.get("release") or {}}
     seed = int((study.get("seeds") or [0])[0])
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for one in points_of(read_trials(folder).values()):
         point = dict(one.protection)
         name, values = str(point.pop("name")), solved(point, one.trials[0].details.get("protection") or {})
         label = one.label
         if any(goal in point and goal not in values for goal in _GOALS):
             label += " (of the whole training)"
-        found.setdefault(label, Setting(label, name, values))
+        settings.setdefault(label, Setting(label, name, values))
     title = str(study.get("title") or study["name"])
     columns = Columns(study["data"].get("text", "text"), label=study["data"].get("label", "label"))
-    return Stage(f"the study “{title}”", lambda kind: scene_of(asked, seed, kind), tuple(found.values()), columns)
+    return PageData(
+        f"the study “{title}”", lambda kind: scene_of(scene_settings, seed, kind), tuple(settings.values()), columns
+    )
 
 
-def _of_run(folder: Path) -> Stage:
+def _of_run(folder: Path) -> PageData:
     scene = load_scene(SceneRequest(run=folder, device="cpu"))
     scene.model.eval()
     own = protection_of_run(scene.run)
     settings = () if own is None else (Setting(f"as the run was trained: {own[0]}", own[0], own[1]),)
     data = None if scene.run is None else scene.run.settings.data
     columns = Columns() if data is None else Columns(data.text, label=data.label)
-    return Stage(f"the run {folder.name}", lambda kind: scene, settings, columns)
+    return PageData(f"the run {folder.name}", lambda kind: scene, settings, columns)
 
 
 def solved(point: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a study's setting as one release has it: with the noise that was solved for the whole training.
+    """Return a study's setting for one release, with the noise that was calibrated for the whole training.
 
     >>> solved({"epsilon": 8.0}, {"name": "dp-sgd", "noise_multiplier": 0.7, "clip_norm": 0.1})
     {'noise_multiplier': 0.7}
     """
     noise = {name: facts[name] for name in _SOLVED if facts.get(name) is not None}
-    gone = {"delta", *(_GOALS if noise else _GOALS[1:])}
-    return {**{name: value for name, value in point.items() if name not in gone}, **noise}
+    dropped = {"delta", *(_GOALS if noise else _GOALS[1:])}
+    return {**{name: value for name, value in point.items() if name not in dropped}, **noise}

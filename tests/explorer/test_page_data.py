@@ -12,8 +12,8 @@ from discreet.cli.main import main
 from discreet.core.errors import DataError
 from discreet.core.types import Trial
 from discreet.explorer.menu import Menu, offer
+from discreet.explorer.page_data import load_page_data
 from discreet.explorer.reading import Question, read
-from discreet.explorer.stage import stage_of
 from discreet.study.store import Store
 from discreet.training.encode import cache_folder
 
@@ -38,7 +38,7 @@ def test_a_study_lends_its_model_texts_and_protections(
             ]
         ):
             store.append(str(number), Trial({**study, "protection": point}, 3, {}, details={"protection": facts}))
-    stage = stage_of(tmp_path)
+    stage = load_page_data(tmp_path)
     assert [one.label for one in stage.settings] == [
         "none",
         "dp-sgd, epsilon 8 (of the whole training)",
@@ -67,7 +67,7 @@ def test_a_run_lends_its_model_and_how_it_was_protected(
     private = ["--protect", "dp-sgd", "--noise-multiplier", "1.5", "--train", "all"]
     assert main(["train", str(toy_csv), "--out", str(tmp_path / "a"), *model, *private]) == 0
     capfd.readouterr()
-    stage = stage_of(tmp_path / "a")
+    stage = load_page_data(tmp_path / "a")
     assert stage.labels == ("clinic", "ward") and stage.settings[0].protection == "dp-sgd"
     assert stage.settings[0].values["noise_multiplier"] == 1.5
     found = read(Question("the heart was calm", "dp-sgd", "dager", setting=0), stage, menu, seconds=1)
@@ -88,7 +88,7 @@ def test_public_text_has_the_columns_of_the_private_text(
     capfd.readouterr()
     found = read(
         Question("the heart was calm", "dp-ie", "rss", setting=0),
-        stage_of(tmp_path / "a"),
+        load_page_data(tmp_path / "a"),
         menu,
         seconds=1,
     )
@@ -97,9 +97,9 @@ def test_public_text_has_the_columns_of_the_private_text(
 
 def test_another_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="Expected a run or a study .* leave it out"):
-            stage_of(folder)
+        with pytest.raises(DataError, match="Expected the folder of a run or a study .* or none"):
+            load_page_data(folder)
 
 
 def test_without_a_folder_the_notes_are_there() -> None:
-    assert "fictional" in stage_of(None).title
+    assert "fictional" in load_page_data(None).title
