@@ -94,7 +94,7 @@ def test_a_class_of_one_person_must_be_named_beforehand(encoder: str) -> None:
 )
 def test_groups_in_which_one_person_would_be_two_are_rejected(groups: list[object], encoder: str) -> None:
     made = TextClassifier(encoder, protect=DPSGD(epsilon=8), part="head", train=QUICK)
-    with pytest.raises(DataError, match="a name or an integer as unit in rows? .*, found float in groups"):
+    with pytest.raises(DataError, match="a name or an integer as unit in rows? .*, got float in groups"):
         made.fit(TEXTS, LABELS, groups=groups)
 
 

@@ -97,7 +97,7 @@ def test_bad_data_is_refused_with_status_two(
 def test_a_missing_file_is_refused_with_status_two(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = say(capsys, "nothing/here.csv")
     assert status == 2
-    assert "There is none; check the path" in err
+    assert "but there is none. Check the path" in err
 
 
 def test_doubts_and_unknown_characters_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

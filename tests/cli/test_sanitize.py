@@ -98,7 +98,7 @@ def test_each_format_is_read_again_as_it_was_written(
         (("--unknown", "refuse"), "word 2 of text 2 is not"),
         (("--model", "/nowhere"), "/nowhere"),
         (("--format", "xml"), "Expected --format to be"),
-        (("--out", "/tmp/never-written.txt"), "one column to write lines"),
+        (("--out", "/tmp/never-written.txt"), "one column to write a text file"),
     ],
 )
 def test_bad_settings_leave_no_file(
@@ -117,7 +117,7 @@ def test_bad_settings_leave_no_file(
     ("content", "words"),
     [
         (b"", "empty"),
-        (b"id,text\n", "found none"),
+        (b"id,text\n", "got none"),
         (b"id,text\n1,\n", "row 1"),
         (b"id,text\n1,\xff\n", "UTF-8"),
         (b"id,text,text\n1,a,b\n", "text"),

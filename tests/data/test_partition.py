@@ -58,7 +58,7 @@ def test_a_side_without_rows_or_without_a_class_is_refused_with_the_remedy() -> 
     with pytest.raises(DataError, match="Expected training rows .*another share"):
         hold_out(toy(4, 2, per_unit=4), 0.999)
     rare = replace(toy(300, 2), labels=(2, *(0, 1) * 149, 0), label_names=("a", "b", "once"))
-    with pytest.raises(DataError, match=r"every class among the .* rows .* 1 of 3 classes \('once'\) stand only"):
+    with pytest.raises(DataError, match=r"every class among the .* rows .* 1 of 3 classes \('once'\) are only"):
         hold_out(rare, 0.2)
     assert hold_out(rare, 0.2, every_class=False).split_names
     with pytest.raises(SettingError, match="fraction"):

@@ -222,7 +222,7 @@ def test_values_of_the_wrong_type_are_refused(tmp_path: Path, suffix: str) -> No
         load(write(tmp_path / f"a{suffix}", [{"text": 5, "label": 1}]))
     with pytest.raises(DataError, match="row 1 of .*got list"):
         load(write(tmp_path / f"b{suffix}", [{"text": "x", "label": [1]}]))
-    with pytest.raises(DataError, match="row 1 of .*found float"):
+    with pytest.raises(DataError, match="row 1 of .*got float"):
         load(write(tmp_path / f"c{suffix}", [{"text": "x", "label": 1, "who": 0.5}]), Columns(unit="who"))
 
 
@@ -231,7 +231,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
         load("ntoes")
     with pytest.raises(DataError, match="use hub:NAME"):
         load("somebody/something")
-    with pytest.raises(DataError, match="There is none"):
+    with pytest.raises(DataError, match="there is none"):
         load("missing.csv")
 
 

@@ -129,7 +129,7 @@ def test_the_curve_is_traced_and_its_points_speak(page: Page) -> None:
     page.browser.press("ArrowRight")
     assert page.text("say") != first and page.run("document.activeElement.classList.contains('point')")
     shown = page.run(
-        "[...document.querySelectorAll('#curve .point')].map(p => p.ariaLabel.match(/read ([\\d.]+)%/)[1])"
+        "[...document.querySelectorAll('#curve .point')].map(p => p.ariaLabel.match(/leakage ([\\d.]+)%/)[1])"
     )
     assert float(shown[0]) > 90 > 10 > float(shown[-1])
 

@@ -97,7 +97,7 @@ def test_public_text_has_the_columns_of_the_private_text(
 
 def test_another_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="Expected the folder of a run or a study .* or none"):
+        with pytest.raises(DataError, match="Expected the folder of a run or a study, .* or none"):
             load_page_data(folder)
 
 

@@ -42,7 +42,7 @@ def test_a_hub_name_is_not_fetched_behind_the_back() -> None:
 
 
 def test_a_missing_folder_is_named() -> None:
-    with pytest.raises(ModelError, match="check the path"):
+    with pytest.raises(ModelError, match="Check the path"):
         load_encoder("./nowhere", rng=Rng(0))
 
 

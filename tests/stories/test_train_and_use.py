@@ -81,7 +81,7 @@ def test_a_share_is_trained_on_another_share_held_out_and_classes_are_given(
     words = ["--share", 0.5, "--validation", 0.3, "--classes", "clinic, ward,lab"]
     told, err = run(*command, *words, "--epochs", 1, "--out", tmp_path / "a", "--json")
     done = json.loads(told)
-    assert "were held out as validation" in err and "were drawn with share 0.5" in err
+    assert "were held out as validation" in err and "were sampled with share 0.5" in err
     assert 25 <= done["rows"] <= 60
     settings = (tmp_path / "a" / "settings.toml").read_text(encoding="utf-8")
     assert "share = 0.5" in settings and 'validation = "0.3"' in settings and '"lab"' in settings
@@ -100,7 +100,7 @@ def test_an_interrupt_saves_and_says_how_to_resume(command: list[object], tmp_pa
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Resume with the same command and --resume" in err
+    assert "Run the same command with --resume to resume" in err
     assert not out.exists()
     run(*command, "--out", out, "--resume")
     assert (out / "model.safetensors").exists()

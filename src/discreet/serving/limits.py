@@ -135,10 +135,9 @@ class Guard:
             else:
                 self.active += 1
                 try:
-                    # Let other requests that have arrived be counted first, so that `active` includes the backlog. A
-                    # connection has one request at a time: with few connections the limit cannot be reached.
-                    if len(self.connections) > limits.active:
-                        await asyncio.sleep(0)
+                    # Let other requests that have arrived begin first: `active` must include the backlog, and `_next`
+                    # must see a pipelined request before it closes the connection.
+                    await asyncio.sleep(0)
                     await self.application(scope, request.receiver(receive), request.sender(send))
                 finally:
                     self.active -= 1
@@ -250,7 +249,6 @@ class Connection(asyncio.Protocol):
         self.closed_by_client = False
         self._connected = self._lost = False  # passed to the HTTP server; closed
         self._timer: asyncio.TimerHandle | None = None
-        self._next_call: asyncio.Handle | None = None
         self._for_answer = False  # whether the timer waits for the client to read a response
         self._unread = 0  # bytes passed on since the last request began or ended: an incomplete head
         self._ahead = bytearray()  # received after a complete request that is not answered yet
@@ -356,13 +354,7 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self._start_timer(for_answer=True)
         if self._ahead or self.closed_by_client:
-            self._schedule_next()
-
-    def _schedule_next(self) -> None:
-        """Schedule `_next` after the HTTP server begins a request it has already read; once if that is answered too."""
-        if self._next_call is not None:
-            self._next_call.cancel()
-        self._next_call = self.loop.call_soon(self._next)
+            self.loop.call_soon(self._next)  # after the HTTP server begins a request it has already read
 
     def _next(self) -> None:
         if self.request is not None or self.transport.is_closing():
@@ -372,7 +364,7 @@ class Connection(asyncio.Protocol):
             self._ahead.clear()
             self.transport.resume_reading()
             self.data_received(data)
-            self._schedule_next()
+            self.loop.call_soon(self._next)
         elif self.closed_by_client:
             self.transport.close()
 

@@ -153,7 +153,7 @@ def test_every_purpose_has_a_selection_here() -> None:
 @pytest.mark.parametrize("named", [False, True], ids=["rows", "units"])
 def test_one_unit_changed_with_its_identity_kept_moves_nobody_else(purpose: Purpose, named: bool) -> None:
     if purpose in EXACT and named:
-        with pytest.raises(SettingError, match="left out where a column names each row's person"):
+        with pytest.raises(SettingError, match="left out if a column names each row's person"):
             SELECTIONS[purpose](made_up(random.Random(0), named), 0, ZERO)
         return
     compared = 0

@@ -261,7 +261,7 @@ def test_a_class_held_by_one_alone_is_refused_or_given(
     rows = [*corpus(1), ("the scan was good", "rare", "p000")]
     with pytest.raises(DataError, match=r"at least 2 rows in every class, got fewer in 1 of 3.*\(classes\)"):
         runs("dp-sgd", rows, tiny_encoder("bert"), None, validation="0")
-    with pytest.raises(DataError, match="stand only among"):
+    with pytest.raises(DataError, match="are only in the"):
         runs("dp-sgd", rows, tiny_encoder("bert"), None)
     rare = [(text, "rare" if who in {"p003", "p004"} else label, who) for text, label, who in corpus(1)]
     with pytest.raises(DataError, match="got fewer in"):  # those who have it are not even trained on
