@@ -149,7 +149,6 @@ def attack(
         use_threads(threads)
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
-        from discreet.experiment.attack import DEFAULT_METRICS
         from discreet.experiment.identification import delta_of_run
         from discreet.models.encoder import unknown_words
 
@@ -224,7 +223,7 @@ def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, st
 
 def _request(name: str, chosen: Attack, options: AttackOptions, seed: int) -> AttackRequest:
     from discreet.experiment import AttackRequest
-    from discreet.experiment.scoring import DEFAULT_METRICS
+    from discreet.experiment.attack import DEFAULT_METRICS
 
     batch_size, examples = options.batch_size, options.examples
     if batch_size is None:
