@@ -38,7 +38,7 @@ from discreet.data.overlap import without_overlap
 from discreet.data.sources import load
 from discreet.metrics.utility import utility
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.instance_encoding import InstanceEncoding, learned
+from discreet.protections.instance_encoding import InstanceEncoding, learn_projection
 from discreet.protections.local.projection import Projection
 from discreet.training.encode import cache_folder, encode
 from discreet.training.local_server import fit_classes
@@ -110,13 +110,13 @@ def projections(
     found: dict[str, Projection | None] = {"none": None}
     if rows is not None:
         plain = rows.vectors.cpu()
-        found["centred"] = learned(plain, None, plain.shape[1])
-        found[f"principal {dimension}"] = learned(plain, None, dimension)
+        found["centred"] = learn_projection(plain, None, plain.shape[1])
+        found[f"principal {dimension}"] = learn_projection(plain, None, dimension)
         if same_labels:
-            found[f"labels {dimension}"] = learned(plain, rows.targets.cpu(), dimension)
+            found[f"labels {dimension}"] = learn_projection(plain, rows.targets.cpu(), dimension)
         if odd is not None:
             order = torch.arange(len(plain) + len(odd)) < len(plain)
-            found[f"order {dimension}"] = learned(torch.cat([plain, odd.cpu()]), order.long(), dimension)
+            found[f"order {dimension}"] = learn_projection(torch.cat([plain, odd.cpu()]), order.long(), dimension)
     return found
 
 

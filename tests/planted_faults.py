@@ -226,8 +226,8 @@ FAULTS = (
     ),
     Fault(
         "dp-ie does not clip what it hides at every step",
-        'mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm * (1 - ROUNDING))',
-        'mixed = drawn["mix"] @ vectors',
+        'mixed = draws["mix"] @ clip(vectors, self.protect.clip_norm * (1 - ROUNDING))',
+        'mixed = draws["mix"] @ vectors',
         ("test_at_every_step_an_epoch_is_counted_once_for_all_its_steps",),
     ),
     Fault(

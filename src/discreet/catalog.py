@@ -254,9 +254,9 @@ def protection_class(name: str) -> type[Protection]:
 
 def settings_of_protection(name: str) -> dict[str, dataclasses.Field[Any]]:
     """Return the settings of a protection by name."""
-    from discreet.protections.base import asked_fields
+    from discreet.protections.base import user_fields
 
-    return {field.name: field for field in asked_fields(protection_class(name))}
+    return {field.name: field for field in user_fields(protection_class(name))}
 
 
 def protection(name: str, values: Mapping[str, Any]) -> Protection:

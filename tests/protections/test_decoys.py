@@ -21,7 +21,7 @@ def test_public_sentences_serve_as_well() -> None:
 def test_decoys_of_nothing_are_refused() -> None:
     with pytest.raises(SettingError, match="words"):
         Decoys()
-    with pytest.raises(DataError, match="whole words"):
+    with pytest.raises(DataError, match="complete words"):
         Decoys.of_vocabulary(["##a", "[PAD]"])
     with pytest.raises(SettingError, match="longest"):
         Decoys(words=("a",), shortest=4, longest=3)

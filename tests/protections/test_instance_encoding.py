@@ -11,7 +11,7 @@ from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency, in_digits
 from discreet.core.randomness import Rng
 from discreet.protections import base as _vectors
-from discreet.protections.instance_encoding import InstanceEncoding, learned, load_of
+from discreet.protections.instance_encoding import InstanceEncoding, learn_projection, load_of
 from discreet.protections.local.projection import principal
 
 ROWS, WIDTH = 200, 24
@@ -147,12 +147,12 @@ def test_noisy_labels_are_told_once_however_often_they_are_drawn() -> None:
 
 def test_a_projection_is_learned_from_public_text_and_makes_the_release_narrower() -> None:
     public = torch.randn(300, WIDTH, generator=torch.Generator().manual_seed(3))
-    found = learned(public, None, 8)
+    found = learn_projection(public, None, 8)
     assert found.width == 8
     assert float(torch.linalg.vector_norm(found(public), dim=1).median()) == pytest.approx(1.0, rel=1e-4)
     release = once(InstanceEncoding(4.0, 1e-5, projection=found))
     assert release(vectors(), torch.zeros(ROWS, dtype=torch.int64))[0].shape == (ROWS, 8)
-    assert learned(public, torch.arange(300) % 2, 8).source == "public text with labels"
+    assert learn_projection(public, torch.arange(300) % 2, 8).source == "public text with labels"
     wide = InstanceEncoding(4.0, 1e-5, mechanism="laplace-l2")
     narrow = InstanceEncoding(4.0, 1e-5, mechanism="laplace-l2", projection=principal(public, 8, "public"))
     assert once(narrow).noise_variance < once(wide).noise_variance

@@ -79,7 +79,7 @@ def test_what_is_counted_as_hidden_by_sampling_is_drawn_so(tiny_encoder: Callabl
     from discreet.accounting.local_layer import Sending
     from discreet.protections.local.layer import LDPLayer
     from discreet.protections.local.projection import whole_space
-    from discreet.protections.local.protection import LocalLayer
+    from discreet.protections.local.release import LocalLayer
 
     texts = tuple(f"the heart {'was dull' if i % 2 else 'a knee'} {i}" for i in range(12))
     corpus = Corpus("toy", texts, labels=tuple(i % 2 for i in range(12)))

@@ -24,7 +24,8 @@ from discreet.models.classifier import ModelSettings
 from discreet.protections.local.decoys import Decoys
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import whole_space
-from discreet.protections.local.protection import LocalLayer, LocalPrivacy, SentOnce
+from discreet.protections.local.protection import LocalPrivacy
+from discreet.protections.local.release import LocalLayer, SentOnce
 from discreet.training import run_folder
 from discreet.training.evaluate import represent
 from discreet.training.local import Mixed, ServerSide, UserSide

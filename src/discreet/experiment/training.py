@@ -22,7 +22,8 @@ from discreet.models.encoder import unknown_share, unknown_words
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
-from discreet.protections.local.protection import LocalLayer, LocalPrivacy
+from discreet.protections.local.protection import LocalPrivacy
+from discreet.protections.local.release import LocalLayer
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import cache_folder, cached, ready
 from discreet.training.evaluate import assess, evaluate, matched

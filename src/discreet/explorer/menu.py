@@ -13,7 +13,7 @@ from discreet.attacks.base import Attack
 from discreet.catalog import PROTECTIONS
 from discreet.core.errors import DiscreetError, SettingError, invalid, one_of
 from discreet.explorer.page_data import EXAMPLES, PageData
-from discreet.protections.base import asked_fields
+from discreet.protections.base import user_fields
 from discreet.releases.description import GRADIENT, REPRESENTATION
 from discreet.releases.protected import fits, protection_of
 
@@ -228,7 +228,7 @@ def sliders_of(settings: type[Any]) -> tuple[Slider, ...]:
     >>> [(slider.name, slider.start) for slider in sliders_of(protection_class("texthide"))]
     [('masks', 16), ('mix', 4)]
     """
-    own = {field.name: field.default for field in asked_fields(settings)}
+    own = {field.name: field.default for field in user_fields(settings)}
     return tuple(
         dataclasses.replace(slider, start=default) if isinstance(default := own[slider.name], int | float) else slider
         for slider in SLIDERS

@@ -14,7 +14,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.explorer.typed import TypedScene
-from discreet.protections.local.protection import made_up_vectors
+from discreet.protections.local.protection import synthetic_vectors
 from discreet.releases.description import GRADIENT
 from discreet.releases.protected import protection_of_run
 from discreet.study.frontier import points_of
@@ -88,7 +88,7 @@ class PageData:
             if key not in self.kept:
                 model = self.scene(kind).model
                 if source is None:
-                    self.kept[key] = (made_up_vectors(model, MADE_UP), None)
+                    self.kept[key] = (synthetic_vectors(model, MADE_UP), None)
                 else:
                     texts = public_text(source, self.columns)
                     few = texts.take(range(min(len(texts), _PUBLIC)))

@@ -1,11 +1,9 @@
-"""The contract of every protection: what may be asked of it, wherever it acts.
+"""Base classes of all protections, and small operations on vectors and labels that several of them share.
 
-A protection is a frozen dataclass of public settings. You ask for it with a budget, `DPSGD(epsilon=3)`, or with a
-strength, `DPSGD(noise_multiplier=1.1)`; `resolve` returns the one that runs, once it is known what is trained and for
-how long. What it draws (masks, partners, noise) comes from a secret source and lives in short-lived objects whose repr
-shows none of it.
-
-Small operations on vectors and labels that several protections share.
+A protection is a frozen dataclass of public settings. Users create it with a budget, `DPSGD(epsilon=3)`, or with a
+strength, `DPSGD(noise_multiplier=1.1)`; `resolve` returns the protection that runs, given the model, the number of
+units and the number of steps. Its random values (masks, partners, noise) come from a secret source and live in
+short-lived objects that do not show them in their repr.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +38,9 @@ Position = Literal["sentence", "token"]
 Rows = npt.NDArray[np.int64]
 C = TypeVar("C")
 
-FEW_UNITS = 5000  # below, a protected training of all layers mostly learns nothing
-FROZEN = ("head", "pooler+head")  # what is trained where the encoder keeps its weights
-RESOLVED = {"resolved": True}  # the metadata of a field that is set when a protection is resolved, and not asked for
+FEW_UNITS = 5000  # with fewer units, protected training of all layers mostly learns nothing
+FROZEN = ("head", "pooler+head")  # values of `train` that leave the encoder frozen
+RESOLVED = {"resolved": True}  # metadata of a field that `resolve` sets and users do not
 DELTA = option(
     "Delta of the guarantee; far below one over the number of units.", "Budget", "a tenth of one over that number"
 )
@@ -57,11 +55,11 @@ _PRICES = ("epsilon", "delta")
 
 @dataclass(frozen=True)
 class Conditions:
-    """The public facts that a protection is resolved against: the model, the amount of text, the length of training.
+    """Public facts that a protection is resolved against: the model, the amount of text, the length of training.
 
-    `model` is a `TextModel`; a protection of gradients takes any `nn.Module`. `public` gives the vectors of a public
-    corpus by the model's frozen encoder, and its labels if it has any. `most_rows` is the number of rows of the unit
-    that has most.
+    `model` is a `TextModel`; a protection of gradients takes any `nn.Module`. `public` returns the vectors of a public
+    corpus under the frozen encoder, and its labels if it has any. `most_rows` is the largest number of rows of one
+    unit.
     """
 
     model: Any
@@ -77,13 +75,13 @@ class Conditions:
 
     @property
     def sampling_rate(self) -> float:
-        """The share of the units in a batch."""
+        """Expected fraction of the units in a batch."""
         return self.batch_size / self.units
 
 
 @dataclass(frozen=True)
 class TrainDefaults:
-    """Settings of a training where nothing was asked for; docs/decisions has the measurements."""
+    """Default settings of a training; docs/decisions has the measurements."""
 
     epochs: float
     batch_size: int
@@ -94,7 +92,7 @@ class TrainDefaults:
 
 
 def plain_defaults(part: str, units: int, width: int) -> TrainDefaults:
-    """Return the default settings of a training whose steps are ordinary ones.
+    """Return the default settings of a training with ordinary, unprotected steps.
 
     >>> plain_defaults("all", 2000, 384).batch_size
     32
@@ -104,75 +102,72 @@ def plain_defaults(part: str, units: int, width: int) -> TrainDefaults:
 
 
 class Protection(ABC):
-    """Something private is altered before it leaves, at one place; asked for, or resolved.
-
-    `budget` is whether its epsilon is a limit that the ledger holds a training to.
-    """
+    """Alter private data before it leaves, at one declared place."""
 
     place: ClassVar[Place]
-    default_part: ClassVar[str] = "all"  # what is trained where nothing is said: head, or all
+    default_part: ClassVar[str] = "all"  # what is trained by default: head, or all
     default_head: ClassVar[str] = "linear"
-    has_sides: ClassVar[bool] = False  # whether a finished model is split into a client's and a server's side
-    learns_little: ClassVar[bool] = False  # whether all layers learn nothing from few units, so that the head does
+    has_sides: ClassVar[bool] = False  # whether a finished model is split into a client and a server side
+    learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name in the catalog."""
+        """Name in the catalog."""
 
     @property
     @abstractmethod
     def adjacency(self) -> Adjacency:
-        """The adjacency under which it is accounted for."""
+        """Adjacency that the accounting uses."""
 
     @property
     def epsilon(self) -> float | None:
-        """The budget of the whole release for one unit, if it was asked for with one."""
+        """Budget of the whole release for one unit, or None if the strength was set instead."""
         return None
 
     @property
     def delta(self) -> float | None:
-        """The delta of the guarantee; None is chosen by the number of units."""
+        """Delta of the guarantee; None means a default that depends on the number of units."""
         return None
 
     @property
     def limits(self) -> bool:
-        """Whether the ledger holds a training to the epsilon."""
+        """Whether the ledger enforces `epsilon` as a limit on the training."""
         return self.epsilon is not None
 
     @property
     def public(self) -> str | None:
-        """The public text that it mixes with or learns from, by name or path."""
+        """Name or path of the public text that it mixes with or learns from."""
         return None
 
     @property
     def visible(self) -> Visible:
-        """Whether the noise hides the sum of a batch, or already each text or vector in it."""
+        """Whether an observer sees only the noisy sum of a batch, or each noisy text or vector in it."""
         return "each"
 
     @property
     def rewrites_queries(self) -> bool:
-        """Whether held-out text, too, is rewritten before the model reads it, as a careful user would."""
+        """Whether held-out text is rewritten too before the model reads it."""
         return False
 
     @property
     def stored(self) -> bool:
-        """Whether everything is released once, and training reads the stored release."""
+        """Whether all vectors are released once, and training reads the stored release."""
         return False
 
     @property
     def needs_public(self) -> bool:
-        """Whether rows of a public corpus are encoded with every batch."""
+        """Whether every batch needs rows of a public corpus."""
         return False
 
     @property
     def mixes(self) -> int:
-        """How many private vectors a released one is a mean of."""
+        """Number of private vectors in each released mixture."""
         return 1
 
     @property
     def mask_count(self) -> int:
-        """How many secret masks of signs there are to choose from; 0 is none."""
+        """Number of secret sign masks in the pool; 0 means no pool."""
         return 0
 
     @property
@@ -182,226 +177,220 @@ class Protection(ABC):
 
     @property
     def noise_scale(self) -> float:
-        """The standard deviation of the noise on each coordinate of a sum; 0 where there is none of that kind."""
+        """Standard deviation of the noise on each coordinate of a sum; 0 if no such noise is added."""
         return 0.0
 
     @property
     def signal_norm(self) -> float | None:
-        """How long what is left of a unit's gradient is on average, at most; None where gradients are not altered."""
+        """Upper bound on the mean norm of a unit's protected gradient; None if gradients are not altered."""
         return None
 
     def resolve(self, conditions: Conditions) -> Protection:
-        """Return the protection that runs: its noise solved for the budget, its parts learned from public text."""
+        """Return the protection that runs, with its noise calibrated and its public parts learned."""
         return self
 
     def notice(self, conditions: Conditions, unit: str) -> str | None:
-        """Return what the owner should know of how the budget is used for these conditions; most have nothing."""
+        """Return a notice for the user about how the budget is used under these conditions, or None."""
         return None
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
-        """Return the default settings of a training of this part under this protection."""
+        """Return the default settings for training `part` under this protection."""
         return plain_defaults(part, units, width)
 
     def shape(self, model: Classifier) -> None:  # noqa: B027
-        """Put between encoder and head what a finished run has there, for its weights to be read into."""
+        """Add the modules between encoder and head that a finished run has, so that its weights can be loaded."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the plain public settings that are set, with the name first; never a secret.
+        """Return the name and the scalar public settings that are set; never a secret.
 
         >>> from discreet.protections.dp_sgd import DPSGD
         >>> DPSGD(noise_multiplier=1.0, clip_norm=0.5).facts()
         {'name': 'dp-sgd', 'noise_multiplier': 1.0, 'clip_norm': 0.5, 'clipping': 'flat'}
         """
-        plain = {k: v for k, v in self.public_settings().items() if isinstance(v, int | float | str) and v != ""}
-        return {"name": self.name, **plain}
+        settings = self.public_settings().items()
+        return {"name": self.name, **{k: v for k, v in settings if isinstance(v, int | float | str) and v != ""}}
 
     def public_settings(self) -> dict[str, Any]:
-        """Return what may be said of it in public: by default the fields of its repr."""
+        """Return the settings that may be published: by default the fields in its repr."""
         return {field.name: getattr(self, field.name) for field in fields_of(self) if field.repr}
 
     def identity(self) -> object:
-        """Return what decides its draws, to be hashed into their names: a name and fields that never change."""
+        """Return a stable description of the settings that determine its random values; spend names hash it."""
         return self
 
     def as_table(self) -> dict[str, Any]:
-        """Return the settings it was asked for as plain values, the name first, for a settings file."""
-        asked = {field.name for field in asked_fields(type(self))}
-        return {"name": self.name, **{key: value for key, value in as_dict(self).items() if key in asked}}
+        """Return the name and the user's settings as plain values, for a settings file."""
+        names = {field.name for field in user_fields(type(self))}
+        return {"name": self.name, **{key: value for key, value in as_dict(self).items() if key in names}}
 
 
 class GradientProtection(Protection):
-    """A protection at the place `gradient`: it adds up what each unit may contribute, then releases the sum."""
+    """A protection of gradients: add up the bounded contribution of each unit, then release the sum."""
 
     place: ClassVar[Place] = "gradient"
 
     @property
     @abstractmethod
     def event(self) -> DpEvent:
-        """What one use costs a unit that is certainly in the batch."""
+        """Privacy event of one use, for a unit that is in the batch with certainty."""
 
     def check_parameters(self, sizes: Mapping[str, int]) -> None:
-        """Reject a model whose trainable parameters, by name and size, are not those it was resolved for."""
+        """Reject a model whose trainable parameters (name: size) differ from those it was resolved for."""
 
     @abstractmethod
     def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
-        """Add the contributions of some units to the sums, and free their record."""
+        """Add the contributions of the recorded units to the sums, and free the record."""
 
     @abstractmethod
     def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
-        """Return the sums as they may leave."""
+        """Return the protected sums."""
 
 
 class TextProtection(Protection):
-    """A protection at the place `text`: the train split is rewritten before anything else is done with it.
-
-    What follows is ordinary training, which is post-processing.
-    """
+    """A protection of text: rewrite the train split first; ordinary training on it is post-processing."""
 
     place: ClassVar[Place] = "text"
 
     @abstractmethod
     def cost(self, corpus: Any) -> DpEvent:
-        """Return what rewriting this corpus costs the unit with the largest epsilon."""
+        """Return the privacy event of rewriting this corpus, for the unit with the largest epsilon."""
 
     @abstractmethod
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee as it should be stated: with assumptions, as an estimate, or as none with the reason."""
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with the assumptions, caveats or reason of this protection added."""
 
     @abstractmethod
     def rewrite(self, corpus: C, rng: Rng) -> C:
         """Return the corpus with every text rewritten; labels, units and splits stay."""
 
 
-class Once(Protocol):
-    """One release of all vectors, drawn but not yet made: its cost is known before its noise is used."""
+class Once(ABC):
+    """One release of all vectors, whose cost is known before its noise is used.
+
+    `partners` are the rows mixed into each released vector and `weights` their weights, as ground truth for attacks;
+    both are None if vectors are not mixed.
+    """
+
+    partners: Rows | None = None
+    weights: npt.NDArray[np.float64] | None = None
 
     @property
+    @abstractmethod
     def event(self) -> DpEvent:
-        """What it costs the unit with the largest epsilon; `NoGuaranteeDpEvent(reason)` where nothing is guaranteed."""
-        ...
+        """Privacy event for the unit with the largest epsilon; `NoGuaranteeDpEvent(reason)` if there is no bound."""
 
     @property
     def noise_variance(self) -> float | None:
-        """The variance of the noise in one coordinate, which is public; None where a head is not fitted with it."""
-        ...
+        """Public variance of the noise in one coordinate; None if the head is not fitted with it."""
+        return None
 
     @property
+    @abstractmethod
     def label_truth(self) -> float:
-        """The probability that a label is the true one, which is public."""
-        ...
+        """Public probability that a label is the true one."""
 
-    @property
-    def partners(self) -> Rows | None:
-        """The rows mixed into each released vector, for the truth of an attack; None where nothing is mixed."""
-        ...
+    @abstractmethod
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with the assumptions and caveats of this release added."""
 
-    @property
-    def weights(self) -> npt.NDArray[np.float64] | None:
-        """The weight of each partner; None where nothing is mixed."""
-        ...
-
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee as it should be stated."""
-        ...
-
+    @abstractmethod
     def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what leaves: vectors, and labels (numbers, or probabilities of classes) or scores."""
-        ...
+        """Return what leaves: vectors, and labels (numbers, or class probabilities) or scores."""
 
     def __call__(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the head is trained on: what leaves, or what its receiver makes of it."""
-        ...
+        """Return what the head is trained on: the release, possibly post-processed by its receiver."""
+        return self.send(vectors, targets)
 
 
-class Live(Protocol):
-    """Vectors pass through it at every step, inside the loss, while the encoder may be trained.
+class Live(ABC):
+    """Protection of the vectors of every step, inside the loss, while the encoder may be trained.
 
-    Random draws are made outside (`draw`) and come in as tensors whose shapes depend on the number of rows alone, so
-    that a step can be captured as a CUDA graph.
+    Random values are sampled outside (`draw`) and passed in as tensors whose shapes depend on the number of rows alone,
+    so that a step can be captured as a CUDA graph.
     """
 
+    @abstractmethod
     def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
-        """Return what is counted before a step, and the name it is counted by: the same name is counted once.
+        """Return the event to record before a step, and its name; events of the same name are counted once.
 
-        `size` is how many rows were drawn, where noise may depend on it.
+        `size` is the number of sampled rows, for noise that depends on it.
         """
-        ...
 
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee as it should be stated."""
-        ...
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with the assumptions and caveats of this protection added."""
+        return guarantee
 
+    @abstractmethod
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
-        """Return the secret draws for a batch of these rows whose vectors have this shape, on the device."""
-        ...
+        """Return the secret random values for a batch of these rows, whose vectors have this shape, on the device."""
 
+    @abstractmethod
     def hide(
-        self, vectors: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], public: Tensor | None = None
+        self, vectors: Tensor, targets: Tensor, draws: Mapping[str, Tensor], public: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the head sees and should say; gradients flow through. No random numbers are drawn here."""
-        ...
+        """Return protected vectors and their targets; gradients flow through. No random numbers are sampled here."""
 
 
 class RepresentationProtection(Protection):
-    """A protection at the place `representation`: vectors leave, one by one, instead of text."""
+    """A protection of representations: vectors leave, one by one, instead of text."""
 
     place: ClassVar[Place] = "representation"
 
     @property
     def position(self) -> Position:
-        """Whether sentence vectors pass through it, or the states of all tokens before they are pooled (live only)."""
+        """Whether it protects sentence vectors, or the states of all tokens before pooling (live only)."""
         return "sentence"
 
     @property
     def sampling(self) -> Sampling:
-        """How live training draws: every row once an epoch, a fixed number at every step, or each row by a coin."""
+        """How live training samples rows: all once per epoch, a fixed number per step, or Poisson ("coins")."""
         return "shuffled"
 
     @property
     def priced(self) -> bool:
-        """Whether what passes through is counted at a price, and not as without any guarantee."""
+        """Whether it has a finite privacy cost; if not, nothing is guaranteed."""
         return True
 
     @property
     def projected_to(self) -> int | None:
-        """How many coordinates are released, where fewer than the encoder's."""
+        """Number of released coordinates, or None if it is the encoder's width."""
         return None
 
     def seen(self, vectors: Tensor) -> Tensor:
-        """Return vectors in the coordinates of a release, before mixing and noise."""
+        """Return vectors in the coordinates of the release, before mixing and noise."""
         return vectors
 
     def fit(self, model: Classifier, rng: Rng) -> None:
-        """Make a model fit what leaves, before it is trained; a model that fits already is left alone.
+        """Adapt a model to the release before training; a model that is already adapted stays as it is.
 
-        Replace `model.head` where the release is narrower than the encoder, and set `model.query`: an `nn.Module` (its
-        buffers are saved with the weights, so nothing secret may be among them) or a function from a sentence's vectors
-        (rows, width) to what the head sees, (rows, width) or (views, rows, width) to average predictions over.
+        Replace `model.head` if the release is narrower than the encoder, and set `model.query`: an `nn.Module` (its
+        buffers are saved with the weights, so they must not be secret) or a function from sentence vectors (rows,
+        width) to the input of the head, (rows, width) or (views, rows, width) to average predictions over.
         """
 
     def begin(self, model: Classifier, secret: Rng) -> None:
-        """Set the parts of `model.query` that are secret, at the start of training; most need nothing."""
+        """Set the secret parts of `model.query` at the start of training, if there are any."""
 
     def end(self, model: Classifier) -> None:
-        """Fold what is secret into the weights before the model is written; afterwards `model.query` may be None."""
+        """Fold secret parts into the weights before the model is written; `model.query` may become None."""
 
     def views(self, width: int, secret: Rng) -> nn.Module | None:
-        """Return what gives several views of a query, to average predictions over, or None where there is only one."""
+        """Return a module that maps a query to several views, to average predictions over, or None."""
         return None
 
     def check(self, batch_size: int, rows: int) -> None:
-        """Reject settings that do not fit this training."""
+        """Reject settings that are not valid for this training."""
 
     @abstractmethod
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
-        """Return the release of one vector for each row; `owners` is the number of each row's unit.
+        """Return the release of one vector per row; `owners` holds the unit index of each row.
 
         `width` is the encoder's; `classes` is 0 for regression.
         """
 
     @abstractmethod
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> Live:
-        """Return what hides the vectors of every step."""
+        """Return the object that protects the vectors of every step."""
 
 
 def fields_of(protect: Protection | type[Protection]) -> tuple[dataclasses.Field[Any], ...]:
@@ -409,13 +398,13 @@ def fields_of(protect: Protection | type[Protection]) -> tuple[dataclasses.Field
     return dataclasses.fields(protect)  # type: ignore[arg-type]
 
 
-def asked_fields(kind: type[Protection]) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the fields that a user asks with; the others are set when it is resolved."""
+def user_fields(kind: type[Protection]) -> tuple[dataclasses.Field[Any], ...]:
+    """Return the fields that users set; `resolve` sets the others."""
     return tuple(field for field in fields_of(kind) if field.init and not field.metadata.get("resolved"))
 
 
 def check_protection(protect: object, *places: str) -> None:
-    """Reject what is not a protection at one of the places (at any, if none is given) by the name of its class.
+    """Reject any object that is not a protection at one of the places (at any place, if none is given).
 
     >>> check_protection("dp-sgd", "gradient")
     Traceback (most recent call last):
@@ -441,27 +430,27 @@ def check_budget(epsilon: float | None, delta: float | None) -> None:
 
 
 def in_words(facts: Mapping[str, Any]) -> str:
-    """Return public facts in words; what is off is left out, and prices are rounded up.
+    """Return public facts as text; False is left out, and epsilon and delta are rounded up.
 
     >>> in_words({"name": "ldp", "mechanism": "gaussian", "epsilon": 7.000002, "pairs": False})
     'ldp (mechanism gaussian, epsilon 7.00001)'
     """
     shown = {name: value for name, value in facts.items() if name != "name" and value is not False}
-    settings = ", ".join(f"{name.replace('_', ' ')} {_plain(name, value)}" for name, value in shown.items())
+    settings = ", ".join(f"{name.replace('_', ' ')} {_formatted(name, value)}" for name, value in shown.items())
     return f"{facts['name']} ({settings})" if settings else str(facts["name"])
 
 
-def _plain(name: str, value: Any) -> str:
+def _formatted(name: str, value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return in_digits(value, _DIGITS) if any(price in name for price in _PRICES) else f"{value:g}"
 
 
-_AT_ONCE, _NUMBERS = 64, 1 << 24  # steps, and numbers, that are drawn together at most
+_AT_ONCE, _NUMBERS = 64, 1 << 24  # most steps, and most numbers, that are sampled together
 
 
 def most_rows(owners: Rows) -> int:
-    """Return the number of rows of the unit that has most.
+    """Return the largest number of rows that one unit owns.
 
     >>> most_rows(np.array([0, 1, 1, 2]))
     2
@@ -470,7 +459,7 @@ def most_rows(owners: Rows) -> int:
 
 
 def clip(vectors: Tensor, norm: float) -> Tensor:
-    """Return vectors shortened to at most a norm; what is not finite becomes zero.
+    """Return vectors clipped to a norm; vectors with NaN or infinity become zero.
 
     >>> clip(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.30000001192092896, 0.4000000059604645]]
@@ -482,9 +471,9 @@ def clip(vectors: Tensor, norm: float) -> Tensor:
 
 
 def steps_at_once(numbers: int) -> int:
-    """Return for how many steps randomness is drawn at once, if a step takes so many numbers: the same after a crash.
+    """Return the number of steps whose random values are sampled together, if each step needs `numbers` of them.
 
-    One by one the draws take longer than a short step on a GPU does; large batches take fewer steps at once.
+    Sampled step by step they take longer than a short step on a GPU. The result is the same when a run is resumed.
 
     >>> steps_at_once(1), steps_at_once(1 << 20), steps_at_once(1 << 30)
     (64, 16, 1)
@@ -493,7 +482,7 @@ def steps_at_once(numbers: int) -> int:
 
 
 def soft_targets(targets: Tensor, classes: int) -> Tensor:
-    """Return labels as probabilities of classes, (rows, classes), and scores as they are."""
+    """Return labels as class probabilities, (rows, classes); scores are returned unchanged."""
     if classes and not targets.is_floating_point():
         return nn.functional.one_hot(targets, classes).float()
     return targets.float()

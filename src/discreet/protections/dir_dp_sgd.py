@@ -1,9 +1,9 @@
-"""Directional DP-SGD: every unit's gradient becomes a random direction near its own, and the directions are averaged.
+"""Directional DP-SGD: replace every unit's gradient by a random direction near it, and average the directions.
 
 Paper: Faustini, Fernandes, McIver and Dras, Empirical calibration and metric differential privacy in language models,
 Algorithm 1.
-Differs: exact von Mises–Fisher draws at any width; a zero gradient gets a uniform direction; the cost is counted for
-every use, and for every block of a partition (the paper's Corollary 1, a factor of sqrt(blocks), is no bound).
+Differs: exact von Mises–Fisher samples in any dimension; a zero gradient gets a uniform direction; the cost is counted
+for every use, and for every block of a partition (the paper's Corollary 1, a factor of sqrt(blocks), is not a bound).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from discreet.protections.base import (
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
-# Up to this many numbers, the units' gradients are formed and turned at once; beyond it, noise is streamed.
+# Up to this many numbers, the gradients of all units are formed together; beyond it, noise is streamed.
 _AT_ONCE = 1 << 25
 PARTITIONS = ("whole", "layers")
 
 
 @dataclass(frozen=True)
 class Block:
-    """Parameters that share one direction, and how many numbers they hold."""
+    """Parameters that share one direction, and their total size."""
 
     names: tuple[str, ...]
     dimension: int
@@ -52,19 +52,19 @@ class Block:
 
 @dataclass(frozen=True)
 class DirDPSGD(GradientProtection):
-    """Replace each unit's gradient by a von Mises–Fisher draw around its direction, in one block or in several.
+    """Replace each unit's gradient by a von Mises–Fisher sample around its direction, in one block or in several.
 
-    The draw is exact. For few parameters the gradients are formed; for many, one noise vector at a time is streamed:
+    The sample is exact. For few parameters the gradients are formed; for many, one noise vector at a time is streamed:
     with xi normal and s = <xi, u>, y = w u + sqrt(1 - w^2) (xi - s u) / sqrt(|xi|^2 - s^2), and s comes from the layer
-    inputs and output gradients. Either way a step costs units x parameters normal numbers.
+    inputs and output gradients. Either way a step samples units x parameters normal numbers.
 
-    Ask for it with its concentration `kappa`, or with a budget: then `kappa` is the largest that keeps the whole
-    training within `epsilon`. An epsilon beside a kappa is a limit at which training stops. `partition` is `whole` (one
-    direction for all trainable parameters) or `layers`; `blocks` are the parameters, known once the model is.
+    Set the concentration `kappa`, or a budget: then `kappa` is the largest that keeps the whole training within
+    `epsilon`. With both, training stops at `epsilon`. `partition` is `whole` (one direction for all trainable
+    parameters) or `layers`; `resolve` sets `blocks` from the parameters of the model.
 
     Guarantee: for each unit and use, kappa times the distance of two directions (metric privacy), pure epsilon = 2 *
-        kappa, and the smaller certified epsilon at a delta of its event, under replace-one and zero-out. A block has a
-        draw of its own, so blocks add up. Gradient norms are not released.
+        kappa, and the smaller certified epsilon at a delta of its event, under replace-one and zero-out. Each block is
+        sampled separately, so the costs of blocks add up. Gradient norms are not released.
 
     >>> DirDPSGD(kappa=500.0, blocks=(Block(("head.weight", "head.bias"), 770),)).event
     VonMisesFisherDpEvent(kappa=500.0, dimension=770)
@@ -90,18 +90,18 @@ class DirDPSGD(GradientProtection):
     learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their range, and none that says how much noise."""
+        """Reject settings outside their range, and settings that do not determine the noise."""
         check_budget(self.epsilon, self.delta)
         one_of("partition", self.partition, PARTITIONS)
         if self.kappa is not None:
             non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
         elif self.epsilon is None:
             raise SettingError(
-                f"Expected {setting('kappa')} or {setting('epsilon')} for dir-dp-sgd. Kappa 0 is all noise."
+                f"Expected {setting('kappa')} or {setting('epsilon')} for dir-dp-sgd. Kappa 0 is only noise."
             )
 
     def resolve(self, conditions: Conditions) -> DirDPSGD:
-        """Return the protection of the model's trainable parameters, its concentration solved for the budget."""
+        """Return the protection of the model's trainable parameters, with kappa calibrated to the budget."""
         if self.kappa is not None and self.blocks:
             return DirDPSGD(self.kappa, self.blocks)
         partition = None
@@ -118,16 +118,16 @@ class DirDPSGD(GradientProtection):
         return DirDPSGD(_largest_kappa(blocks, self.epsilon, conditions), blocks)
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
-        """Return settings for noisy directions, each of the same length whatever the batch."""
+        """Return settings for noisy directions, whose length does not depend on the batch."""
         return TrainDefaults(5.0, min(128, units), 1e-2 if part in FROZEN else 1e-3, 0.0, 0.0, False)
 
     def identity(self) -> object:
-        """Return what decides its draws."""
+        """Return the settings that determine its random values."""
         return "DirDPSGD", {"kappa": self.kappa, "blocks": self.blocks}
 
     @property
     def concentration(self) -> float:
-        """The kappa of a resolved protection."""
+        """Kappa of a resolved protection."""
         if self.kappa is None or not self.blocks:
             raise UnsupportedError(
                 "Expected a resolved dir-dp-sgd. Its blocks and its kappa depend on the model and the number of steps; "
@@ -137,7 +137,7 @@ class DirDPSGD(GradientProtection):
 
     @classmethod
     def for_model(cls, model: nn.Module, kappa: float, partition: Sequence[Sequence[str]] | None = None) -> DirDPSGD:
-        """Return the protection of a model's trainable parameters, as one block or as a partition by name."""
+        """Return the protection of a model's trainable parameters, as one block or partitioned by name."""
         sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
         groups = [list(sizes)] if partition is None else [list(names) for names in partition]
         named = [name for names in groups for name in names]
@@ -155,7 +155,7 @@ class DirDPSGD(GradientProtection):
 
     @property
     def event(self) -> DpEvent:
-        """What one use costs a unit: a draw for every block."""
+        """Privacy event of one use: one sample for every block."""
         from discreet.accounting.events import ComposedDpEvent
 
         events = [VonMisesFisher(self.concentration, block.dimension).event for block in self.blocks]
@@ -163,35 +163,35 @@ class DirDPSGD(GradientProtection):
 
     @property
     def visible(self) -> Visible:
-        """Each direction is noisy by itself; their sum is only what is done with them."""
+        """Each direction is noisy by itself; their sum is post-processing."""
         return "each"
 
     @property
     def adjacency(self) -> Adjacency:
-        """A unit is exchanged for any other."""
+        """A unit is replaced by any other."""
         return Adjacency.REPLACE_ONE
 
     @property
     def signal_norm(self) -> float:
-        """The length of the mean direction, by a bound on a ratio of Bessel functions that is tight at these widths."""
+        """Length of the mean direction, by a bound on a ratio of Bessel functions that is tight in high dimensions."""
         ratio = self.concentration / (self.dimension / 2)
         return ratio / (1 + math.sqrt(1 + ratio**2))
 
     def pure_epsilon(self, uses: int) -> float:
-        """Return the bound that needs no delta, over all uses: 2 * kappa for each use of each block."""
+        """Return the epsilon at delta 0 over all uses: 2 * kappa for each use of each block."""
         return 2 * self.concentration * len(self.blocks) * whole("uses", uses, 0)
 
     def check_parameters(self, sizes: Mapping[str, int]) -> None:
-        """Reject a model whose trainable parameters are not those of the blocks: the cost rests on their number."""
-        found = {block.names: sum(sizes.get(name, 0) for name in block.names) for block in self.blocks}
+        """Reject a model whose trainable parameters are not those of the blocks: the cost depends on their number."""
+        dimensions = [sum(sizes.get(name, 0) for name in block.names) for block in self.blocks]
         named = sorted(name for block in self.blocks for name in block.names)
-        if named != sorted(sizes) or any(found[block.names] != block.dimension for block in self.blocks):
+        if named != sorted(sizes) or dimensions != [block.dimension for block in self.blocks]:
             trained = f"{sum(sizes.values()):,} in {len(sizes)} tensors"
             rule = f"the {self.dimension:,} in {len(named)} tensors that dir-dp-sgd was resolved for"
             raise invalid("trainable parameters", trained, rule, "Make a plan for this model.")
 
     def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
-        """Add the noisy directions of some units to the sums, and free their record."""
+        """Add the noisy directions of the recorded units to the sums, and free the record."""
         if len(record) == 0:
             _add(sums, record.weighted_sum(torch.zeros(0, device=record.norms().device)))
         elif len(record) * self.dimension <= _AT_ONCE:
@@ -200,14 +200,14 @@ class DirDPSGD(GradientProtection):
             self.gather_streamed(record, sums, rng)
 
     def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
-        """Return the sums as they are: every direction in them was noisy already."""
+        """Return the sums unchanged: every direction in them is already noisy."""
         return sums
 
     def gather_formed(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
-        """Add noisy directions, forming every unit's gradient."""
+        """Add noisy directions; the gradient of every unit is formed."""
         gradients = record.gradients()
         for number, block in enumerate(self.blocks):
-            # Units that only fill up a shape get no direction: it would be noise that nobody accounts for.
+            # Padding units get no direction: it would be noise that is not accounted for.
             flat = torch.cat([gradients[name].flatten(1) for name in block.names], dim=1)[: _real(record)]
             finite = torch.isfinite(flat).all(dim=1, keepdim=True)
             noisy = VonMisesFisher(self.concentration, block.dimension)(
@@ -219,9 +219,8 @@ class DirDPSGD(GradientProtection):
 
     def gather_streamed(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
         """Add noisy directions, one noise vector at a time; no unit's gradient is formed."""
-        units = range(_real(record))
         weights: dict[str, Tensor] = {}
-        noisy: dict[str, tuple[Tensor, float]] = {}  # in float64, until the gradients are added and the sum is rounded
+        noisy: dict[str, tuple[Tensor, float]] = {}  # in float64 until the gradients are added and the sum is rounded
         for number, block in enumerate(self.blocks):
             source = rng.fork("block", number)
             mechanism = VonMisesFisher(self.concentration, block.dimension)
@@ -233,7 +232,7 @@ class DirDPSGD(GradientProtection):
             total = {
                 name: torch.zeros(shape, dtype=torch.float64, device=norms.device) for name, shape in shapes.items()
             }
-            for unit in units:
+            for unit in range(_real(record)):
                 normal = NormalSource(source)
                 noise = {n: normal.draw(shape, norms.device, i) for i, (n, shape) in enumerate(shapes.items())}
                 square = torch.stack([value.square().sum() for value in noise.values()]).sum()
@@ -246,28 +245,28 @@ class DirDPSGD(GradientProtection):
                 weight[unit] = torch.where(usable[unit], (cosines[unit] - scale * along) / norms[unit], 0.0)
             noisy |= {name: (value, 1 / math.sqrt(block.dimension)) for name, value in total.items()}
             weights |= dict.fromkeys(block.names, weight.float())
-        broken = ~torch.isfinite(record.norms())
-        if bool(broken.any()):
-            record.zero(broken)
-        found = _weighted(record, weights)
-        _add(sums, {name: release(found[name], total, deviation) for name, (total, deviation) in noisy.items()})
+        not_finite = ~torch.isfinite(record.norms())
+        if bool(not_finite.any()):
+            record.zero(not_finite)
+        weighted = _weighted(record, weights)
+        _add(sums, {name: release(weighted[name], total, deviation) for name, (total, deviation) in noisy.items()})
 
 
 def _largest_kappa(blocks: tuple[Block, ...], epsilon: float, conditions: Conditions) -> float:
-    """Return the largest concentration with which all steps of a training together cost at most epsilon."""
+    """Return the largest kappa with which all steps of a training together cost at most epsilon."""
     from discreet.accounting.calibrate import largest_rate
     from discreet.accounting.events import SelfComposedDpEvent
     from discreet.data.samplers import FixedSize
 
     size = min(conditions.batch_size, conditions.units)
 
-    def whole_training(kappa: float) -> DpEvent:
-        one = DirDPSGD(kappa, blocks).event
-        sampled = one if size == conditions.units else FixedSize(size).amplify(one, conditions.units, "each")
+    def training(kappa: float) -> DpEvent:
+        step = DirDPSGD(kappa, blocks).event
+        sampled = step if size == conditions.units else FixedSize(size).amplify(step, conditions.units, "each")
         return sampled if conditions.steps == 1 else SelfComposedDpEvent(sampled, conditions.steps)
 
     return largest_rate(
-        whole_training,
+        training,
         epsilon=epsilon,
         delta=conditions.delta,
         adjacency=Adjacency.REPLACE_ONE,
@@ -282,21 +281,21 @@ def _real(record: Record) -> int:
 
 
 def _along(record: Record, noise: Mapping[str, Tensor], unit: int, norm: Tensor, usable: Tensor) -> Tensor:
-    """Return <xi, u> for one unit, zero where it has no direction."""
+    """Return <xi, u> for one unit, or zero if its gradient has no direction."""
     inner = record.inner({name: value.float() for name, value in noise.items()}, unit=unit).double()
     return torch.where(usable, inner / torch.where(usable, norm, 1.0), 0.0)
 
 
 def _weighted(record: Record, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the sum of the units' gradients, weighted by parameter; parameters of one layer may differ in weight."""
+    """Return the weighted sum of the units' gradients; each parameter has its own weights."""
     distinct = {id(value): value for value in weights.values()}
     if len(distinct) == 1:
         return record.weighted_sum(next(iter(distinct.values())))
-    found: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     for key, value in distinct.items():
-        part = record.weighted_sum(value, keep=True)
-        found |= {name: part[name] for name in weights if id(weights[name]) == key}
-    return found
+        block = record.weighted_sum(value, keep=True)
+        sums |= {name: block[name] for name in weights if id(weights[name]) == key}
+    return sums
 
 
 def _add(sums: dict[str, Tensor], parts: Mapping[str, Tensor]) -> None:

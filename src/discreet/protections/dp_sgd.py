@@ -1,4 +1,4 @@
-"""DP-SGD: every unit's gradient is clipped to a norm, and Gaussian noise hides the sum.
+"""DP-SGD: clip the gradient of every unit and add Gaussian noise to the sum.
 
 Paper: Abadi et al. 2016, Deep learning with differential privacy.
 Differs: clipping in one backward pass; automatic and per-layer clipping; the divisor is the expected batch size.
@@ -43,22 +43,22 @@ from discreet.protections.base import (
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
-CLIPPINGS = ("flat", "per-layer", "automatic")
+_CLIPPINGS: dict[str, Callable[[float], Clip]] = {"flat": Flat, "per-layer": PerLayer, "automatic": Automatic}
 
 
 @dataclass(frozen=True)
 class DPSGD(GradientProtection):
     """Clip each unit's gradient to `clip_norm` and add Gaussian noise of noise_multiplier * clip_norm to the sum.
 
-    Ask for it with a budget (`epsilon`, at `delta` or the default one), with the most any membership attack may reach
-    (`true_positive_rate` at `false_positive_rate`), or with its noise; with several, the largest noise is taken. An
-    epsilon beside a noise is a limit at which training stops.
+    Set a budget (`epsilon`, at `delta` or its default), a limit on membership attacks (`true_positive_rate` at
+    `false_positive_rate`), or the noise itself. With a budget and a limit, the larger noise is used. With a noise and
+    an epsilon, training stops at that epsilon.
 
-    Guarantee: for one unit (the rows of one person, summed and clipped once), what its event says after the sampler and
-        the number of steps: certified under zero-out with Poisson batches, if batches and noise stay secret. The rate,
+    Guarantee: for one unit (the rows of one person, summed and clipped once), the epsilon of its event composed over
+        sampler and steps: certified under zero-out with Poisson batches, if batches and noise stay secret. The rate,
         the divisor, delta and the number of steps are functions of the number of units, which is therefore public.
-        Where they come from a number that was given beforehand (`population`), the same figure holds under add/remove.
-        The divisor must be the expected batch size, never the realised one.
+        If they are computed from a public number instead (`population`), the same figure holds under add/remove.
+        The divisor must be the expected batch size, never the actual one.
 
     >>> DPSGD(noise_multiplier=1.0).event
     ClippedSumDpEvent(noise_multiplier=1.0, occurrences=1)
@@ -96,7 +96,7 @@ class DPSGD(GradientProtection):
     learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their range, and none that says how much noise."""
+        """Reject settings outside their range, and settings that do not determine the noise."""
         check_budget(self.epsilon, self.delta)
         if self.noise_multiplier is not None:
             remedy = "It is the noise's standard deviation over clip_norm."
@@ -105,7 +105,7 @@ class DPSGD(GradientProtection):
             open_probability("true_positive_rate", self.true_positive_rate)
             open_probability("false_positive_rate", self.false_positive_rate)
         positive("clip_norm", self.clip_norm, "It bounds what one unit adds to the sum.")
-        one_of("clipping", self.clipping, CLIPPINGS)
+        one_of("clipping", self.clipping, _CLIPPINGS)
         if self.noise_multiplier is None and self.epsilon is None and self.true_positive_rate is None:
             raise SettingError(
                 f"Expected {setting('epsilon')}, {setting('noise_multiplier')} or {setting('true_positive_rate')} for "
@@ -113,7 +113,7 @@ class DPSGD(GradientProtection):
             )
 
     def resolve(self, conditions: Conditions) -> DPSGD:
-        """Return the protection with the noise that was asked for, or the largest that a target needs."""
+        """Return the protection with its noise: the one that was set, or the largest that a target needs."""
         if self.noise_multiplier is not None:
             return self.without_budget()
         candidates: list[DPSGD] = []
@@ -130,11 +130,11 @@ class DPSGD(GradientProtection):
         return max(candidates, key=lambda one: one.noise)
 
     def without_budget(self) -> DPSGD:
-        """Return the noise alone, as it runs; the budget is the plan's."""
+        """Return the same protection without its budget, which the plan keeps."""
         return DPSGD(self.noise_multiplier, self.clip_norm, self.clipping)
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
-        """Return large batches, so that many gradients share one noise, but not so large that few steps are left.
+        """Return large batches, so that many gradients share one noise, but not so large that few steps remain.
 
         >>> DPSGD(epsilon=3).defaults("all", 67349, 384).batch_size
         4096
@@ -143,28 +143,28 @@ class DPSGD(GradientProtection):
         return TrainDefaults(40.0 if frozen else 15.0, batch, 2e-2 if frozen else 1e-3, 0.0, 0.0, False)
 
     def identity(self) -> object:
-        """Return what decides its draws."""
-        kept = ("noise_multiplier", "clip_norm", "clipping")
-        return "DPSGD", {name: getattr(self, name) for name in kept}
+        """Return the settings that determine its random values."""
+        names = ("noise_multiplier", "clip_norm", "clipping")
+        return "DPSGD", {name: getattr(self, name) for name in names}
 
     @property
     def noise(self) -> float:
-        """The noise multiplier of a resolved protection."""
+        """Noise multiplier of a resolved protection."""
         if self.noise_multiplier is None:
             raise UnsupportedError(
-                "Expected a resolved dp-sgd, found one asked for with a budget. Its noise depends on the number of "
-                "units and steps; make a training plan, or call resolve(conditions)."
+                "Expected a resolved dp-sgd, got one with a budget only. Its noise depends on the number of units and "
+                "steps; make a training plan, or call resolve(conditions)."
             )
         return self.noise_multiplier
 
     @property
     def signal_norm(self) -> float:
-        """The clip norm."""
+        """Clip norm."""
         return self.clip_norm
 
     @property
     def noise_scale(self) -> float:
-        """The standard deviation of the noise on each coordinate of a sum."""
+        """Standard deviation of the noise on each coordinate of a sum."""
         return self.noise * self.clip_norm
 
     @classmethod
@@ -179,9 +179,9 @@ class DPSGD(GradientProtection):
         clipping: str = "flat",
         adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     ) -> DPSGD:
-        """Return the protection with the least noise that keeps a whole training within epsilon at delta.
+        """Return the protection with the least noise that keeps the whole training within epsilon at delta.
 
-        It carries the budget, at which a training of other steps or batches stops.
+        It keeps the budget, so that a training with more steps or larger batches stops there.
         """
         from discreet.accounting.calibrate import least_noise
 
@@ -201,7 +201,7 @@ class DPSGD(GradientProtection):
         clipping: str = "flat",
         adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     ) -> DPSGD:
-        """Return the protection with the least noise under which no membership attack does better than these rates."""
+        """Return the protection with the least noise under which no membership attack exceeds these rates."""
         from discreet.accounting.risk import least_noise_for_risk
 
         noise = least_noise_for_risk(
@@ -214,7 +214,7 @@ class DPSGD(GradientProtection):
 
     @property
     def event(self) -> DpEvent:
-        """What one noisy sum costs a unit that is certainly in it."""
+        """Privacy event of one noisy sum, for a unit that is in it with certainty."""
         from discreet.accounting.events import ClippedSumDpEvent, NoGuaranteeDpEvent
 
         if self.noise == 0:
@@ -223,36 +223,35 @@ class DPSGD(GradientProtection):
 
     @property
     def visible(self) -> Visible:
-        """The noise hides the sum of a batch."""
+        """Only the noisy sum of a batch is visible."""
         return "sum"
 
     @property
     def adjacency(self) -> Adjacency:
-        """A unit is made empty: the number of units is public, unless a population is given instead."""
+        """The rows of a unit are emptied: the number of units is public, unless a population is set instead."""
         return Adjacency.ZERO_OUT
 
     @property
     def clip(self) -> Clip:
-        """The rule by which a unit's gradient is clipped."""
-        if self.clipping == "per-layer":
-            return PerLayer(self.clip_norm)
-        return Automatic(self.clip_norm) if self.clipping == "automatic" else Flat(self.clip_norm)
+        """Clipping rule for the gradient of a unit."""
+        return _CLIPPINGS[self.clipping](self.clip_norm)
 
     def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
-        """Add the clipped gradients of some units to the sums, and free their record."""
+        """Add the clipped gradients of the recorded units to the sums, and free the record."""
         clipped_sum(record, self.clip, into=sums)
 
     def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
-        """Return the sums with noise added, each parameter's from a stream of its own."""
+        """Return the sums with noise added; each parameter has its own stream of noise."""
         return add_normals(sums, self.noise * self.clip.sensitivity, rng)
 
 
 def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:
-    """Return the event of a whole training as a function of its noise."""
+    """Return the event of the whole training as a function of its noise."""
     from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-    if not probability("sampling_rate", sampling_rate, "It is expected batch size / number of units.") > 0:
-        raise invalid("sampling_rate", sampling_rate, "in (0, 1]", "It is expected batch size / number of units.")
+    remedy = "It is expected batch size / number of units."
+    if not probability("sampling_rate", sampling_rate, remedy) > 0:
+        raise invalid("sampling_rate", sampling_rate, "in (0, 1]", remedy)
     whole("steps", steps)
 
     def event(noise: float) -> DpEvent:

@@ -1,9 +1,10 @@
-"""DP instance encoding: sentence vectors are cut to a norm, mixed, and hidden by fresh noise before they leave.
+"""DP instance encoding: clip sentence vectors, mix them, and add fresh noise before they are released.
 
 Paper: Xie and Hong 2022, Differentially Private Instance Encoding against Privacy Attacks, Algorithm 1.
-Differs: every output has noise of its own (the paper draws one vector for all of them); weights are absolute values;
-labels pass through randomized response or are declared public; all vectors are encoded once and the head is trained on
-what was stored; the noise is that of a proof under replace-one, and the paper's is there as calibration="paper".
+Differs: every output has its own noise (the paper samples one noise vector for all outputs); weights are absolute
+values; labels pass through randomized response or are declared public; all vectors are encoded once and the head is
+trained on the stored release; the noise is calibrated by a proof under replace-one. The paper's noise is available as
+calibration="paper".
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from discreet.protections.base import (
     DELTA,
     RESOLVED,
     Conditions,
+    Live,
+    Once,
     RepresentationProtection,
     Rows,
     check_budget,
@@ -43,13 +46,13 @@ from discreet.protections.base import (
     steps_at_once,
 )
 from discreet.protections.local.projection import Projection, labelled, principal
-from discreet.protections.texthide import capped, mixtures
+from discreet.protections.texthide import Floats, capped, mixtures
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
 
-# The mechanism by its name here -> the name of its noise in accounting.
+# Name of the mechanism -> name of its noise in `accounting`.
 MECHANISMS = {"gaussian": "gaussian", "laplace": "laplace", "laplace-l2": "l2-laplace"}
 LABELS = ("public", "noisy")
 ROUNDING = 1e-6
@@ -57,15 +60,15 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class InstanceEncoding(RepresentationProtection):
-    """Clip to `clip_norm`, mix `mix` vectors, add noise for `epsilon` at `delta`; `rounds` outputs for each row.
+    """Clip to `clip_norm`, mix `mix` vectors, add noise for `epsilon` at `delta`; release `rounds` outputs per row.
 
-    With `labels="noisy"`, `label_epsilon` of the epsilon goes to randomized response on the labels and the rest to the
-    vectors. With a `public` corpus and a `dimension`, a projection is learned from it first. Where the encoder is
-    trained, vectors are encoded anew at every step of at most `epochs` epochs, as in the paper, instead of once.
+    With `labels="noisy"`, randomized response on the labels uses `label_epsilon` of the epsilon and the vectors use the
+    rest. With a `public` corpus and a `dimension`, a projection is learned from it first. If the encoder is trained,
+    vectors are encoded again at every step of at most `epochs` epochs, as in the paper, instead of once.
 
-    Guarantee: for each unit under replace-one, epsilon at delta, over all outputs together, if the encoder is frozen or
-        public; labels only if they are noisy. With calibration="paper" it is an estimate: the true figure is in the
-        ledger. An encoder that is trained on private text makes it an estimate too.
+    Guarantee: for each unit under replace-one, epsilon at delta over all outputs together, if the encoder is frozen or
+        public; labels only if they are noisy. With calibration="paper" it is an estimate: the ledger holds the true
+        figure. An encoder that is trained on private text makes it an estimate too.
 
     >>> InstanceEncoding(epsilon=8.0, delta=1e-5).mechanism
     'gaussian'
@@ -106,23 +109,23 @@ class InstanceEncoding(RepresentationProtection):
     default_part: ClassVar[str] = "head"
 
     def __post_init__(self) -> None:
-        """Reject settings outside their range, and no budget."""
+        """Reject settings outside their range, and a missing budget."""
         if self.epsilon is None:
             raise SettingError(
                 f"Expected {setting('epsilon')} for dp-ie. It is the budget of the release; 8 is a common start."
             )
         check_budget(self.epsilon, self.delta)
         if (self.dimension is None) != (self.public is None):
-            missing, given = ("public", "dimension") if self.public is None else ("dimension", "public")
+            missing, present = ("public", "dimension") if self.public is None else ("dimension", "public")
             raise SettingError(
-                f"Expected {setting(missing)} beside {setting(given)} for dp-ie. A "
-                "projection is learned from public text, to so many dimensions."
+                f"Expected {setting(missing)} together with {setting(present)} for dp-ie. The projection to that many "
+                "dimensions is learned from public text."
             )
         if self.dimension is not None:
             whole("dimension", self.dimension)
-        positive("clip_norm", self.clip_norm, "Longer vectors are shortened to it.")
-        whole("mix", self.mix, 1, "It counts the vectors in a mixture; 1 mixes nothing.")
-        whole("rounds", self.rounds, 1, "It counts the outputs for each row.")
+        positive("clip_norm", self.clip_norm, "Longer vectors are clipped to it.")
+        whole("mix", self.mix, 1, "It is the number of vectors in a mixture; 1 mixes nothing.")
+        whole("rounds", self.rounds, 1, "It is the number of outputs for each row.")
         whole("epochs", self.epochs)
         one_of("mechanism", self.mechanism, MECHANISMS)
         one_of("labels", self.labels, LABELS)
@@ -144,13 +147,13 @@ class InstanceEncoding(RepresentationProtection):
             raise invalid("mechanism", self.mechanism, "gaussian or laplace", "The paper has no other.")
 
     def resolve(self, conditions: Conditions) -> InstanceEncoding:
-        """Return the protection: stored for a frozen encoder, at every step for one that is trained."""
+        """Return the protection: one stored release for a frozen encoder, a release at every step otherwise."""
         projection = None
         if self.dimension is not None and self.projection is None:
             if conditions.public is None:
-                raise DataError(f"Expected the public text {self.public!r} for the projection of dp-ie. Give public=.")
+                raise DataError(f"Expected the public text {self.public!r} for the projection of dp-ie. Pass public=.")
             vectors, labels = conditions.public()
-            projection = learned(vectors.cpu(), None if labels is None else labels.cpu(), self.dimension)
+            projection = learn_projection(vectors.cpu(), None if labels is None else labels.cpu(), self.dimension)
         resolved = dataclasses.replace(
             self,
             delta=conditions.delta,
@@ -162,97 +165,95 @@ class InstanceEncoding(RepresentationProtection):
         return resolved
 
     def shape(self, model: Classifier) -> None:
-        """Make room in a model for the weights of a run."""
+        """Add the query module and the head of a run, so that its weights can be loaded."""
         attach(model, Clipped(model.width, self.clip_norm, self.dimension), Rng(0))
 
     def identity(self) -> object:
-        """Return what decides its draws, in the order and under the names of the first version."""
-        kept = [name for name in (field.name for field in fields_of(self)) if name not in {"dimension", "public"}]
-        return "InstanceEncoding", {"cap" if name == "mix_cap" else name: getattr(self, name) for name in kept}
+        """Return the settings that determine its random values, under the names of the first version."""
+        names = [field.name for field in fields_of(self) if field.name not in {"dimension", "public"}]
+        return "InstanceEncoding", {"cap" if name == "mix_cap" else name: getattr(self, name) for name in names}
 
     def public_settings(self) -> dict[str, Any]:
-        """Return the settings under the names that reports have always used."""
-        named = super().public_settings()
-        return {"cap" if key == "mix_cap" else key: value for key, value in named.items()}
+        """Return the settings under the names that stored reports use."""
+        settings = super().public_settings()
+        return {"cap" if name == "mix_cap" else name: value for name, value in settings.items()}
 
     @property
     def limits(self) -> bool:
-        """Whether the ledger may hold training to the epsilon: the paper's noise costs more than it claims."""
+        """Whether the ledger can enforce epsilon: the paper's noise costs more than it claims."""
         return self.calibration == "sound"
 
     @property
     def budget(self) -> float:
-        """The epsilon of the whole release."""
+        """Epsilon of the whole release."""
         assert self.epsilon is not None
         return self.epsilon
 
     @property
     def at_delta(self) -> float:
-        """The delta of a resolved protection."""
+        """Delta of a resolved protection."""
         if self.delta is None:
             raise UnsupportedError(
-                "Expected a resolved dp-ie, found one without delta. Give delta, make a training plan, or call "
+                "Expected a resolved dp-ie, got one without delta. Set delta, make a training plan, or call "
                 "resolve(conditions)."
             )
         return self.delta
 
     @property
     def mixes(self) -> int:
-        """How many vectors are in a mixture."""
+        """Number of vectors in a mixture."""
         return self.mix
 
     @property
     def projected_to(self) -> int | None:
-        """How many coordinates are released, where fewer than the encoder's."""
+        """Number of released coordinates, or None if it is the encoder's width."""
         return None if self.projection is None else self.projection.width
 
     @property
     def spent_on_labels(self) -> float:
-        """The part of epsilon that randomized response on the labels gets; 0 where labels are public."""
+        """Part of epsilon used for randomized response on the labels; 0 if labels are public."""
         if self.labels == "public":
             return 0.0
         return min(self.budget / 2, 3.0) if self.label_epsilon is None else self.label_epsilon
 
     def width(self, encoder: int) -> int:
-        """Return the number of coordinates that leave."""
-        return encoder if self.projection is None else self.projection.width
+        """Return the number of released coordinates."""
+        return self.projected_to or encoder
 
     def cost(self, load: Load, width: int) -> InstanceEncodingCost:
-        """Return the cost of outputs that hold so much of a unit."""
+        """Return the cost of outputs that hold at most `load` of a unit."""
         return InstanceEncodingCost(self.clip_norm, load, width, MECHANISMS[self.mechanism], self.calibration)
 
     def scale(self, load: Load, width: int) -> float:
-        """Return the scale of the noise on the vectors, rounded up past what solving for it can be wrong."""
+        """Return the scale of the noise on the vectors, increased by a margin for the error of the solver."""
         return self.cost(load, width).scale(self.budget - self.spent_on_labels, self.at_delta) * (1 + ROUNDING)
 
     def noise(self, scale: float, width: int) -> Gaussian | Laplace | L2Laplace:
-        """Return the noise itself."""
+        """Return the noise mechanism."""
         if self.mechanism == "gaussian":
             return Gaussian(scale)
         return Laplace(scale) if self.mechanism == "laplace" else L2Laplace(scale, width)
 
     def variance(self, scale: float, width: int) -> float:
         """Return the variance of the noise in one coordinate."""
-        if self.mechanism == "gaussian":
-            return scale**2
-        return 2 * scale**2 if self.mechanism == "laplace" else (width + 1) * scale**2
+        return {"gaussian": 1, "laplace": 2, "laplace-l2": width + 1}[self.mechanism] * scale**2
 
-    def label_event(self, classes: int, uses: int) -> DpEvent | None:
-        """Return what the labels of a unit with so many rows cost, or None if they are public."""
-        from discreet.accounting.events import SelfComposedDpEvent
+    def with_labels(self, vectors: DpEvent, classes: int, uses: int) -> DpEvent:
+        """Return the event of vectors together with the labels of a unit with `uses` rows, if these are noisy."""
+        from discreet.accounting.events import ComposedDpEvent, SelfComposedDpEvent
 
         if self.labels == "public":
-            return None
-        return SelfComposedDpEvent(self.response(classes, uses).event, uses)
+            return vectors
+        return ComposedDpEvent([vectors, SelfComposedDpEvent(self.response(classes, uses).event, uses)])
 
     def response(self, classes: int, uses: int) -> RandomizedResponse:
-        """Return the noise on labels, a unit's part of epsilon shared out among its rows."""
+        """Return the randomized response of one label; the `uses` rows of a unit share its label budget."""
         if not classes:
             raise invalid("labels", self.labels, "public for scores", "Randomized response needs classes.")
         return RandomizedResponse(self.spent_on_labels / uses, classes)
 
     def seen(self, vectors: Tensor) -> Tensor:
-        """Return vectors as they are before mixing and noise: projected and cut to the norm, in float64."""
+        """Return projected and clipped vectors in float64, before mixing and noise."""
         return clip(self.projected(vectors.double()), self.clip_norm)
 
     def projected(self, vectors: Tensor) -> Tensor:
@@ -263,49 +264,49 @@ class InstanceEncoding(RepresentationProtection):
         return (vectors - mean) @ matrix.T
 
     def check(self, batch_size: int, rows: int) -> None:
-        """Refuse mixtures of more vectors than there are."""
+        """Reject mixtures of more vectors than there are."""
         size = rows if self.stored else min(batch_size, rows)
         if self.mix > size:
             where = "rows" if self.stored else "rows of a batch"
-            raise invalid("mix", self.mix, f"<= {size}, the {where}", "Mix fewer, or take more rows.")
+            raise invalid("mix", self.mix, f"<= {size}, the {where}", "Mix fewer vectors, or use more rows.")
 
     def fit(self, model: Classifier, rng: Rng) -> None:
-        """Let the model read projected and clipped vectors, with a head of their width."""
+        """Make the model read projected and clipped vectors, with a head of their width."""
         if isinstance(model.query, Clipped):
             return
-        front = Clipped(model.width, self.clip_norm, None if self.projection is None else self.projection.width)
+        query = Clipped(model.width, self.clip_norm, self.projected_to)
         if self.projection is not None:
-            front.matrix.copy_(self.projection.matrix)
-            front.mean.copy_(self.projection.mean)
-        attach(model, front, rng)
+            query.matrix.copy_(self.projection.matrix)
+            query.mean.copy_(self.projection.mean)
+        attach(model, query, rng)
 
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Encodings:
-        """Return the release of all rows: mixing weights are drawn, so that its cost is known."""
-        return Encodings.drawn(self, owners, width, classes, secret)
+        """Return the release of all rows; its mixing weights are already sampled, so its cost is known."""
+        return Encodings.sample(self, owners, width, classes, secret)
 
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> LiveEncodings:
-        """Return what encodes the vectors of every step anew."""
-        return LiveEncodings(self, rows, width, classes, secret.fork("dp-ie"), device)
+        """Return the object that encodes the vectors of every step."""
+        return LiveEncodings(self, rows, self.width(width), classes, secret.fork("dp-ie"), device)
 
 
-def learned(vectors: Tensor, labels: Tensor | None, dimension: int) -> Projection:
-    """Return a projection learned from public vectors, with their labels where there are any; typical length 1."""
+def learn_projection(vectors: Tensor, labels: Tensor | None, dimension: int) -> Projection:
+    """Return a projection learned from public vectors, and their labels if there are any, with median length 1."""
     if labels is None or labels.is_floating_point() or dimension < 2:
-        found = principal(vectors, dimension, "public text")
+        projection = principal(vectors, dimension, "public text")
     else:
-        found = labelled(vectors, labels, dimension, "public text with labels")
-    typical = float(torch.linalg.vector_norm(found(vectors), dim=1).median())
-    return dataclasses.replace(found, matrix=found.matrix / max(typical, 1e-12))
+        projection = labelled(vectors, labels, dimension, "public text with labels")
+    length = float(torch.linalg.vector_norm(projection(vectors), dim=1).median())
+    return dataclasses.replace(projection, matrix=projection.matrix / max(length, 1e-12))
 
 
 class Clipped(nn.Module):
-    """What a query passes through: the public projection, if there is one, and the clip; no noise."""
+    """Project a query, if there is a projection, and clip it; no noise is added."""
 
     mean: Tensor
     matrix: Tensor
 
     def __init__(self, width: int, clip_norm: float, dimension: int | None) -> None:
-        """Make room for the projection; its numbers come with the weights."""
+        """Allocate the projection; its values are loaded with the weights."""
         super().__init__()
         self.clip_norm = clip_norm
         self.projects = dimension is not None
@@ -313,23 +314,23 @@ class Clipped(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Return what the head was trained on, less the noise."""
+        """Return the input of the head: what it was trained on, without the noise."""
         vectors = vectors.float()
         if self.projects:
             vectors = (vectors - self.mean) @ self.matrix.T
         return clip(vectors, self.clip_norm)
 
 
-def attach(model: Classifier, front: Clipped, rng: Rng) -> None:
-    """Give a model a front and a head of the width that comes out of it."""
-    if front.projects:
+def attach(model: Classifier, query: Clipped, rng: Rng) -> None:
+    """Set the query module of a model, and a head of the projected width."""
+    if query.projects:
         if model.pooler is not None:
             raise SettingError(
-                "Expected no pooler with a projection. The head reads what is projected; use "
+                "Expected no pooler with a projection. The head reads projected vectors; use "
                 f"{setting('pooler', False)}."
             )
-        model.replace_head(front.matrix.shape[0], rng.fork("head"))
-    model.query = front.to(model.device)
+        model.replace_head(query.matrix.shape[0], rng.fork("head"))
+    model.query = query.to(model.device)
 
 
 ENCODER = "the encoder and the projection are frozen and public, or their training is counted in the same ledger"
@@ -338,104 +339,93 @@ WEIGHTS = "the mixing weights were drawn without looking at the texts, and every
 
 
 @dataclass(repr=False)
-class Encodings:
-    """One release, with its secret partners and weights; its repr shows none of them."""
+class Encodings(Once):
+    """One release of all rows, with its secret partners and weights; its repr does not show them."""
 
-    asked: InstanceEncoding
-    partners: Rows
-    weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    protect: InstanceEncoding
     load: Load
     uses: int
     width: int
     classes: int
     secret: Rng
+    partners: Rows
+    weights: Floats
 
     @classmethod
-    def drawn(cls, asked: InstanceEncoding, owners: Rows, width: int, classes: int, secret: Rng) -> Encodings:
-        """Return a release whose partners and weights are drawn without looking at the vectors."""
-        asked.check(len(owners), len(owners))
+    def sample(cls, protect: InstanceEncoding, owners: Rows, width: int, classes: int, secret: Rng) -> Encodings:
+        """Return a release whose partners and weights are sampled independently of the vectors."""
+        protect.check(len(owners), len(owners))
         source = secret.fork("mixtures").numpy("InstanceEncoding")
-        n, outputs = len(owners), len(owners) * asked.rounds
-        first = np.tile(np.arange(n), asked.rounds)
-        others = [np.concatenate([source.permutation(n) for _ in range(asked.rounds)]) for _ in range(asked.mix - 1)]
+        n, rounds, mix = len(owners), protect.rounds, protect.mix
+        first = np.tile(np.arange(n), rounds)
+        others = [np.concatenate([source.permutation(n) for _ in range(rounds)]) for _ in range(mix - 1)]
         partners = np.stack([first, *others], axis=1)
-        weights = np.ones((outputs, 1))
-        if asked.mix > 1:
-            weights = capped(np.abs(source.standard_normal((outputs, asked.mix))), asked.mix_cap)
+        weights = np.ones((n * rounds, 1))
+        if mix > 1:
+            weights = capped(np.abs(source.standard_normal((n * rounds, mix))), protect.mix_cap)
         load = load_of(partners, weights, owners)
-        return cls(asked, partners, weights, load, most_rows(owners), asked.width(width), classes, secret)
+        return cls(protect, load, most_rows(owners), protect.width(width), classes, secret, partners, weights)
 
     @property
     def scale(self) -> float:
-        """The scale of the noise."""
-        return self.asked.scale(self.load, self.width)
+        """Scale of the noise."""
+        return self.protect.scale(self.load, self.width)
 
     @property
     def noise_variance(self) -> float:
-        """The variance of the noise in one coordinate, which is public."""
-        return self.asked.variance(self.scale, self.width)
+        """Public variance of the noise in one coordinate."""
+        return self.protect.variance(self.scale, self.width)
 
     @property
     def label_truth(self) -> float:
-        """The probability that a label is the true one, which is public."""
-        return 1.0 if self.asked.labels == "public" else self.asked.response(self.classes, self.uses).truth
+        """Public probability that a label is the true one."""
+        return 1.0 if self.protect.labels == "public" else self.protect.response(self.classes, self.uses).truth
 
     @property
     def event(self) -> DpEvent:
-        """The true cost of the unit with the largest epsilon, whatever the calibration claims."""
-        from discreet.accounting.events import ComposedDpEvent
+        """True cost for the unit with the largest epsilon, whatever the calibration claims."""
+        vectors = self.protect.cost(self.load, self.width).event(self.scale)
+        return self.protect.with_labels(vectors, self.classes, self.uses)
 
-        vectors = self.asked.cost(self.load, self.width).event(self.scale)
-        labels = self.asked.label_event(self.classes, self.uses)
-        return vectors if labels is None else ComposedDpEvent([vectors, labels])
-
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee with its assumptions, or the paper's claim with the true figure beside it."""
-        return stated(self.asked, found)
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with its assumptions, or the paper's claim together with the true figure."""
+        return stated(self.protect, guarantee)
 
     def send(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encodings and what their heads should say.
+        """Return the encodings and their targets.
 
-        Guarantee: that of `event`, for each unit, over all of them together.
+        Guarantee: that of `event`, for each unit, over all encodings together.
         """
-        return self(vectors, targets)
-
-    def __call__(self, vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the encodings and what their heads should say.
-
-        Guarantee: that of `event`, for each unit, over all of them together.
-        """
-        seen = self.asked.seen(vectors)
-        if self.asked.labels == "noisy":
-            told = self.asked.response(self.classes, self.uses)(targets.cpu(), self.secret.fork("labels"))
-            targets = told.to(targets.device)
-        weights = torch.from_numpy(self.weights).to(seen.device)
-        partners = torch.from_numpy(self.partners).to(seen.device)
-        mixed = torch.zeros(len(partners), self.width, dtype=torch.float64, device=seen.device)
+        clipped = self.protect.seen(vectors)
+        if self.protect.labels == "noisy":
+            response = self.protect.response(self.classes, self.uses)
+            targets = response(targets.cpu(), self.secret.fork("labels")).to(targets.device)
+        weights = torch.from_numpy(self.weights).to(clipped.device)
+        partners = torch.from_numpy(self.partners).to(clipped.device)
+        mixed = torch.zeros(len(partners), self.width, dtype=torch.float64, device=clipped.device)
         for j in range(partners.shape[1]):
-            mixed += weights[:, j : j + 1] * seen[partners[:, j]]
-        noisy = self.asked.noise(self.scale, self.width)(mixed, self.secret.fork("noise"))
-        if self.asked.mix == 1:
+            mixed += weights[:, j : j + 1] * clipped[partners[:, j]]
+        noisy = self.protect.noise(self.scale, self.width)(mixed, self.secret.fork("noise"))
+        if self.protect.mix == 1:
             return noisy.float(), targets[partners[:, 0]]
-        soft = soft_targets(targets, self.classes)
-        shares = weights.float()
-        goals = sum(
+        soft, shares = soft_targets(targets, self.classes), weights.float()
+        mixed_targets = sum(
             (shares[:, j : j + 1] if soft.ndim == 2 else shares[:, j]) * soft[partners[:, j]]
             for j in range(partners.shape[1])
         )
-        assert isinstance(goals, Tensor)
-        return noisy.float(), goals
+        assert isinstance(mixed_targets, Tensor)
+        return noisy.float(), mixed_targets
 
     def __repr__(self) -> str:
-        """Return the settings, and no secret."""
-        return f"Encodings({self.asked})"
+        """Return the settings without any secret."""
+        return f"Encodings({self.protect})"
 
 
 @dataclass(repr=False)
-class LiveEncodings:
-    """Encodings drawn anew at every step: a row enters at most `mix` outputs an epoch, each time up to the cap."""
+class LiveEncodings(Live):
+    """Encodings sampled again at every step: a row enters at most `mix` outputs per epoch, each up to the cap."""
 
-    asked: InstanceEncoding
+    protect: InstanceEncoding
     rows: int
     width: int
     classes: int
@@ -445,93 +435,88 @@ class LiveEncodings:
 
     @cached_property
     def scale(self) -> float:
-        """The scale of the noise, for all epochs together."""
-        return self.asked.scale(self.load(self.asked.epochs), self.asked.width(self.width))
+        """Scale of the noise, calibrated for all epochs together."""
+        return self.protect.scale(self.load(self.protect.epochs), self.width)
 
     def load(self, epochs: int) -> Load:
         """Return the most that so many epochs release of a row.
 
-        A row may meet itself in an output, where its weights add up past the cap; no weight exceeds 1, so that none is
-        less than its square.
+        A row may be its own partner in an output, where its weights add up past the cap; no weight exceeds 1, so no
+        weight is less than its square.
         """
-        most = self.asked.mix * epochs * (self.asked.mix_cap or 1.0)
+        most = self.protect.mix * epochs * (self.protect.mix_cap or 1.0)
         return Load(most, most)
 
     def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
-        """Return the cost of an epoch, counted once; labels are counted once for all epochs, in the first."""
-        from discreet.accounting.events import ComposedDpEvent
+        """Return the cost of an epoch, counted once; the first epoch includes the labels of all epochs."""
+        event: DpEvent = self.protect.cost(self.load(1), self.width).event(self.scale)
+        return self.protect.with_labels(event, self.classes, 1) if epoch == 0 else event, f"epoch {epoch}"
 
-        event = self.asked.cost(self.load(1), self.asked.width(self.width)).event(self.scale)
-        labels = self.asked.label_event(self.classes, 1) if epoch == 0 else None
-        return (event if labels is None else ComposedDpEvent([event, labels])), f"epoch {epoch}"
-
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee with its assumptions, or the paper's claim with the true figure beside it."""
-        return stated(self.asked, found)
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee with its assumptions, or the paper's claim together with the true figure."""
+        return stated(self.protect, guarantee)
 
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the mixture of each row and its noise."""
         block, place = divmod(step, self.at_once(len(rows)))
-        drawn = {name: value[place] for name, value in self.drawn_at(block, len(rows)).items()}
-        if self.asked.labels == "noisy":
-            # the same answer for the same row at every step, so that a label is released once
-            drawn["shift"] = torch.from_numpy(self.answers[rows]).to(self.device, non_blocking=True)
-        return drawn
+        draws = {name: value[place] for name, value in self.draws_of(block, len(rows)).items()}
+        if self.protect.labels == "noisy":
+            # The same response for the same row at every step, so that a label is released once.
+            draws["shift"] = torch.from_numpy(self.shifts[rows]).to(self.device, non_blocking=True)
+        return draws
 
     def at_once(self, count: int) -> int:
-        """Return for how many steps is drawn at once; the same for every batch of so many rows, also after a crash."""
-        return steps_at_once(count * (count + self.asked.width(self.width)))
+        """Return the number of steps sampled together, a function of the number of rows alone."""
+        return steps_at_once(count * (count + self.width))
 
-    def drawn_at(self, block: int, count: int) -> dict[str, Tensor]:
-        """Return mixtures and noise of some steps in a row, for batches of so many rows: drawn at once, each used once.
+    def draws_of(self, block: int, count: int) -> dict[str, Tensor]:
+        """Return mixtures and noise of consecutive steps with `count` rows each: sampled together, each used once.
 
-        One by one they take longer than a short step on a GPU does.
+        Sampled step by step they take longer than a short step on a GPU.
         """
         if (block, count) not in self.ahead:
-            source, width = self.secret.fork("block", block, count), self.asked.width(self.width)
-            maker, steps = source.numpy("InstanceEncoding"), self.at_once(count)
+            source, steps = self.secret.fork("block", block, count), self.at_once(count)
             for old in [key for key in self.ahead if key[1] == count]:
                 del self.ahead[old]
-            table = mixtures(steps, count, self.asked.mix, self.asked.mix_cap, False, maker)
-            # In float64 until it is added: rounded noise would show what it was added to.
-            drawn = self.asked.noise(self.scale, width).sample(
-                (steps * count, width), source.fork("noise"), self.device
-            )
+            generator = source.numpy("InstanceEncoding")
+            table = mixtures(steps, count, self.protect.mix, self.protect.mix_cap, False, generator)
+            # In float64 until it is added: rounded noise would reveal what it was added to.
+            mechanism = self.protect.noise(self.scale, self.width)
+            noise = mechanism.sample((steps * count, self.width), source.fork("noise"), self.device)
             self.ahead[block, count] = {
                 "mix": torch.from_numpy(table).float().to(self.device),
-                "noise": drawn.view(steps, count, width),
+                "noise": noise.view(steps, count, self.width),
             }
         return self.ahead[block, count]
 
     @cached_property
-    def answers(self) -> Rows:
-        """By how many classes the label of each row is told wrong; 0 is the truth."""
-        response = self.asked.response(self.classes, 1)
-        told = response(torch.zeros(self.rows, dtype=torch.int64), self.secret.fork("labels"))
-        return np.asarray(told.numpy(), dtype=np.int64)
+    def shifts(self) -> Rows:
+        """How many classes the reported label of each row is shifted by; 0 is the truth."""
+        response = self.protect.response(self.classes, 1)
+        shifts = response(torch.zeros(self.rows, dtype=torch.int64), self.secret.fork("labels"))
+        return np.asarray(shifts.numpy(), dtype=np.int64)
 
     def hide(
-        self, vectors: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], public: Tensor | None = None
+        self, vectors: Tensor, targets: Tensor, draws: Mapping[str, Tensor], public: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return noisy mixtures of clipped vectors, and the mixtures of their labels."""
         vectors = vectors.float()
         with torch.autocast(vectors.device.type, enabled=False):
-            vectors = self.asked.projected(vectors)
-            # a hair below the norm, so that rounding to single precision cannot carry a vector past it
-            mixed = drawn["mix"] @ clip(vectors, self.asked.clip_norm * (1 - ROUNDING))
-            width = self.asked.width(self.width)
-            mixed = release(mixed, drawn["noise"], self.asked.noise(self.scale, width).deviation)
-            if "shift" in drawn:
-                targets = (targets + drawn["shift"]) % self.classes
-            return mixed, drawn["mix"] @ soft_targets(targets, self.classes)
+            vectors = self.protect.projected(vectors)
+            # Slightly below the norm, so that rounding to single precision cannot move a vector past it.
+            mixed = draws["mix"] @ clip(vectors, self.protect.clip_norm * (1 - ROUNDING))
+            mixed = release(mixed, draws["noise"], self.protect.noise(self.scale, self.width).deviation)
+            if "shift" in draws:
+                targets = (targets + draws["shift"]) % self.classes
+            return mixed, draws["mix"] @ soft_targets(targets, self.classes)
 
     def __repr__(self) -> str:
-        """Return the settings, and no secret."""
-        return f"LiveEncodings({self.asked})"
+        """Return the settings without any secret."""
+        return f"LiveEncodings({self.protect})"
 
 
-def load_of(partners: Rows, weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]], owners: Rows) -> Load:
-    """Return how much of one unit all outputs together hold at most.
+def load_of(partners: Rows, weights: Floats, owners: Rows) -> Load:
+    """Return the most that all outputs together hold of one unit.
 
     >>> load_of(np.array([[0, 1], [1, 0]]), np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([0, 1]))
     Load(squares=0.8125, total=1.25)
@@ -545,26 +530,22 @@ def load_of(partners: Rows, weights: np.ndarray[tuple[int, ...], np.dtype[np.flo
     return Load(float(squares.max()), float(total.max()))
 
 
-def stated(asked: InstanceEncoding, found: Guarantee) -> Guarantee:
-    """Return a guarantee with its assumptions; under the paper's calibration its claim, with the true figure said."""
-    said = (*found.assumptions, ENCODER, WEIGHTS, *((PUBLIC_LABELS,) if asked.labels == "public" else ()))
-    said = tuple(dict.fromkeys(said))
-    if asked.projection is not None and not asked.projection.public and found.exists:
-        found = found.with_caveats({Caveat.PRIVATE_PROJECTION})
-    if asked.calibration == "sound" or not found.exists:
-        return dataclasses.replace(found, assumptions=said)
-    true = in_digits(found.epsilon) if math.isfinite(found.epsilon) else "infinite"
-    reason = (
-        f"the published calibration takes half the distance of two clipped vectors or less and counts no composition; "
-        f"the epsilon of this noise is {true}"
-    )
-    caveats = found.caveats | {Caveat.PAPER_CALIBRATION}
+def stated(protect: InstanceEncoding, guarantee: Guarantee) -> Guarantee:
+    """Return a guarantee with its assumptions; with the paper's calibration, its claim and the true figure."""
+    public_labels = (PUBLIC_LABELS,) if protect.labels == "public" else ()
+    assumptions = tuple(dict.fromkeys((*guarantee.assumptions, ENCODER, WEIGHTS, *public_labels)))
+    if protect.projection is not None and not protect.projection.public and guarantee.exists:
+        guarantee = guarantee.with_caveats({Caveat.PRIVATE_PROJECTION})
+    if protect.calibration == "sound" or not guarantee.exists:
+        return dataclasses.replace(guarantee, assumptions=assumptions)
+    true = in_digits(guarantee.epsilon) if math.isfinite(guarantee.epsilon) else "infinite"
     return dataclasses.replace(
-        found,
-        epsilon=asked.budget,
+        guarantee,
+        epsilon=protect.budget,
         certified=False,
         accountant="paper",
-        reason=reason,
-        assumptions=said,
-        caveats=caveats,
+        reason="the published calibration takes half the distance of two clipped vectors or less and counts no "
+        f"composition; the epsilon of this noise is {true}",
+        assumptions=assumptions,
+        caveats=guarantee.caveats | {Caveat.PAPER_CALIBRATION},
     )

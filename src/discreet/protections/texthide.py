@@ -1,9 +1,9 @@
-"""TextHide: sentence vectors are mixed with those of other sentences and their signs flipped by a secret mask.
+"""TextHide: mix sentence vectors with those of other sentences, and flip their signs by a secret mask.
 
 Paper: Huang, Song, Chen, Li and Arora 2020, TextHide: Tackling data privacy in language understanding tasks.
-Differs: a sentence is sure to get another mask in the next epoch, where the paper draws one of m anew; the largest
-weight may be capped; one mask can be folded into the head, so that a finished model needs no secret to predict; a
-public partner may count as evenly of every class, where the paper's formula leaves it out of the label.
+Differs: a sentence always gets a different mask in the next epoch, while the paper samples one of m masks again; the
+largest weight may be capped; one mask can be folded into the head, so that a finished model needs no secret to predict;
+a public partner may count equally for every class, while the paper's formula leaves it out of the label.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.errors import UnsupportedError, invalid, one_of, setting, whole
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option
 from discreet.models.classifier import Classifier
@@ -26,6 +26,7 @@ from discreet.protections.base import (
     FEW_UNITS,
     FROZEN,
     Conditions,
+    Live,
     Once,
     RepresentationProtection,
     Rows,
@@ -52,15 +53,15 @@ _MOST = 1 << 16
 
 @dataclass(frozen=True)
 class TextHide(RepresentationProtection):
-    """(m, k)-TextHide: each vector becomes a weighted mean of k of its batch, times one of m secret masks of signs.
+    """(m, k)-TextHide: each vector becomes a weighted mean of k vectors of its batch, times one of m secret sign masks.
 
-    `masks` 0 leaves the signs as they are (mix-only) and `fresh_masks` draws a new mask for every vector; `mix` 1 mixes
-    nothing; `mix_cap` limits the largest weight; with `public`, the name of a public corpus, half of the partners come
-    from it. With a `public_label` of `dropped` they are left out of the label, whose private weights are then divided
-    by their sum; with `even` they count as evenly of every class, so that a mixture that is mostly public is labelled
-    as such.
+    `masks=0` leaves the signs as they are (mix-only) and `fresh_masks` samples a new mask for every vector; `mix=1`
+    disables mixing; `mix_cap` limits the largest weight; with `public`, the name of a public corpus, half of the
+    partners come from it. With `public_label="dropped"` they are left out of the label, and the private weights are
+    normalized to sum 1; with `"even"` they count equally for every class, so that the label of a mostly public mixture
+    is nearly uniform.
 
-    Guarantee: none. Measured here (docs/instance_encoding.md): the absolute value of a masked vector still finds its
+    Guarantee: none. Measured (docs/instance_encoding.md): the absolute value of a masked vector still identifies its
         sentence, and the gradients of the encoder still span its tokens.
 
     >>> TextHide(masks=256, mix=4)
@@ -89,14 +90,12 @@ class TextHide(RepresentationProtection):
     learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Reject settings outside their range, and masks that are both on and off."""
+        """Reject settings outside their range, and a pool of masks together with fresh masks."""
         if self.fresh_masks and self.masks is not None:
-            raise invalid(
-                "masks", self.masks, "left out with fresh masks", "A pool is not used; choose one of the two."
-            )
+            raise invalid("masks", self.masks, "left out with fresh masks", "Fresh masks use no pool; choose one.")
         if whole("masks", self.pool_size, 0, "It is the size of the pool; 0 is none.") > _MOST:
             raise invalid("masks", self.masks, f"<= {_MOST}", "Use fresh masks instead of so large a pool.")
-        whole("mix", self.mix, 1, "It counts the sentences in a mixture; 1 mixes nothing.")
+        whole("mix", self.mix, 1, "It is the number of sentences in a mixture; 1 mixes nothing.")
         if self.mix_cap is not None and not 1 / self.mix <= self.mix_cap <= 1:
             rule = f"in [{1 / self.mix:.3g}, 1]"
             raise invalid("mix_cap", self.mix_cap, rule, "The weights of a mixture add up to 1.")
@@ -104,32 +103,32 @@ class TextHide(RepresentationProtection):
             raise invalid("mix", self.mix, ">= 2 with a public corpus", "Half of the partners are public.")
         one_of("public_label", self.public_label, PUBLIC_LABELS)
         if self.public is None and self.public_label != "dropped":
-            remedy = f"It says what public partners count as; give public text ({setting('public')}), or leave it out."
+            remedy = f"It is the label of public partners; set {setting('public')}, or leave it out."
             raise invalid("public_label", self.public_label, "'dropped' without public text", remedy)
 
     def resolve(self, conditions: Conditions) -> TextHide:
-        """Return itself, after checking that a batch has enough sentences to mix."""
+        """Return the same protection, after checking that a batch has enough sentences to mix."""
         self.check(conditions.batch_size, conditions.rows)
         return self
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
         """Return more epochs for few rows: mixing and masks hide most of a vector at each step."""
-        plain = plain_defaults(part, units, width)
-        return replace(plain, epochs=60.0) if part in FROZEN and units < FEW_UNITS else plain
+        defaults = plain_defaults(part, units, width)
+        return replace(defaults, epochs=60.0) if part in FROZEN and units < FEW_UNITS else defaults
 
     @property
     def pool_size(self) -> int:
-        """The number of masks in the pool; 0 with fresh masks, or with none."""
+        """Number of masks in the pool; 0 with fresh masks or without masks."""
         return 0 if self.fresh_masks else DEFAULT_MASKS if self.masks is None else self.masks
 
     @property
     def mixes(self) -> int:
-        """How many sentences are in a mixture."""
+        """Number of sentences in a mixture."""
         return self.mix
 
     @property
     def mask_count(self) -> int:
-        """The number of masks in the pool."""
+        """Number of masks in the pool."""
         return self.pool_size
 
     @property
@@ -138,11 +137,11 @@ class TextHide(RepresentationProtection):
         return self.pool_size > 0 or self.fresh_masks
 
     def identity(self) -> object:
-        """Return what decides its draws."""
+        """Return the settings that determine its random values."""
         return "TextHide", self.public_settings()
 
     def public_settings(self) -> dict[str, Any]:
-        """Return the settings under the names that reports have always used."""
+        """Return the settings under the names that stored reports use."""
         return {
             "masks": self.pool_size,
             "mix": self.mix,
@@ -154,69 +153,67 @@ class TextHide(RepresentationProtection):
 
     @property
     def needs_public(self) -> bool:
-        """Whether public rows are encoded with every batch."""
+        """Whether every batch needs public rows."""
         return self.public is not None
 
     def check(self, batch_size: int, rows: int) -> None:
-        """Refuse mixtures of more sentences than a batch has."""
+        """Reject mixtures of more sentences than a batch has."""
         size = min(batch_size, rows)
         if self.mix > size:
-            remedy = (
-                f"It is mixed with others of its batch; use larger batches ({setting('batch_size')}), or mix fewer "
-                f"({setting('mix')})."
-            )
+            remedy = f"Use larger batches ({setting('batch_size')}), or mix fewer sentences ({setting('mix')})."
             raise invalid("mix", self.mix, f"<= {size}, the rows of a batch", remedy)
 
     def begin(self, model: Classifier, secret: Rng) -> None:
-        """Let the model predict through one secret mask, without mixing."""
+        """Make the model predict through one secret mask, without mixing."""
         if self.masked:
             model.query = OneMask(self.one_mask(model.width, secret).to(model.device))
 
     def end(self, model: Classifier) -> None:
-        """Fold the one mask into the first layer after the encoder: the model then reads plain vectors."""
+        """Fold the mask into the first layer after the encoder, so that the model reads unmasked vectors."""
         if isinstance(model.query, OneMask):
             fold(model, model.query)
         model.query = None
 
     def pool(self, width: int, secret: Rng) -> Tensor:
-        """Return the secret masks, (masks, width), of -1 and 1."""
+        """Return the secret masks of -1 and 1, (masks, width)."""
         return signs(self.pool_size, width, secret.fork("texthide", "masks"))
 
     def one_mask(self, width: int, secret: Rng) -> Tensor:
-        """Return the mask of predictions: the first of the pool, or a fresh one."""
+        """Return the mask for predictions: the first of the pool, or a fresh one."""
         if self.fresh_masks:
             return signs(1, width, secret.fork("texthide", "query"))[0]
         return self.pool(width, secret)[0]
 
     def averaged(self, width: int, secret: Rng) -> AllMasks:
-        """Return what predicts as the mean over the whole pool, without mixing: `predict(model, rows, query=…)`."""
+        """Return a query module for `predict(model, rows, query=…)` that averages over the pool, without mixing."""
         if not self.masked:
             raise invalid("masks", self.pool_size, "at least 1 and not fresh", "There is no pool to average over.")
         return AllMasks(self.pool(width, secret))
 
     def views(self, width: int, secret: Rng) -> AllMasks | None:
-        """Return every mask of the pool, where there is one."""
+        """Return a module that applies every mask of the pool, or None without a pool."""
         return self.averaged(width, secret) if self.pool_size else None
 
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
-        """Refuse: TextHide hides every batch anew."""
-        raise UnsupportedError("Expected texthide live. It hides the vectors of every batch anew; see TextHide.live.")
+        """Raise an error: TextHide mixes and masks every batch again."""
+        raise UnsupportedError(
+            "Expected a protection with one stored release, got texthide. It mixes and masks every batch again; use "
+            "TextHide.live."
+        )
 
     def live(self, rows: int, width: int, classes: int, secret: Rng, device: torch.device) -> Hidden:
-        """Return what hides the vectors of every step."""
+        """Return the object that mixes and masks the vectors of every step."""
         if self.public is not None and self.public_label == "even" and not classes:
-            raise invalid(
-                "public_label", self.public_label, "'dropped' for scores", "Only classes can be shared evenly."
-            )
+            raise invalid("public_label", self.public_label, "'dropped' for scores", "'even' needs classes.")
         pool = self.pool(width, secret).to(device) if self.pool_size else None
         return Hidden(self, rows, width, classes, secret.fork("texthide"), device, pool)
 
 
 @dataclass(repr=False)
-class Hidden:
-    """TextHide at work, with its secrets; its repr shows none of them."""
+class Hidden(Live):
+    """TextHide during training, with its secrets; its repr does not show them."""
 
-    asked: TextHide
+    protect: TextHide
     rows: int
     width: int
     classes: int
@@ -227,64 +224,59 @@ class Hidden:
     ahead: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def cost(self, step: int, epoch: int, size: int | None = None) -> tuple[DpEvent, str]:
-        """Return, once for the whole training, that nothing is guaranteed, and why."""
+        """Return, once for the whole training, an event that says that nothing is guaranteed, and why."""
         from discreet.accounting.events import NoGuaranteeDpEvent
 
         return NoGuaranteeDpEvent("; ".join(REASONS)), "texthide"
 
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee as it is: none."""
-        return found
-
     def draw(self, rows: Rows, shape: tuple[int, ...], step: int, epoch: int) -> dict[str, Tensor]:
         """Return the mixture of each row and its mask."""
         block, place = divmod(step, self.at_once(len(rows)))
-        found = {"mix": self.mixtures_at(block, len(rows))[place]}
-        if self.asked.fresh_masks:
+        draws = {"mix": self.mixtures_at(block, len(rows))[place]}
+        if self.protect.fresh_masks:
             fresh = signs(len(rows), self.width, self.secret.fork("fresh", step))
-            found["mask"] = fresh.to(self.device, non_blocking=True)
+            draws["mask"] = fresh.to(self.device, non_blocking=True)
         elif self.pool is not None:
-            found["mask"] = self.pool[torch.from_numpy(self.masks_at(epoch)[rows]).to(self.device, non_blocking=True)]
-        return found
+            draws["mask"] = self.pool[torch.from_numpy(self.masks_at(epoch)[rows]).to(self.device, non_blocking=True)]
+        return draws
 
     def at_once(self, count: int) -> int:
-        """Return for how many steps is drawn at once; the same for every batch of so many rows, also after a crash."""
+        """Return the number of steps sampled together, a function of the number of rows alone."""
         return steps_at_once(2 * count * count)
 
     def mixtures_at(self, block: int, count: int) -> Tensor:
-        """Return the mixtures of some steps in a row, for batches of so many rows: one draw, one way to the device."""
+        """Return the mixtures of consecutive steps with `count` rows each, sampled and copied together."""
         if (block, count) not in self.ahead:
             source = self.secret.fork("block", block, count).numpy("TextHide")
             for old in [key for key in self.ahead if key[1] == count]:
                 del self.ahead[old]
-            table = mixtures(
-                self.at_once(count), count, self.asked.mix, self.asked.mix_cap, self.asked.needs_public, source
-            )
+            protect = self.protect
+            table = mixtures(self.at_once(count), count, protect.mix, protect.mix_cap, protect.needs_public, source)
             self.ahead[block, count] = torch.from_numpy(table).float().to(self.device)
         return self.ahead[block, count]
 
     def hide(
-        self, vectors: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], public: Tensor | None = None
+        self, vectors: Tensor, targets: Tensor, draws: Mapping[str, Tensor], public: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return masked mixtures and the mixtures of their labels."""
-        mixed = drawn["mix"] @ (vectors if public is None else torch.cat([vectors, public])).float()
+        mixed = draws["mix"] @ (vectors if public is None else torch.cat([vectors, public])).float()
         with torch.autocast(mixed.device.type, enabled=False):
-            goals = self.labels(soft_targets(targets, self.classes), drawn["mix"][:, : len(targets)])
-        return (mixed * drawn["mask"] if "mask" in drawn else mixed), goals
+            labels = self.labels(soft_targets(targets, self.classes), draws["mix"][:, : len(targets)])
+        return (mixed * draws["mask"] if "mask" in draws else mixed), labels
 
     def labels(self, soft: Tensor, weights: Tensor) -> Tensor:
-        """Return the labels of mixtures by their private weights, and what the public rest counts as."""
-        if not self.asked.needs_public:
+        """Return the labels of mixtures from their private weights and the setting for public partners."""
+        if not self.protect.needs_public:
             return weights @ soft
         private = weights.sum(dim=1, keepdim=True)
-        if self.asked.public_label == "dropped":
+        if self.protect.public_label == "dropped":
             return (weights / private) @ soft
         return weights @ soft + (1 - private) / self.classes
 
     def masks_at(self, epoch: int) -> Rows:
-        """Return the number of each row's mask in an epoch: never that of the epoch before, if there are two."""
+        """Return the mask index of each row in an epoch: never that of the previous epoch, if there are two masks."""
         if epoch not in self.order:
-            m = self.asked.pool_size
+            m = self.protect.pool_size
             source = self.secret.fork("order", epoch).numpy("TextHide")
             if epoch == 0 or m == 1:
                 self.order[epoch] = source.integers(0, m, self.rows)
@@ -295,22 +287,22 @@ class Hidden:
         return self.order[epoch]
 
     def __repr__(self) -> str:
-        """Return the settings, and no secret."""
-        return f"Hidden({self.asked})"
+        """Return the settings without any secret."""
+        return f"Hidden({self.protect})"
 
 
 def signs(count: int, width: int, secret: Rng) -> Tensor:
-    """Return vectors of -1 and 1, all alike likely, from the bits of a source of randomness."""
+    """Return uniformly random vectors of -1 and 1, from the bits of a source of randomness."""
     size = count * width
     bits = np.unpackbits(np.frombuffer(secret.bytes(-(-size // 8)), dtype=np.uint8))[:size]
     return torch.from_numpy(bits.astype(np.float32) * 2 - 1).view(count, width)
 
 
 def mixtures(steps: int, count: int, k: int, cap: float | None, public: bool, source: np.random.Generator) -> Floats:
-    """Return how vectors are mixed at some steps, (steps, outputs, rows).
+    """Return the mixing weights of several steps, (steps, outputs, rows).
 
-    The j-th partners are a permutation of the batch, so that a row enters k outputs, and may meet itself. With `public`
-    every second partner is a row of the public batch, in the columns after the private ones.
+    The j-th partners are a permutation of the batch, so a row enters k outputs, and may be its own partner. With
+    `public` every second partner is a row of the public batch, in the columns after the private ones.
     """
     weights = capped(np.abs(source.standard_normal((steps * count, k))), cap).reshape(steps, count, k)
     width = (2 if public else 1) * count
@@ -326,7 +318,7 @@ def mixtures(steps: int, count: int, k: int, cap: float | None, public: bool, so
 
 
 def capped(weights: Floats, cap: float | None) -> Floats:
-    """Return weights that add up to 1 in each row, none above the cap; what is cut goes to the others in proportion.
+    """Return weights with row sums of 1 and none above the cap; the excess is distributed in proportion.
 
     >>> capped(np.array([[8.0, 1.0, 1.0]]), 0.5).tolist()
     [[0.5, 0.25, 0.25]]
@@ -337,19 +329,19 @@ def capped(weights: Floats, cap: float | None) -> Floats:
     for _ in range(weights.shape[1]):
         weights = np.minimum(weights, cap)
         free = np.where(weights < cap, weights, 0.0)
-        room = free.sum(axis=1, keepdims=True)
-        left = 1 - weights.sum(axis=1, keepdims=True)
-        weights = weights + np.divide(free * left, room, out=np.zeros_like(free), where=room > 0)
+        total = free.sum(axis=1, keepdims=True)
+        excess = 1 - weights.sum(axis=1, keepdims=True)
+        weights = weights + np.divide(free * excess, total, out=np.zeros_like(free), where=total > 0)
     return np.minimum(weights, cap)
 
 
 class OneMask(nn.Module):
-    """Predict through one mask, as the paper's code does; the mask is in no state and no repr."""
+    """Apply one mask, as the paper's code does; the mask is not saved and not in the repr."""
 
     mask: Tensor
 
     def __init__(self, mask: Tensor) -> None:
-        """Keep the mask out of what is saved."""
+        """Register the mask as a buffer that is not saved."""
         super().__init__()
         self.register_buffer("mask", mask, persistent=False)
 
@@ -359,12 +351,12 @@ class OneMask(nn.Module):
 
 
 class AllMasks(nn.Module):
-    """Predict through every mask of the pool and average; the masks are in no state and no repr."""
+    """Apply every mask of the pool, to average predictions; the masks are not saved and not in the repr."""
 
     masks: Tensor
 
     def __init__(self, masks: Tensor) -> None:
-        """Keep the masks out of what is saved."""
+        """Register the masks as a buffer that is not saved."""
         super().__init__()
         self.register_buffer("masks", masks, persistent=False)
 
@@ -374,9 +366,9 @@ class AllMasks(nn.Module):
 
 
 def fold(model: Classifier, query: OneMask) -> None:
-    """Multiply the columns of the first layer after the encoder by a mask, so that plain vectors give what masked did.
+    """Multiply the columns of the first layer after the encoder by a mask, so that it accepts unmasked vectors.
 
-    Whoever knew the layer before can divide and has this one mask.
+    Anyone who knows the layer before and after can recover this one mask.
     """
     layer = model.pooler if model.pooler is not None else next(m for m in model.head.modules() if type(m) is nn.Linear)
     with torch.no_grad():

@@ -30,13 +30,14 @@ from discreet.models.encoder import (
 )
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes
-from discreet.protections.local.protection import shape_model
 from discreet.protections.local.query import LocalQuery, QueryPath
+from discreet.protections.local.release import shape_model
 from discreet.training.local import UserSide, person_ledger
 from discreet.training.local_server import ServerSide, linear
 
 if TYPE_CHECKING:
-    from discreet.protections.local.protection import LocalLayer, LocalPrivacy
+    from discreet.protections.local.protection import LocalPrivacy
+    from discreet.protections.local.release import LocalLayer
 
 CLIENT, SERVER = "client", "server"
 _SETTINGS, _PATH, _HEAD, _LEDGER = "settings.toml", "path.safetensors", "head.safetensors", "ledger.jsonl"

@@ -44,7 +44,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import whole_space
-from discreet.protections.local.protection import LocalLayer
+from discreet.protections.local.release import LocalLayer
 
 Release = Callable[[float, Rng], torch.Tensor]
 COUNT = 1 << 17
@@ -253,7 +253,7 @@ _DRAWS = re.compile(
 _NOT_NOISE = {
     "protections/instance_encoding.py": 1,
     "protections/texthide.py": 1,
-    "protections/local/protection.py": 1,
+    "protections/local/release.py": 1,
     "protections/local/projection.py": 3,
     "mechanisms/sphere_kernels.py": 2,
 }

@@ -22,7 +22,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection
-from discreet.protections.local.protection import LocalLayer
+from discreet.protections.local.release import LocalLayer
 from discreet.protections.words.swap import WordSwap
 from discreet.protections.words.table import WordTable
 from discreet.releases.gradient import hidden_release, protected_release

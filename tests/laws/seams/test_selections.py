@@ -257,7 +257,7 @@ EXEMPT = {
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",
     "models/encoder.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
     "protections/instance_encoding.py": "partners from the secret of a run, under replace-one: their number is public",
-    "protections/local/protection.py": "vectors and labels as they were released, noisy or public: post-processing",
+    "protections/local/release.py": "vectors and labels as they were released, noisy or public: post-processing",
     "training/hidden.py": "a secret order of a batch that was drawn in secret",
 }
 

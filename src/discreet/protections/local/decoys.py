@@ -1,7 +1,7 @@
-"""Decoys: made-up sentences that are mixed among true queries, so that a server cannot tell which were meant.
+"""Decoys: synthetic sentences that are mixed with true queries, so that a server cannot tell them apart.
 
-Nothing private is in them: their words come from a public list, or they are public sentences. They hide a query only as
-far as the accounting says (a fixed number drawn from a pool that counts them); that they look real is not assumed.
+They contain nothing private: their words come from a public list, or they are public sentences. They hide a query only
+as far as the accounting says (sampling from a pool that includes them); it does not assume that they look real.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decoys:
-    """Sentences put together from public words, or drawn from public sentences.
+    """Sentences composed of public words, or sampled from public sentences.
 
-    Guarantee: they hold nothing private, as long as words and sentences do not.
+    Guarantee: they contain nothing private if the words and sentences do not.
 
     >>> from discreet import Rng
     >>> Decoys(words=("good", "film", "bad"), shortest=2, longest=3).draw(2, Rng(4))
@@ -35,25 +35,23 @@ class Decoys:
     longest: int = 20
 
     def __post_init__(self) -> None:
-        """Refuse decoys made of nothing."""
+        """Reject missing words and sentences, and lengths out of order."""
         whole("shortest", self.shortest)
         whole("longest", self.longest, self.shortest, "It is the number of words of the longest decoy.")
         if bool(self.words) == bool(self.sentences):
-            raise invalid(
-                "words", len(self.words), "given where sentences are not", "Decoys are made of one of the two."
-            )
+            raise invalid("words", len(self.words), "set if and only if sentences are not", "Set one of the two.")
 
     @classmethod
     def of_vocabulary(cls, vocabulary: Iterable[str], shortest: int = 4, longest: int = 20) -> Decoys:
-        """Return decoys from the whole, lower-case words of a tokenizer's vocabulary."""
+        """Return decoys composed of the complete, lower-case words of a tokenizer's vocabulary."""
         words = tuple(sorted({w for w in vocabulary if w.isascii() and w.isalpha() and w.islower() and len(w) > 1}))
         if not words:
-            raise DataError("Expected whole words in the vocabulary, found none. Give public sentences instead.")
+            raise DataError("Expected complete words in the vocabulary, got none. Use public sentences instead.")
         return cls(words=words, shortest=shortest, longest=longest)
 
     @classmethod
     def of_sentences(cls, sentences: Sequence[str]) -> Decoys:
-        """Return decoys that are drawn from public sentences, again and again if need be."""
+        """Return decoys that are sampled from public sentences, with replacement."""
         return cls(sentences=tuple(sentences))
 
     def draw(self, count: int, rng: Rng) -> tuple[str, ...]:

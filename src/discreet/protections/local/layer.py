@@ -1,8 +1,8 @@
-"""The local layer: a vector is bounded and randomised on the user's machine, and only then sent.
+"""The local layer: bound and randomize a vector on the user's machine before it is sent.
 
 Paper: anonymous, Local Differential Privacy for Privacy-Preserving NLP Tasks (LDP-NLP), Algorithms 1 to 3.
-Differs: the default calibration is proven (two clipped vectors are 2C apart, every vector is seen by the server);
-directions in few dimensions, by PrivUnit or von Mises–Fisher noise, stand beside the paper's Gaussian noise.
+Differs: the default calibration is proven (two clipped vectors are at most 2C apart, and the server sees every vector);
+PrivUnit and von Mises–Fisher noise on directions in few dimensions are available besides the paper's Gaussian noise.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 MECHANISMS = ("gaussian", "vmf", "privunit")
-LEAST_DIMENSION = 8  # below it a release would be little else than the label
-_UNIT_REMEDY = "At epsilon 0 nothing is said; 8 on 16 dimensions is a common start."
+LEAST_DIMENSION = 8  # a narrower release would hold little but the label
+_UNIT_REMEDY = "At epsilon 0 nothing is released; 8 on 16 dimensions is a common start."
 
 
 @dataclass(frozen=True)
 class LDPLayer:
-    """Bound each vector and randomise it: clip and Gaussian noise, or only its direction by vmf or privunit.
+    """Bound each vector and randomize it: clip and add Gaussian noise, or randomize its direction by vmf or privunit.
 
-    `strength` is the noise's standard deviation for gaussian, kappa for vmf and epsilon for privunit. The release is an
-    unbiased estimate of the clipped vector, or of its direction.
+    `strength` is the standard deviation of the noise for gaussian, kappa for vmf and epsilon for privunit. The release
+    is an unbiased estimate of the clipped vector, or of its direction.
 
-    Guarantee: for each vector exchanged for any other, what `event` says for one release, if what made the vector is
-        public: an encoder or projection trained on private text carries that text. How often a vector is sent, and
-        hidden among how many, is `Sending`'s to say.
+    Guarantee: that of `event` for one release, when a vector is replaced by any other, if encoder and projection are
+        public: trained on private text, they would reveal it. `Sending` describes how often a vector is sent and
+        among how many.
 
     >>> layer = LDPLayer.for_budget("privunit", dimension=16, epsilon=8.0)
     >>> layer.event
@@ -54,11 +54,11 @@ class LDPLayer:
     name: ClassVar[str] = "ldp"
 
     def __post_init__(self) -> None:
-        """Refuse unknown mechanisms, and what is no strength."""
+        """Reject unknown mechanisms and settings outside their range."""
         one_of("mechanism", self.mechanism, MECHANISMS)
         whole("dimension", self.dimension, 2, "A direction needs at least two coordinates.")
-        positive("strength", self.strength, "It is the noise's std, kappa, or epsilon.")
-        positive("clip_norm", self.clip_norm, "It bounds how far two vectors can be apart.")
+        positive("strength", self.strength, "It is the standard deviation of the noise, kappa, or epsilon.")
+        positive("clip_norm", self.clip_norm, "It bounds the distance between two vectors.")
 
     @classmethod
     def for_budget(
@@ -72,9 +72,9 @@ class LDPLayer:
         sending: Sending | None = None,
         calibration: str = "sound",
     ) -> LDPLayer:
-        """Return the layer with the least noise that keeps all that is sent of a record within epsilon at delta.
+        """Return the layer with the least noise that keeps all releases of a record within epsilon at delta.
 
-        Guarantee: under replace-one, certified for calibration="sound"; the paper's is kept for comparison only.
+        Guarantee: under replace-one, certified for calibration="sound"; calibration="paper" is for comparison only.
         """
         one_of("mechanism", mechanism, MECHANISMS)
         epsilon = positive("epsilon", epsilon, _UNIT_REMEDY)
@@ -85,19 +85,16 @@ class LDPLayer:
             return cls(mechanism, dimension, cost.noise_std(epsilon, delta), clip_norm)
         if calibration != "sound":
             raise invalid("calibration", calibration, "sound for unit vectors", "The paper has Gaussian noise only.")
-        if mechanism == "privunit":
-            if sending.sampling == "once":
-                return cls(mechanism, dimension, epsilon, clip_norm)  # pure: no delta is spent
-            high = epsilon + 40.0
-            best = sending.strongest(lambda e: cls(mechanism, dimension, e).event, epsilon, delta, high)
-            return cls(mechanism, dimension, best, clip_norm)
-        high = 60.0 * max(epsilon, 1.0) * max(1.0, dimension**0.5)
-        kappa = sending.strongest(lambda k: cls(mechanism, dimension, k).event, epsilon, delta, high)
-        return cls(mechanism, dimension, kappa, clip_norm)
+        if mechanism == "privunit" and sending.sampling == "once":
+            return cls(mechanism, dimension, epsilon, clip_norm)  # pure: no delta is spent
+        largest_kappa = 60.0 * max(epsilon, 1.0) * max(1.0, dimension**0.5)
+        high = epsilon + 40.0 if mechanism == "privunit" else largest_kappa
+        strength = sending.strongest(lambda s: cls(mechanism, dimension, s).event, epsilon, delta, high)
+        return cls(mechanism, dimension, strength, clip_norm)
 
     @property
     def noise(self) -> Gaussian | VonMisesFisher | PrivUnit:
-        """The mechanism itself."""
+        """Mechanism that randomizes the bounded vectors."""
         if self.mechanism == "gaussian":
             return Gaussian(self.strength, 2 * self.clip_norm)
         if self.mechanism == "vmf":
@@ -106,17 +103,17 @@ class LDPLayer:
 
     @property
     def event(self) -> DpEvent:
-        """What one vector costs, exchanged for any other."""
+        """Privacy event of one vector that is replaced by any other."""
         return self.noise.event
 
     @property
     def adjacency(self) -> Adjacency:
-        """A vector is exchanged for any other: that one was sent is seen."""
+        """A vector is replaced by any other: the server sees that one was sent."""
         return Adjacency.REPLACE_ONE
 
     @property
     def variance(self) -> float:
-        """The mean squared error of one coordinate of the release, which a server may count on."""
+        """Mean squared error of one coordinate of the release, which is public."""
         noise = self.noise
         if isinstance(noise, Gaussian):
             return noise.std**2
@@ -124,14 +121,14 @@ class LDPLayer:
         return (1 / mean**2 - 1) / self.dimension
 
     def bounded(self, vectors: Tensor) -> Tensor:
-        """Return the vectors clipped to the norm, or as directions; what the noise is added to."""
+        """Return the vectors clipped to the norm, or normalized to directions; noise is added to these."""
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
-            raise DataError(f"Expected vectors of width {self.dimension}, found shape {tuple(vectors.shape)}.")
+            raise DataError(f"Expected vectors of width {self.dimension}, got shape {tuple(vectors.shape)}.")
         if not bool(torch.isfinite(vectors).all()):
-            raise DataError("Expected finite vectors, found NaN or infinity. Noise hides neither; clean them first.")
+            raise DataError("Expected finite vectors, got NaN or infinity. Noise hides neither; remove them first.")
         length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
         if self.mechanism == "gaussian":
-            # a hair below the norm, so that rounding cannot carry a vector past it
+            # Slightly below the norm, so that rounding cannot move a vector past it.
             return vectors.mul(self.clip_norm * (1 - 1e-6) / length.clamp_min(self.clip_norm))
         return vectors.div(length.clamp_min(torch.finfo(vectors.dtype).tiny))
 
@@ -142,7 +139,7 @@ class LDPLayer:
 
 
 def layer_cost(clip_norm: float, sending: Sending, calibration: str = "sound") -> LocalLayerCost:
-    """Return the cost of Gaussian noise on vectors that are sent in this way."""
+    """Return the cost of Gaussian noise on vectors that are sent as `sending` describes."""
     return LocalLayerCost(
         clip_norm, sending.population, sending.drawn, sending.steps, sending.decoys, sending.sampling, calibration
     )

@@ -1,4 +1,4 @@
-"""What a model does with a sentence when it is asked: it projects, bounds and randomises, as the user's side will."""
+"""The path of a query: project, bound and randomize a sentence vector, on the user's side or inside a model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueryPath:
-    """The way of a query on the user's machine: projected, bounded, turned to the axes that matter, randomised.
+    """Steps of a query on the user's machine: project, bound, map to the axes of the head, randomize.
 
-    `bound` is the layer of training, of which only the bound is used; without `axes` a query is as wide as in training.
+    `bound` is the layer of training, used only for its bound; without `axes` a query is as wide as in training.
 
     Guarantee: that of `layer` for each row.
     """
@@ -34,7 +34,7 @@ class QueryPath:
     axes: QueryAxes | None = None
 
     def coordinates(self, vectors: Tensor) -> Tensor:
-        """Return what will be randomised; for the user's eyes only."""
+        """Return the private coordinates that will be randomized; they must not leave the user."""
         projected = self.projection(vectors.float())
         return projected if self.axes is None else self.axes(self.bound.bounded(projected))
 
@@ -44,11 +44,11 @@ class QueryPath:
 
 
 class LocalQuery(nn.Module):
-    """The user's side between encoder and head, inside a model; its buffers, all public, are saved with the weights.
+    """The user's side between encoder and head, inside a model; its buffers are public and saved with the weights.
 
-    The axes of queries are made anew from the head whenever it is asked, so they follow what was learned.
+    The axes of queries are computed from the head at every call, so they follow its training.
 
-    Guarantee: that of `layer` for each row, with noise from `source`: secret, unless one is given.
+    Guarantee: that of `layer` for each row, with noise from `source`, which is secret by default.
     """
 
     mean: Tensor
@@ -65,19 +65,18 @@ class LocalQuery(nn.Module):
         projection: Projection | None = None,
         typical: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Take the public parts, or leave room for those that will be read from a file.
+        """Set the public buffers, or allocate them to be loaded from a file.
 
         `typical` is the mean and the covariance of bounded public vectors.
         """
         super().__init__()
         width = training.dimension
-        nothing = torch.zeros(inputs), torch.zeros(width, inputs)
-        mean, matrix = nothing if projection is None else (projection.mean, projection.matrix)
+        zeros = torch.zeros(inputs), torch.zeros(width, inputs)
+        mean, matrix = zeros if projection is None else (projection.mean, projection.matrix)
         centre, covariance = (torch.zeros(width), torch.eye(width) / width) if typical is None else typical
-        self.register_buffer("mean", mean.clone())
-        self.register_buffer("matrix", matrix.clone())
-        self.register_buffer("centre", centre.clone())
-        self.register_buffer("covariance", covariance.clone())
+        buffers = {"mean": mean, "matrix": matrix, "centre": centre, "covariance": covariance}
+        for name, value in buffers.items():
+            self.register_buffer(name, value.clone())
         self.register_buffer("strengths", torch.tensor([training.strength, layer.strength], dtype=torch.float64))
         self.kind, self.clip_norms = training.mechanism, (training.clip_norm, layer.clip_norm)
         self.width, self.learned_from = layer.dimension, "" if projection is None else projection.source
@@ -86,7 +85,7 @@ class LocalQuery(nn.Module):
 
     @property
     def bound(self) -> LDPLayer:
-        """The layer of training, which bounds what the axes are taken of."""
+        """The layer of training, which bounds vectors before they are mapped to the axes."""
         return LDPLayer(self.kind, int(self.matrix.shape[0]), float(self.strengths[0]), self.clip_norms[0])
 
     @property
@@ -95,7 +94,7 @@ class LocalQuery(nn.Module):
         return LDPLayer(self.kind, self.width, float(self.strengths[1]), self.clip_norms[1])
 
     def path(self, head: nn.Module) -> QueryPath:
-        """Return the way of a query to this head."""
+        """Return the path of a query to this head."""
         axes = None
         if self.width < len(self.matrix):
             assert isinstance(head, nn.Linear)
@@ -105,35 +104,35 @@ class LocalQuery(nn.Module):
         return QueryPath(Projection(self.mean, self.matrix, self.learned_from), self.bound, self.layer, axes)
 
     def follow(self, model: Classifier) -> None:
-        """Look at this model's head for the axes of queries."""
-        self._model = [model]  # in a list, so that it does not become a part of itself
+        """Compute the axes of queries from the head of this model."""
+        self._model = [model]  # in a list, so that the model is not registered as a submodule of itself
 
     @property
     def followed(self) -> Classifier:
-        """The model whose head it looks at."""
+        """The model whose head defines the axes."""
         return self._model[0]
 
     def fresh(self) -> Rng:
-        """Return the source of the next call's noise."""
+        """Return the source of noise for the next call."""
         self.count += 1
         return self.source.fork("query", self.count)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Return what the head sees of one release for each row, with fresh noise at every call."""
+        """Return the input of the head from one release for each row, with fresh noise at every call."""
         path = self.path(self.followed.head)
         released = path(vectors, self.fresh())
         return released if path.axes is None else path.axes.back(released)
 
 
 class TokenQuery(LocalQuery):
-    """The user's side where the states of tokens are randomised, all of a text as one vector, and pooled afterwards."""
+    """The user's side for token states: all states of a text are randomized as one vector, and pooled afterwards."""
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Return pooled vectors as they are: their noise was added before they were pooled."""
+        """Return pooled vectors unchanged: their noise was added before pooling."""
         return vectors
 
     def represent(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return one vector for each text, pooled from randomised states; its length stays with the user."""
+        """Return one vector for each text, pooled from randomized states; the text length stays with the user."""
         if VECTORS in inputs:
             return inputs[VECTORS]
         model, layer = self.followed, self.layer
@@ -143,7 +142,7 @@ class TokenQuery(LocalQuery):
 
 
 def clip_states(states: Tensor, norm: float) -> Tensor:
-    """Return the states of each text shortened so that all of them together have at most this norm.
+    """Return the states of each text, clipped so that all of them together have at most this norm.
 
     >>> [round(x, 4) for x in clip_states(torch.full((1, 4, 1), 2.0), 1.0).flatten().tolist()]
     [0.5, 0.5, 0.5, 0.5]

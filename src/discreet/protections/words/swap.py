@@ -1,10 +1,10 @@
-"""Rewriting text word by word under metric privacy: the place is `text`, and what leaves is readable by anyone.
+"""Rewrite text word by word under metric privacy; the release is readable text.
 
 Papers: Feyisetan, Balle, Drake and Diethe 2020, Privacy- and utility-preserving textual analysis via calibrated
     multivariate perturbations (`noise`); Yue, Du, Wang, Li, Sun and Chow 2021, Differential privacy for text analytics
     via natural text sanitization (`santext`, `santext+`).
-Differs: distances are divided by the largest one, so that the price of one word is its worst case too; neighbours are
-    exact; every word is covered, also those outside the vocabulary; rarity is counted in public text.
+Differs: distances are divided by the largest one, so that epsilon_per_word also bounds the worst case; nearest
+    neighbours are exact; every word is covered, also those outside the vocabulary; rarity is counted in public text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -39,13 +40,13 @@ WORD_MECHANISMS = (SANTEXT, SANTEXT_PLUS, NOISE)
 UNKNOWN_WORDS = ("pieces", "refuse")
 C = TypeVar("C")
 METRIC = "euclidean, as a share of the table's diameter"
-_KEPT = -1
+_UNCHANGED = -1
 _WEIGHTS = "every word can be drawn; the float64 arithmetic of the words' weights is taken as exact"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """How much a rewriting changed: counts of words, never the words."""
+    """Numbers of words that rewriting changed; never the words themselves."""
 
     texts: int = 0
     words: int = 0
@@ -69,17 +70,17 @@ class Changes:
 
 @dataclass(frozen=True, eq=False)
 class WordSwap(TextProtection):
-    """Replace every word of a text by a random word of a public table, near ones more often.
+    """Replace every word of a text by a random word of a public table; near words are more likely.
 
-    `santext` draws a word with weight exp(-epsilon_per_word distance / 2), `noise` adds noise to the word's vector and
-    takes the nearest word, `santext+` draws for sensitive words only, among sensitive words, and does the same to any
-    other word with probability `sample_others`. Distances are shares of the largest one, so at most 1.
+    `santext` samples a word with weight exp(-epsilon_per_word distance / 2), `noise` adds noise to the word's vector
+    and takes the nearest word, `santext+` samples only for sensitive words, among sensitive words, and replaces any
+    other word with probability `sample_others`. Distances are fractions of the largest one, so at most 1.
 
-    Guarantee: metric privacy: a word exchanged for another at distance r changes no release's probability by more than
-        e^(epsilon_per_word r), so by e^epsilon_per_word at worst; n words of a text cost n times that. The number of
-        words is visible, as are labels and other columns, and with `keep_marks` the marks . , ; : ! ?. Upper case and
-        white space are not released. With `santext+` only sensitive words are covered, among each other: any other
-        released word is the one that stood there.
+    Guarantee: metric privacy: replacing a word by another at distance r changes the probability of any release by at
+        most a factor of e^(epsilon_per_word r), so by e^epsilon_per_word at worst; a text of n words costs n times
+        that. The number of words is visible, as are labels and other columns, and with `keep_marks` the marks
+        . , ; : ! ?. Upper case and white space are not released. With `santext+` only sensitive words are covered,
+        among each other: any other released word is the original one.
     """
 
     table: WordTable
@@ -90,61 +91,53 @@ class WordSwap(TextProtection):
     keep_marks: bool = False
     unknown: str = "pieces"
     rewrites_queries: bool = True
-    list_fingerprint: str = field(default="", init=False)  # in the repr, by which a draw of noise is named
+    list_fingerprint: str = field(default="", init=False)  # part of the identity that names a release
 
     def __post_init__(self) -> None:
-        """Refuse a price that is none, unknown names, and a `santext+` that was not told what is sensitive."""
+        """Reject settings outside their range, unknown names, and `santext+` without sensitive words."""
         positive("epsilon_per_word", self.epsilon_per_word, "It is the cost of one word; smaller is more noise.")
         one_of("mechanism", self.mechanism, WORD_MECHANISMS)
         one_of("unknown", self.unknown, UNKNOWN_WORDS)
-        open_probability("sample_others", self.sample_others, "It is how often a word that is not sensitive is drawn.")
+        open_probability("sample_others", self.sample_others, "It is how often a non-sensitive word is replaced.")
         if (self.sensitive is not None) != (self.mechanism == SANTEXT_PLUS):
             raise invalid(
                 "mechanism",
                 self.mechanism,
                 f"{SANTEXT_PLUS} with sensitive words, any other without",
-                "Say which words are sensitive: a list of them, or public text in which they are rare.",
+                "Provide a list of sensitive words, or public text in which they are rare.",
             )
-        if self.sensitive is not None and (
-            self.sensitive.shape != (len(self.table.words),) or int(self.sensitive.sum()) < 2
-        ):
-            raise DataError("Expected at least 2 sensitive words, marked in an array with one entry for each word.")
         if self.sensitive is not None:
-            found = hashlib.sha256(np.packbits(self.sensitive).tobytes()).hexdigest()[:16]
-            object.__setattr__(self, "list_fingerprint", found)
+            if self.sensitive.shape != (len(self.table.words),) or int(self.sensitive.sum()) < 2:
+                raise DataError("Expected at least 2 sensitive words, marked in an array with one entry for each word.")
+            fingerprint = hashlib.sha256(np.packbits(self.sensitive).tobytes()).hexdigest()[:16]
+            object.__setattr__(self, "list_fingerprint", fingerprint)
 
     @property
     def name(self) -> str:
-        """The mechanism's name."""
+        """Name of the mechanism."""
         return self.mechanism
 
     def public_settings(self) -> dict[str, Any]:
-        """Return what it was set to, and of a list of words only its fingerprint."""
-        found: dict[str, float | str | bool] = {
-            "mechanism": self.mechanism,
-            "epsilon_per_word": self.epsilon_per_word,
-            "keep_marks": self.keep_marks,
-            "unknown": self.unknown,
-            "rewrites_queries": self.rewrites_queries,
-        }
-        if self.sensitive is None:
-            return found
-        return {**found, "sample_others": self.sample_others, "list_fingerprint": self.list_fingerprint}
+        """Return the settings; a list of words is represented by its fingerprint."""
+        names = ["mechanism", "epsilon_per_word", "keep_marks", "unknown", "rewrites_queries"]
+        if self.sensitive is not None:
+            names += ["sample_others", "list_fingerprint"]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def adjacency(self) -> Adjacency:
-        """A word, or a text, is exchanged for another."""
+        """A word, or a text, is replaced by another."""
         return Adjacency.REPLACE_ONE
 
     @property
     def event(self) -> DpEvent:
-        """What one word costs, under replace-one."""
+        """Privacy event of one word, under replace-one."""
         from discreet.accounting.events import MetricDpEvent
 
         return MetricDpEvent(self.epsilon_per_word, METRIC, 1.0)
 
     def text_event(self, words: int) -> DpEvent:
-        """Return what a text of so many words costs when all of them are exchanged."""
+        """Return the privacy event of a text of `words` words, all of which are replaced."""
         from discreet.accounting.events import NoGuaranteeDpEvent, SelfComposedDpEvent
 
         if self.mechanism == SANTEXT_PLUS:
@@ -153,38 +146,21 @@ class WordSwap(TextProtection):
 
     @property
     def price(self) -> float:
-        """The price per Euclidean distance between vectors, which is the papers' epsilon."""
+        """Epsilon per Euclidean distance between vectors, which is the epsilon of the papers."""
         return self.epsilon_per_word / self.table.diameter
 
     def word_guarantee(self, secret: bool = True) -> Guarantee:
-        """Return what is guaranteed for one word; `secret` says whether nobody else knows the randomness."""
-        from discreet.accounting.interpret import guarantee
-
-        stated = guarantee(
-            self.event,
-            delta=0.0,
-            adjacency=self.adjacency,
-            unit=self._word,
-            assumptions=(*self.assumptions, self.arithmetic),
-        )
-        return honest(stated, secret)
+        """Return the guarantee for one word; `secret` says whether the randomness is secret."""
+        return release_guarantee(self.event, 0.0, self._word, (*self.assumptions, self.arithmetic), secret)
 
     def text_guarantee(self, words: int, delta: float = 0.0, secret: bool = True) -> Guarantee:
-        """Return what is guaranteed for a whole text of at most so many words, by composition over its words."""
-        from discreet.accounting.interpret import guarantee
-
-        stated = guarantee(
-            self.text_event(words),
-            delta=delta,
-            adjacency=self.adjacency,
-            unit=f"text of at most {words} words",
-            assumptions=self._of_texts,
-        )
-        return honest(stated, secret)
+        """Return the guarantee for a text of at most `words` words, by composition over its words."""
+        unit = f"text of at most {words} words"
+        return release_guarantee(self.text_event(words), delta, unit, self._text_assumptions, secret)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What is visible, and so not protected."""
+        """Assumptions about what is visible, and so not protected."""
         visible = ["the number of words in a text is visible", "labels and other columns are not protected"]
         if self.keep_marks:
             visible.append("the marks . , ; : ! ? and their places are visible")
@@ -197,52 +173,52 @@ class WordSwap(TextProtection):
         return "sensitive word" if self.mechanism == SANTEXT_PLUS else "word"
 
     @property
-    def _of_texts(self) -> tuple[str, ...]:
+    def _text_assumptions(self) -> tuple[str, ...]:
         return (*self.assumptions, "a text is exchanged for another with as many words", self.arithmetic)
 
     @property
     def arithmetic(self) -> str:
-        """What is assumed of floating point."""
+        """Assumption about floating-point arithmetic."""
         return FLOATING_POINT if self.mechanism == NOISE else _WEIGHTS
 
     def release(self, texts: Sequence[str], rng: Rng) -> TextRelease:
         """Return rewritten texts with the guarantee of the longest."""
-        if rng.is_secret and not rng.is_secure:  # a secret that is used again must not repeat its draws on other texts
+        if rng.is_secret and not rng.is_secure:  # a reused secret must not repeat its noise on other texts
             rng = rng.fork("release", int(rng.words(1)[0]), digest(NOISE_FORMAT, self, tuple(texts)))
         rewritten, changes = self.swap(texts, rng)
         return TextRelease(rewritten, guarantee=self.text_guarantee(max(1, changes.longest), secret=rng.is_secret))
 
     def cost(self, corpus: Any) -> DpEvent:
-        """Return what rewriting a corpus costs the unit with the most words."""
+        """Return the privacy event of rewriting a corpus, for the unit with the most words."""
         counts = [len(self.table.split(text)) for text in corpus.texts]
         if corpus.second is not None:
             counts = [n + len(self.table.split(text)) for n, text in zip(counts, corpus.second, strict=True)]
         per_unit = np.bincount(corpus.unit_index, weights=counts) if counts else np.zeros(1)
         return self.text_event(max(1, int(per_unit.max())))
 
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee of a rewritten corpus with what is visible, and the cost of one word beside it."""
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee of a rewritten corpus with its assumptions and the epsilon of one word."""
         word = f"each {self._word} alone has epsilon = {in_digits(self.epsilon_per_word, 6)} and delta = 0"
-        if not found.exists:
-            told = str(found.reason)
-            return found if word in told else dataclasses.replace(found, reason=f"{told}; {word}")
-        said = dict.fromkeys((*found.assumptions, *self._of_texts, word))
-        return dataclasses.replace(found, assumptions=tuple(said))
+        if not guarantee.exists:
+            reason = str(guarantee.reason)
+            return guarantee if word in reason else dataclasses.replace(guarantee, reason=f"{reason}; {word}")
+        assumptions = dict.fromkeys((*guarantee.assumptions, *self._text_assumptions, word))
+        return dataclasses.replace(guarantee, assumptions=tuple(assumptions))
 
     def rewrite(self, corpus: C, rng: Rng) -> C:
         """Return a corpus with every text rewritten; labels, units and splits stay."""
-        given: Any = corpus
-        texts, _ = self.swap(given.texts, rng)
-        second = None if given.second is None else self.swap(given.second, rng)[0]
-        rewritten: C = dataclasses.replace(given, texts=texts, second=second)
+        private: Any = corpus
+        texts, _ = self.swap(private.texts, rng)
+        second = None if private.second is None else self.swap(private.second, rng)[0]
+        rewritten: C = dataclasses.replace(private, texts=texts, second=second)
         return rewritten
 
     def swap(
         self, texts: Sequence[str], rng: Rng, watch: Callable[[int, int], None] = lambda done, total: None
     ) -> tuple[tuple[str, ...], Changes]:
-        """Return rewritten texts, and how much changed; `watch` is told how many of how many words are done.
+        """Return rewritten texts and the numbers of changes; `watch` is called with the words done so far and in all.
 
-        Guarantee: that of the class, for each word; n words for a text of n.
+        Guarantee: that of the class, for each word; a text of n words costs n times that.
         """
         split = [self.table.split(text) for text in texts]
         flat = [word for words in split for word in words]
@@ -250,28 +226,27 @@ class WordSwap(TextProtection):
         known = np.array([self.table.rows.get(name, -1) for name in names], dtype=np.int64)
         marks = np.array([self.keep_marks and self.table.is_mark(name) for name in names], dtype=bool)
         if self.unknown == "refuse" and (known < 0).any():
-            self._refuse_unknown(split)
-        released = np.full(len(flat), _KEPT, dtype=np.int64)
-        to_draw = ~marks[which] if len(flat) else np.zeros(0, dtype=bool)
+            self._reject_unknown(split)
+        released = np.full(len(flat), _UNCHANGED, dtype=np.int64)
+        replaced = ~marks[which] if len(flat) else np.zeros(0, dtype=bool)
         if self.sensitive is not None:
             others = np.array([row >= 0 and not self.sensitive[row] for row in known], dtype=bool)[which]
-            to_draw &= ~others | (rng.uniform(len(flat)) < self.sample_others)
-        drawn = self._draw(names, which[to_draw], rng, lambda done: watch(done, int(to_draw.sum())))
-        released[to_draw] = drawn
+            replaced &= ~others | (rng.uniform(len(flat)) < self.sample_others)
+        released[replaced] = self._sample(names, which[replaced], rng, lambda done: watch(done, int(replaced.sum())))
         words = self.table.words
-        out = [words[row] if row != _KEPT else flat[at] for at, row in enumerate(released.tolist())]
+        out = iter([words[row] if row != _UNCHANGED else flat[at] for at, row in enumerate(released.tolist())])
         changes = Changes(
             texts=len(texts),
             words=len(flat),
-            changed=int((known[which] != released)[to_draw].sum()),
+            changed=int((known[which] != released)[replaced].sum()),
             unknown=int((known[which] < 0).sum()),
             kept_marks=int(marks[which].sum()),
             not_sensitive=0 if self.sensitive is None else int(others.sum()),
             longest=max(map(len, split), default=0),
         )
-        return _joined(out, split), changes
+        return tuple(" ".join(islice(out, len(words))) for words in split), changes
 
-    def _draw(self, names: Sequence[str], which: Rows, rng: Rng, watch: Callable[[int], None]) -> Rows:
+    def _sample(self, names: Sequence[str], which: Rows, rng: Rng, watch: Callable[[int], None]) -> Rows:
         used, local = np.unique(which, return_inverse=True)
         places = self.table.vectors_of([names[row] for row in used])
         local = local.astype(np.int64).reshape(-1)
@@ -280,10 +255,10 @@ class WordSwap(TextProtection):
         if self.sensitive is None:
             return choose(places, self.table.vectors, self.price, local, rng, watch)
         rows = np.flatnonzero(self.sensitive)
-        drawn = choose(places, self.table.vectors[torch.from_numpy(rows)], self.price, local, rng, watch)
-        return np.asarray(rows[drawn], dtype=np.int64)
+        chosen = choose(places, self.table.vectors[torch.from_numpy(rows)], self.price, local, rng, watch)
+        return np.asarray(rows[chosen], dtype=np.int64)
 
-    def _refuse_unknown(self, split: Sequence[Sequence[str]]) -> None:
+    def _reject_unknown(self, split: Sequence[Sequence[str]]) -> None:
         for number, words in enumerate(split, start=1):
             for place, word in enumerate(words, start=1):
                 if word not in self.table.rows:
@@ -299,24 +274,17 @@ def _distinct(flat: Sequence[str]) -> tuple[list[str], Rows]:
     return list(numbers), which
 
 
-def _joined(out: Sequence[str], split: Sequence[Sequence[Any]]) -> tuple[str, ...]:
-    texts, at = [], 0
-    for words in split:
-        texts.append(" ".join(out[at : at + len(words)]))
-        at += len(words)
-    return tuple(texts)
+def release_guarantee(event: DpEvent, delta: float, unit: str, assumptions: tuple[str, ...], secret: bool) -> Guarantee:
+    """Return the guarantee of one release under replace-one; it is an estimate if the randomness is not secret."""
+    from discreet.accounting.interpret import guarantee
 
-
-def honest(stated: Guarantee, secret: bool) -> Guarantee:
-    """Return a guarantee as it is, or as an estimate if the randomness was not secret."""
-    if secret or not stated.exists:
-        return stated
-    return stated.with_caveats({Caveat.FIXED_SEED})
+    stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=unit, assumptions=assumptions)
+    return stated if secret or not stated.exists else stated.with_caveats({Caveat.FIXED_SEED})
 
 
 @dataclass(frozen=True)
 class SanText(Protection):
-    """Every word is drawn by the exponential mechanism; what is trained on is the rewritten text, released once."""
+    """Replace every word by the exponential mechanism, once; training reads the rewritten text."""
 
     epsilon_per_word: float | None = field(
         default=None,
@@ -339,7 +307,7 @@ class SanText(Protection):
     mechanism: ClassVar[str] = SANTEXT
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules, and no price."""
+        """Reject settings outside their range, and a missing budget."""
         if self.epsilon_per_word is None:
             raise SettingError(
                 f"Expected {setting('epsilon_per_word')} for {self.name}. It is the cost of one word: at 8 nearly "
@@ -350,21 +318,25 @@ class SanText(Protection):
         one_of("unknown", self.unknown, UNKNOWN_WORDS)
 
     def resolve(self, conditions: Conditions) -> WordSwap:
-        """Return the protection with the words of the encoder that is trained."""
+        """Return the protection with the vocabulary of the encoder that is trained."""
+        return self._swap(WordTable.of_encoder(conditions.model.settings.encoder))
+
+    def _swap(self, table: WordTable, **options: Any) -> WordSwap:
         assert self.epsilon_per_word is not None
         return WordSwap(
-            WordTable.of_encoder(conditions.model.settings.encoder),
+            table,
             self.epsilon_per_word,
             self.mechanism,
             keep_marks=self.keep_marks,
             unknown=self.unknown,
             rewrites_queries=self.rewrite_queries,
+            **options,
         )
 
 
 @dataclass(frozen=True)
 class NoisyWords(SanText):
-    """Every word's vector gets noise, and the nearest word is taken."""
+    """Add noise to the vector of every word, and replace the word by the nearest one."""
 
     name: ClassVar[str] = "word-noise"
     mechanism: ClassVar[str] = NOISE
@@ -372,42 +344,35 @@ class NoisyWords(SanText):
 
 @dataclass(frozen=True)
 class SanTextPlus(SanText):
-    """Only the words of a list, and those outside the vocabulary, are drawn, among the words of the list."""
+    """Replace only the words of a list and words outside the vocabulary, by words of the list."""
 
     sensitive: str | None = field(
         default=None, metadata=option("File with the sensitive words, one on each line.", "Method")
     )
     sample_others: float = field(
-        default=0.2, metadata=option("Probability with which a word that is not sensitive is replaced too.", "Method")
+        default=0.2, metadata=option("Probability that a word that is not sensitive is replaced too.", "Method")
     )
     name: ClassVar[str] = SANTEXT_PLUS
     mechanism: ClassVar[str] = SANTEXT_PLUS
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their rules, and no list."""
+        """Reject settings outside their range, and a missing list."""
         super().__post_init__()
         open_probability("sample_others", self.sample_others)
         if self.sensitive is None:
-            raise SettingError(f"Expected {setting('sensitive')} for santext+: a file with one word per line. Give it.")
+            raise SettingError(
+                f"Expected {setting('sensitive')} for santext+. Set it to a file with one word per line."
+            )
 
     def resolve(self, conditions: Conditions) -> WordSwap:
         """Return the protection of the listed words."""
-        assert self.epsilon_per_word is not None
         assert self.sensitive is not None
         table = WordTable.of_encoder(conditions.model.settings.encoder)
-        return WordSwap(
-            table,
-            self.epsilon_per_word,
-            self.mechanism,
-            listed_words(table, read_words(Path(self.sensitive))),
-            self.sample_others,
-            self.keep_marks,
-            self.unknown,
-            self.rewrite_queries,
-        )
+        sensitive = listed_words(table, read_words(Path(self.sensitive)))
+        return self._swap(table, sensitive=sensitive, sample_others=self.sample_others)
 
 
 def read_words(path: Path) -> list[str]:
-    """Return the lines of a file that are not blank; no separator of lines may stand inside a word."""
-    source = f"./{path}" if str(path) == STDIN else str(path)  # a file: the text itself may come from stdin
+    """Return the lines of a file that are not blank; a word contains no line separator."""
+    source = f"./{path}" if str(path) == STDIN else str(path)  # a file named "-": stdin may hold the text itself
     return [word.strip() for line in read_lines(source) for word in line.splitlines() if word.strip()]

@@ -1,4 +1,4 @@
-"""The public table of words: what a text is split into, where each word lies, and how far apart two can be."""
+"""The public table of words: how a text is split, the vector of each word, and the largest distance of two words."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from discreet.core.errors import DataError, ModelError
+from discreet.core.errors import DataError, ModelError, open_probability
 from discreet.mechanisms.word_metric import farthest
 from discreet.models.encoder import MINILM, MINILM_SHA256, minilm_folder
 
-BILSTM = "bilstm"  # its word vectors are those of the built-in encoder
+BILSTM = "bilstm"  # it uses the word vectors of the built-in encoder
 _MARKS = frozenset(".,;:!?")
-_MEASURED = {MINILM_SHA256: 2.3403802695875564}  # by `farthest`, in five seconds; the weights are checked by their hash
+_MEASURED = {MINILM_SHA256: 2.3403802695875564}  # computed by `farthest`, which takes five seconds; keyed by the hash
 
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """The words that can be released, their vectors, and the pieces of which any other word is made.
+    """Words that can be released, their vectors, and the word pieces of which other words consist.
 
-    A text is split as the encoder's tokenizer splits it: in lower case if the encoder is, at white space and around
-    every punctuation mark. A word of the vocabulary lies at its vector; any other lies at the mean of the vectors of
-    its pieces, and one that cannot be spelled at the vector of the unknown word: nothing lies outside the table's hull,
-    so no two words are further apart than `diameter`.
+    A text is split as by the encoder's tokenizer: at white space and around every punctuation mark, in lower case if
+    the encoder is uncased. A word of the vocabulary has its own vector; any other word has the mean of the vectors of
+    its pieces, or the vector of the unknown token if it has none. All vectors are in the convex hull of the pieces, so
+    no two words are further apart than `diameter`.
     """
 
     name: str
@@ -41,7 +41,7 @@ class WordTable:
 
     @classmethod
     def of_encoder(cls, name: str = MINILM) -> WordTable:
-        """Return the table of an encoder: minilm, bilstm (which has the same), or a local folder of a BERT-like one."""
+        """Return the table of an encoder: minilm, bilstm (same table), or a local folder of a BERT-like encoder."""
         folder = minilm_folder() if name in (MINILM, BILSTM) else Path(name)
         tokenizer = _tokenizer(folder, name)
         vectors = _word_embeddings(folder, name)
@@ -49,45 +49,47 @@ class WordTable:
         special = {
             row for word, row in vocabulary.items() if word.startswith("[") and word.endswith("]") and word[1:-1]
         }
-        whole = sorted(
+        complete = sorted(
             (row, word) for word, row in vocabulary.items() if not word.startswith("##") and row not in special
         )
-        if len(whole) < 2:
-            raise ModelError(f"Expected at least two whole words in the vocabulary of {name!r}, found {len(whole)}.")
-        unknown = vocabulary.get("[UNK]", whole[0][0])
-        rows = torch.tensor([row for row, _ in whole])
-        usable = frozenset(set(vocabulary.values()) - special | {unknown})
-        words = tuple(word for _, word in whole)
-        known = MINILM_SHA256 if name in (MINILM, BILSTM) else ""
-        return cls(name, words, vectors[rows].double(), vectors.double(), tokenizer, unknown, usable, known)
+        if len(complete) < 2:
+            raise ModelError(
+                f"Expected at least two complete words in the vocabulary of {name!r}, got {len(complete)}."
+            )
+        unknown = vocabulary.get("[UNK]", complete[0][0])
+        rows = torch.tensor([row for row, _ in complete])
+        pieces = frozenset(set(vocabulary.values()) - special | {unknown})
+        words = tuple(word for _, word in complete)
+        fingerprint = MINILM_SHA256 if name in (MINILM, BILSTM) else ""
+        return cls(name, words, vectors[rows].double(), vectors.double(), tokenizer, unknown, pieces, fingerprint)
 
     @functools.cached_property
     def diameter(self) -> float:
-        """The largest distance of two pieces, which no two words exceed, rounded up."""
+        """Largest distance between two pieces, and so between two words, rounded up."""
         return (_MEASURED.get(self.fingerprint) or self.measured_diameter()) * (1 + 2.0**-40)
 
     def measured_diameter(self) -> float:
-        """Return the largest distance of two pieces, measured."""
+        """Compute the largest distance between two pieces."""
         return farthest(self.pieces[torch.tensor(sorted(self.piece_ids))] if self.piece_ids else self.pieces)
 
     @functools.cached_property
     def rows(self) -> dict[str, int]:
-        """The row of each word that can be released."""
+        """Row of each word that can be released."""
         return {word: row for row, word in enumerate(self.words)}
 
     def split(self, text: str) -> list[str]:
-        """Return the words and marks of a text, in the form the table knows; a text without any is one unknown word."""
+        """Return the normalized words and marks of a text; a text without any is one unknown word."""
         if self.tokenizer.normalizer is not None:
             text = self.tokenizer.normalizer.normalize_str(text)
         return [word for word, _ in self.tokenizer.pre_tokenizer.pre_tokenize_str(text)] or ["[UNK]"]
 
     def vectors_of(self, words: Sequence[str]) -> torch.Tensor:
-        """Return where words lie, known or not, one row each."""
-        found = torch.empty(len(words), self.vectors.shape[1], dtype=torch.float64)
+        """Return the vector of each word, in the vocabulary or not, one row each."""
+        vectors = torch.empty(len(words), self.vectors.shape[1], dtype=torch.float64)
         for place, word in enumerate(words):
             row = self.rows.get(word)
-            found[place] = self.vectors[row] if row is not None else self._mean_of_pieces(word)
-        return found
+            vectors[place] = self.vectors[row] if row is not None else self._mean_of_pieces(word)
+        return vectors
 
     def _mean_of_pieces(self, word: str) -> torch.Tensor:
         ids = [i for i in self.tokenizer.encode(word, add_special_tokens=False).ids if i in self.piece_ids]
@@ -101,38 +103,32 @@ class WordTable:
 
 
 def rare_words(table: WordTable, public: Sequence[str], share: float = 0.9) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which words of the table count as sensitive: the given share of it that public text uses least.
+    """Return a mask of the sensitive words of the table: the `share` of them that is rarest in public text.
 
-    Paper: Yue et al. 2021 count in the text to be sanitised.
-    Differs: counted in public text, as which words are rare in private text is itself private.
+    Paper: Yue et al. 2021 count in the text to be sanitized.
+    Differs: counted in public text, because it is private which words are rare in private text.
     """
-    from discreet.core.errors import open_probability
-
-    open_probability("share", share, "It is the share of the vocabulary that counts as sensitive.")
-    counts = np.zeros(len(table.words), dtype=np.int64)
-    for text in public:
-        for word in table.split(text):
-            row = table.rows.get(word)
-            if row is not None:
-                counts[row] += 1
+    open_probability("share", share, "It is the fraction of the vocabulary that is sensitive.")
+    rows = [table.rows[word] for text in public for word in table.split(text) if word in table.rows]
+    counts = np.bincount(np.array(rows, dtype=np.int64), minlength=len(table.words))
     if not counts.any():
-        raise DataError("Expected public text with words of the vocabulary, found none. Give text of the same kind.")
-    usual = np.argsort(-counts, kind="stable")[: round((1 - share) * len(counts))]
+        raise DataError("Expected public text with words of the vocabulary, got none. Use text of the same kind.")
+    frequent = np.argsort(-counts, kind="stable")[: round((1 - share) * len(counts))]
     sensitive = np.ones(len(counts), dtype=bool)
-    sensitive[usual] = False
+    sensitive[frequent] = False
     sensitive |= counts == 0
     return sensitive
 
 
 def listed_words(table: WordTable, words: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which words of the table stand in a list; words outside the vocabulary are sensitive in any case."""
+    """Return a mask of the table's words that are in a list; words outside the vocabulary are always sensitive."""
     rows = [table.rows[part] for word in words for part in table.split(word) if part in table.rows]
     sensitive = np.zeros(len(table.words), dtype=bool)
     sensitive[rows] = True
     if sensitive.sum() < 2:
         raise DataError(
-            f"Expected at least 2 words of the vocabulary in the sensitive list, found {int(sensitive.sum())}. "
-            "A sensitive word is exchanged for another of the list; add some of the same kind."
+            f"Expected at least 2 words of the vocabulary in the sensitive list, got {int(sensitive.sum())}. "
+            "A sensitive word is replaced by another of the list; add words of the same kind."
         )
     return sensitive
 
@@ -149,8 +145,8 @@ def _tokenizer(folder: Path, name: str) -> Any:
     tokenizer = Tokenizer.from_file(str(path))
     if not isinstance(tokenizer.model, models.WordPiece) or tokenizer.pre_tokenizer is None:
         raise ModelError(
-            f"Expected a WordPiece vocabulary in {name!r}, found {type(tokenizer.model).__name__}. Its entries are "
-            "not whole words; use minilm."
+            f"Expected a WordPiece vocabulary in {name!r}, got {type(tokenizer.model).__name__}. Its entries are not "
+            "complete words; use minilm."
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -162,7 +158,7 @@ def _word_embeddings(folder: Path, name: str) -> torch.Tensor:
 
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  (it is no dict)
+            for key in file.keys():  # noqa: SIM118  (not a dict)
                 if key.endswith(("word_embeddings.weight", "embed_tokens.weight")):
                     table: torch.Tensor = file.get_tensor(key).float()
                     return table
