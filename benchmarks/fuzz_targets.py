@@ -429,7 +429,7 @@ def _read_folder(kind: str, folder: Path) -> None:
             pass
     elif kind == "server":
         from discreet.serving.head import Head
-        from discreet.training.local import ServerSide
+        from discreet.training.local_server import ServerSide
 
         Head.of(ServerSide.load(folder))
     else:

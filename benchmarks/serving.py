@@ -139,7 +139,7 @@ def serve_here(options: argparse.Namespace) -> None:
     from discreet.serving.server import serve
 
     if options.server:
-        from discreet.training.local import ServerSide
+        from discreet.training.local_server import ServerSide
 
         head = Head.of(ServerSide.load(options.server))
     else:

@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "an encoder trained on private text counts as public",
-        "account = Account.of(ledger, secret, plan, corpus, live, model.settings.frozen)",
-        "account = Account.of(ledger, secret, plan, corpus, live, True)",
+        "account = Account.of(ledger, secret, plan, live, model.settings.frozen)",
+        "account = Account.of(ledger, secret, plan, live, True)",
         ("test_an_encoder_trained_along_makes_a_guarantee_of_vectors_an_estimate",),
     ),
     Fault(

@@ -47,7 +47,7 @@ _PUBLIC = {
     "TokenNoise": "discreet.protections.words.token_noise",
     "LDPLayer": "discreet.protections.local.layer",
     "UserSide": "discreet.training.local",
-    "ServerSide": "discreet.training.local",
+    "ServerSide": "discreet.training.local_server",
     # Guarantees and ledgers
     "Guarantee": "discreet.core.guarantee",
     "Adjacency": "discreet.core.guarantee",

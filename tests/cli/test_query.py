@@ -44,7 +44,7 @@ def client(run: Path, tmp_path: Path) -> Path:
 def server(run: Path) -> Iterator[Any]:
     from discreet.serving.head import Head
     from discreet.serving.limits import Limits
-    from discreet.training.local import ServerSide
+    from discreet.training.local_server import ServerSide
 
     with real.running(Head.of(ServerSide.load(run / "server")), Limits(rows=2)) as found:
         yield found
@@ -248,7 +248,7 @@ def trained(out: Path, data: Path, *more: str) -> Path:
 def serving(run: Path) -> Any:
     from discreet.serving.head import Head
     from discreet.serving.limits import Limits
-    from discreet.training.local import ServerSide
+    from discreet.training.local_server import ServerSide
 
     return real.running(Head.of(ServerSide.load(run / "server")), Limits(rows=64))
 

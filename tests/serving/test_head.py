@@ -6,7 +6,7 @@ from torch import nn
 from discreet.core.errors import DataError, ModelError
 from discreet.models.classifier import head as head_of
 from discreet.serving.head import Head
-from discreet.training.local import ServerSide
+from discreet.training.local_server import ServerSide
 
 
 @pytest.mark.parametrize(("kind", "hidden"), [("linear", ()), ("mlp", (7, 5))])

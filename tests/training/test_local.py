@@ -28,8 +28,8 @@ from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer, SentOnce
 from discreet.training import run_folder
 from discreet.training.evaluate import represent
-from discreet.training.local import Mixed, ServerSide, UserSide
-from discreet.training.local_server import linear
+from discreet.training.local import Mixed, UserSide
+from discreet.training.local_server import ServerSide, linear_head
 from discreet.training.run_folder import load_run
 from discreet.training.settings import TrainSettings
 
@@ -133,7 +133,7 @@ def test_queries_are_spent_before_they_leave_until_nothing_is_left(finished: tup
 
 
 def test_a_server_refuses_whatever_is_no_release() -> None:
-    server = ServerSide(linear(torch.ones(2, 8), torch.zeros(2)), 8, ("no", "yes"))
+    server = ServerSide(linear_head(torch.ones(2, 8), torch.zeros(2)), 8, ("no", "yes"))
     for bad, said in (
         (["raw text"], "takes no text"),
         ("raw text", "takes no text"),

@@ -159,7 +159,7 @@ def test_a_total_states_the_assumptions_and_caveats_of_its_trainings(home: Path)
         assert {f"assumption {k}" for k in range(number + 1)} <= set(total.assumptions)
         assert total.certified is (not caveats) and total.caveats == set(caveats)
     assert not total.certified
-    ((_, _, largest),) = People(home).touched_most()
+    ((_, _, largest),) = People(home).largest_totals()
     most = largest.guarantee
     assert largest.trainings == 2 and most.assumptions == total.assumptions and most.caveats == total.caveats
 
@@ -443,7 +443,7 @@ def test_a_total_at_the_delta_of_another_training_says_so_and_names_the_budget(h
     first.entry.close(finished=True)
     second = Training(home, corpus("a"), delta=1e-3, budget=50.0)
     assert " at delta 0.001 (the delta of this training) over " in second.entry.before().sentence()
-    assert second.entry.told()[0].endswith(" Their budget is 50.")
+    assert second.entry.summary()[0].endswith(" Their budget is 50.")
     assert "the delta of this training" not in Training(home, corpus("a")).entry.before().sentence()
 
 

@@ -22,7 +22,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.parts import Part, PrivateParts
-from discreet.training.private import PrivateStep, numbered
+from discreet.training.private import PrivateStep, unit_numbers
 from discreet.training.settings import TrainSettings
 
 
@@ -67,7 +67,7 @@ def test_a_step_is_the_clipped_sum_over_units_plus_noise_over_the_expected_size(
         assert len(step.parts_of(drawn)) > 1
         expected = {n: torch.zeros_like(p) for n, p in step.parameters.items()}
         for unit in drawn:
-            mine = np.flatnonzero(numbered(split) == unit)
+            mine = np.flatnonzero(unit_numbers(split) == unit)
             batch = rows.batch(mine)
             gradient = torch.autograd.grad(
                 model.losses(batch.inputs, batch.targets).sum(), list(step.parameters.values())

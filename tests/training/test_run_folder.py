@@ -23,7 +23,7 @@ from discreet.protections.texthide import TextHide
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import encode
 from discreet.training.evaluate import predict
-from discreet.training.run_folder import begin, load_run, prepared, read_settings, refuse_old_split, workspace_of
+from discreet.training.run_folder import begin, check_split, load_run, prepared, read_settings, workspace_of
 from discreet.training.settings import TrainSettings
 
 
@@ -62,12 +62,12 @@ def test_the_held_out_rows_of_an_old_run_are_not_taken_for_unseen_ones(
     old = load_run(tmp_path / "a")
     assert old.settings.format == 1 and len(predict(old.model, load(toy_csv)).values) == 120
     with pytest.raises(DataError, match="drawn in another way"):
-        refuse_old_split(old.settings)
+        check_split(old.settings)
     with pytest.raises(DataError, match="drawn in another way"):
         load_scene(SceneRequest(run=tmp_path / "a"))
     named = replace(old.settings, data=replace(old.settings.data, validation=str(toy_csv)))
-    refuse_old_split(named)  # its validation rows were named
-    refuse_old_split(replace(old.settings, format=2))
+    check_split(named)  # its validation rows were named
+    check_split(replace(old.settings, format=2))
 
 
 def test_the_card_and_settings_hold_no_word_of_the_texts(
@@ -209,7 +209,7 @@ def test_a_cache_that_is_full_or_damaged_only_costs_time(
 def test_a_damaged_run_is_refused(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
     run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     (tmp_path / "a" / "encoder.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ModelError, match="Expected a whole run folder"):
+    with pytest.raises(ModelError, match="Expected a complete run folder"):
         load_run(tmp_path / "a")
 
 

@@ -39,14 +39,14 @@ def evaluate(
         from discreet.data.sources import Columns, load
         from discreet.training.evaluate import assess, matched
         from discreet.training.parts import find_device
-        from discreet.training.run_folder import load_run, refuse_old_split
+        from discreet.training.run_folder import check_split, load_run
 
         loaded = load_run(run, find_device(device))
     model, settings = loaded.model, loaded.settings
     data = settings.data.source if data is None else data
     same = same_source(data, settings.data.source)
     if same:
-        refuse_old_split(settings)
+        check_split(settings)
         if settings.protect is not None:
             regenerated = (
                 data in CORPORA and seed is not None and seed != settings.seed

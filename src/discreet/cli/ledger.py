@@ -76,7 +76,7 @@ def _all_trainings(json: bool) -> None:
 
     people = People()
     with working("adding up the recorded releases"):
-        records, totals = people.records(), people.touched_most()
+        records, totals = people.records(), people.largest_totals()
         alone = [people.guarantee_of(record) for record in records]
         listed = list(zip(records, alone, strict=True))
     if json:

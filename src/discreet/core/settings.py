@@ -22,6 +22,11 @@ def option(text: str, panel: str, default: str | None = None) -> dict[str, str]:
     return {"help": text, "panel": panel} | ({} if default is None else {"default": default})
 
 
+def option_field(default: Any, text: str, panel: str, default_text: str | None = None, *, show: bool = True) -> Any:
+    """Return a dataclass field that users set, with the metadata of `option`; `show` puts it into the repr."""
+    return dataclasses.field(default=default, repr=show, metadata=option(text, panel, default_text))
+
+
 def parse(kind: type[T], values: dict[str, Any], where: str = "settings") -> T:
     """Return a frozen dataclass from plain values; raise SettingError for unknown and missing keys.
 

@@ -20,7 +20,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.parts import find_device
-from discreet.training.run_folder import Run, load_run, refuse_old_split
+from discreet.training.run_folder import Run, check_split, load_run
 
 _PARTNERS = 500  # public texts that are encoded for mixing, or for running the protection on
 _MORE_PUBLIC = f"Attack fewer texts ({setting('examples')}), or provide more public text."
@@ -199,7 +199,7 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
     own = request.source is None or request.source == settings.data.source
     columns = request.columns
     if own:
-        refuse_old_split(settings)
+        check_split(settings)
         columns = settings.data.columns
     corpus = load(
         request.source or settings.data.source,

@@ -198,7 +198,7 @@ def shared_accounting(
     def total() -> tuple[str, dict[str, Any]]:
         nonlocal finished
         finished = True
-        return record.told()
+        return record.summary()
 
     try:
         yield total

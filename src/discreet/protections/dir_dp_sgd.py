@@ -20,7 +20,7 @@ from discreet.clipping.record import Record
 from discreet.core.errors import SettingError, UnsupportedError, invalid, non_negative, one_of, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.mechanisms.normals import NormalSource, release
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.protections.base import (
@@ -70,21 +70,16 @@ class DirDPSGD(GradientProtection):
     VonMisesFisherDpEvent(kappa=500.0, dimension=770)
     """
 
-    kappa: float | None = field(
-        default=None,
-        metadata=option(
-            "Concentration of the directions; 0 is only noise. With epsilon too, training stops at that budget.",
-            "Budget",
-        ),
+    kappa: float | None = option_field(
+        None,
+        "Concentration of the directions; 0 is only noise. With epsilon too, training stops at that budget.",
+        "Budget",
     )
     blocks: tuple[Block, ...] = field(default=(), metadata=RESOLVED)
-    partition: str = field(
-        default="whole",
-        metadata=option("whole (one direction for all parameters) or layers (one for each layer).", "Method"),
+    partition: str = option_field(
+        "whole", "whole (one direction for all parameters) or layers (one for each layer).", "Method"
     )
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of the whole training, for one unit.", "Budget")
-    )
+    epsilon: float | None = option_field(None, "Privacy budget of the whole training, for one unit.", "Budget")
     delta: float | None = field(default=None, metadata=DELTA)
     name: ClassVar[str] = "dir-dp-sgd"
     learns_little: ClassVar[bool] = True

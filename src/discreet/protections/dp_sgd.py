@@ -28,7 +28,7 @@ from discreet.core.errors import (
 )
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.mechanisms.normals import add_normals
 from discreet.protections.base import (
     DELTA,
@@ -66,31 +66,20 @@ class DPSGD(GradientProtection):
     1.57
     """
 
-    noise_multiplier: float | None = field(
-        default=None,
-        metadata=option(
-            "Standard deviation of the noise over the clip norm; with epsilon too, training stops at that budget.",
-            "Budget",
-        ),
+    noise_multiplier: float | None = option_field(
+        None,
+        "Standard deviation of the noise over the clip norm; with epsilon too, training stops at that budget.",
+        "Budget",
     )
-    clip_norm: float = field(default=0.1, metadata=option("Gradients of a unit are clipped to this norm.", "Method"))
-    clipping: str = field(
-        default="flat", metadata=option("flat (one norm for all layers), per-layer or automatic.", "Method")
-    )
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of the whole training, for one unit.", "Budget")
-    )
+    clip_norm: float = option_field(0.1, "Gradients of a unit are clipped to this norm.", "Method")
+    clipping: str = option_field("flat", "flat (one norm for all layers), per-layer or automatic.", "Method")
+    epsilon: float | None = option_field(None, "Privacy budget of the whole training, for one unit.", "Budget")
     delta: float | None = field(default=None, metadata=DELTA)
-    true_positive_rate: float | None = field(
-        default=None,
-        metadata=option(
-            "Instead of epsilon: the highest true positive rate that any membership attack may reach.", "Budget"
-        ),
+    true_positive_rate: float | None = option_field(
+        None, "Instead of epsilon: the highest true positive rate that any membership attack may reach.", "Budget"
     )
-    false_positive_rate: float = field(
-        default=0.01,
-        repr=False,
-        metadata=option("False positive rate at which the true positive rate is limited.", "Budget"),
+    false_positive_rate: float = option_field(
+        0.01, "False positive rate at which the true positive rate is limited.", "Budget", show=False
     )
     name: ClassVar[str] = "dp-sgd"
     learns_little: ClassVar[bool] = True

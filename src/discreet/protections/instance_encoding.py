@@ -24,7 +24,7 @@ from discreet.accounting.instance_encoding import CALIBRATIONS, InstanceEncoding
 from discreet.core.errors import DataError, SettingError, UnsupportedError, invalid, one_of, positive, setting, whole
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import Rng
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.mechanisms.gaussian import Gaussian
 from discreet.mechanisms.laplace import L2Laplace, Laplace
 from discreet.mechanisms.normals import release
@@ -74,36 +74,27 @@ class InstanceEncoding(RepresentationProtection):
     'gaussian'
     """
 
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of all released vectors and labels, for one unit.", "Budget")
+    epsilon: float | None = option_field(
+        None, "Privacy budget of all released vectors and labels, for one unit.", "Budget"
     )
     delta: float | None = field(default=None, metadata=DELTA)
-    clip_norm: float = field(default=1.0, metadata=option("Vectors are clipped to this norm.", "Method"))
-    mix: int = field(default=1, metadata=option("Sentences in a mixture; 1 mixes nothing.", "Method"))
-    mix_cap: float | None = field(default=None, metadata=option("Largest weight of a sentence in a mixture.", "Method"))
-    mechanism: str = field(default="gaussian", metadata=option("Noise: gaussian, laplace or laplace-l2.", "Method"))
-    labels: str = field(
-        default="public", metadata=option("public (sent as they are), or noisy (by randomized response).", "Method")
-    )
-    label_epsilon: float | None = field(
-        default=None, metadata=option("The part of epsilon that goes to noisy labels.", "Budget")
-    )
-    calibration: str = field(
-        default="sound",
-        metadata=option("sound (proven), or paper (as published; then epsilon is an estimate).", "Method"),
+    clip_norm: float = option_field(1.0, "Vectors are clipped to this norm.", "Method")
+    mix: int = option_field(1, "Sentences in a mixture; 1 mixes nothing.", "Method")
+    mix_cap: float | None = option_field(None, "Largest weight of a sentence in a mixture.", "Method")
+    mechanism: str = option_field("gaussian", "Noise: gaussian, laplace or laplace-l2.", "Method")
+    labels: str = option_field("public", "public (sent as they are), or noisy (by randomized response).", "Method")
+    label_epsilon: float | None = option_field(None, "The part of epsilon that goes to noisy labels.", "Budget")
+    calibration: str = option_field(
+        "sound", "sound (proven), or paper (as published; then epsilon is an estimate).", "Method"
     )
     rounds: int = field(default=1, metadata=RESOLVED)
     stored: bool = field(default=True, metadata=RESOLVED)
     epochs: int = field(default=1, metadata=RESOLVED)
     projection: Projection | None = field(default=None, repr=False, metadata=RESOLVED)
-    dimension: int | None = field(
-        default=None,
-        repr=False,
-        metadata=option("Project vectors to this many dimensions, learned from public text.", "Method"),
+    dimension: int | None = option_field(
+        None, "Project vectors to this many dimensions, learned from public text.", "Method", show=False
     )
-    public: str | None = field(
-        default=None, repr=False, metadata=option("Public data from which the projection is learned.", "Method")
-    )
+    public: str | None = option_field(None, "Public data from which the projection is learned.", "Method", show=False)
     name: ClassVar[str] = "dp-ie"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     default_part: ClassVar[str] = "head"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from discreet.core.errors import UnsupportedError, invalid, one_of, setting, whole
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.models.classifier import Classifier
 from discreet.protections.base import (
     FEW_UNITS,
@@ -68,20 +68,15 @@ class TextHide(RepresentationProtection):
     TextHide(masks=256, mix=4, fresh_masks=False, mix_cap=None, public=None, public_label='dropped')
     """
 
-    masks: int | None = field(
-        default=None, metadata=option("Number of secret masks to choose from; 0 is none.", "Method", "256")
+    masks: int | None = option_field(None, "Number of secret masks to choose from; 0 is none.", "Method", "256")
+    mix: int = option_field(4, "Sentences in a mixture; 1 mixes nothing.", "Method")
+    fresh_masks: bool = option_field(
+        False, "Sample a new mask for every vector, instead of choosing from a pool.", "Method"
     )
-    mix: int = field(default=4, metadata=option("Sentences in a mixture; 1 mixes nothing.", "Method"))
-    fresh_masks: bool = field(
-        default=False, metadata=option("Sample a new mask for every vector, instead of choosing from a pool.", "Method")
-    )
-    mix_cap: float | None = field(default=None, metadata=option("Largest weight of a sentence in a mixture.", "Method"))
-    public: str | None = field(
-        default=None, metadata=option("Public data to mix with; half of the partners come from it.", "Method")
-    )
-    public_label: str = field(
-        default="dropped",
-        metadata=option("Labels of public partners: dropped (left out), or even (every class alike).", "Method"),
+    mix_cap: float | None = option_field(None, "Largest weight of a sentence in a mixture.", "Method")
+    public: str | None = option_field(None, "Public data to mix with; half of the partners come from it.", "Method")
+    public_label: str = option_field(
+        "dropped", "Labels of public partners: dropped (left out), or even (every class alike).", "Method"
     )
     name: ClassVar[str] = "texthide"
     priced: ClassVar[bool] = False

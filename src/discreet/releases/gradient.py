@@ -20,7 +20,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
 from discreet.training.plan import delta_for
-from discreet.training.private import as_drawn
+from discreet.training.private import with_seed_caveat
 
 ENCODER_OPEN = "the gradient of the encoder reveals its input, however its output is protected"
 _KNOWN = "lengths and labels are known too"
@@ -73,7 +73,7 @@ def protected_release(
         noise_std=protect.noise_scale / units,
         lengths=lengths,
         labels=batch.labels,
-        guarantee=as_drawn(
+        guarantee=with_seed_caveat(
             guarantee(
                 protect.event,
                 delta=delta,
@@ -102,7 +102,7 @@ def hidden_release(
     Guarantee: that of the protected vectors if only the head has a gradient; none with a gradient of the encoder, which
         depends on the tokens, and none for TextHide.
     """
-    from discreet.training.hidden import hidden_batch, hidden_losses, refuse_units, same_kind
+    from discreet.training.hidden import check_public, check_units, hidden_batch, hidden_losses
 
     check_protection(protect, "representation")
     protect.check(len(batch), len(batch))
@@ -110,10 +110,10 @@ def hidden_release(
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
     other = None
     if protect.needs_public:
-        other = tokenise(same_kind(public, batch, protect), model.tokenizer, model.max_length, model.device)
+        other = tokenise(check_public(public, batch, protect), model.tokenizer, model.max_length, model.device)
     live = protect.live(len(batch), model.width, model.classes, rng, model.device)
     if protect.priced:
-        refuse_units(batch, protect)
+        check_units(batch, protect)
     rows = np.arange(len(batch), dtype=np.int64)
     hidden = hidden_batch(model, tokens, other, protect, live, rng, rows, 0, 0)
     was_training = model.training
@@ -146,7 +146,7 @@ def rewritten_release(model: Classifier, batch: Corpus, protect: Any, rng: Rng, 
     check_protection(protect, TextRelease.kind)
     seen = open_release(model, protect.rewrite(batch, rng.fork("rewrite")))
     stated = guarantee(protect.cost(batch), delta=delta, adjacency=protect.adjacency, unit=batch.unit_name)
-    return replace(seen, guarantee=protect.stated(as_drawn(stated, rng)))
+    return replace(seen, guarantee=protect.stated(with_seed_caveat(stated, rng)))
 
 
 def release_rng(rng: Rng, *parts: Any) -> Rng:
@@ -166,7 +166,7 @@ def one_release_guarantee(event: Any, protect: Once | Live, corpus: Corpus, rng:
     delta = delta_for(corpus.unit_count) if delta is None else delta
     assumed = (ONE_RELEASE, FLOATING_POINT)
     stated = guarantee(event, delta=delta, adjacency=Adjacency.REPLACE_ONE, unit=corpus.unit_name, assumptions=assumed)
-    return protect.stated(as_drawn(stated, rng))
+    return protect.stated(with_seed_caveat(stated, rng))
 
 
 def _gradient_sums(

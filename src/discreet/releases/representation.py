@@ -59,9 +59,9 @@ def representation_release(
         return _stored_vectors(model, corpus, protect, rows, rng, delta)
     others = None
     if protect.needs_public:
-        from discreet.training.hidden import same_kind
+        from discreet.training.hidden import check_public
 
-        others = encode(model, same_kind(public, corpus, protect), cache, "float32").vectors
+        others = encode(model, check_public(public, corpus, protect), cache, "float32").vectors
     return _live_vectors(model, corpus, protect, rows, others, rng, batch_size, epochs, delta)
 
 
@@ -99,7 +99,7 @@ def _live_vectors(
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return the rows of some epochs, released batch by batch as in training."""
     from discreet.accounting.events import ComposedDpEvent
-    from discreet.training.hidden import draw_hidden, refuse_units
+    from discreet.training.hidden import draw_hidden, check_units
     from discreet.training.plan import sampler_for
 
     count = len(rows)
@@ -107,7 +107,7 @@ def _live_vectors(
     size = min(batch_size, count)
     if protect.priced:
         protect.check(size, count)
-        refuse_units(corpus, protect)
+        check_units(corpus, protect)
     sampler = sampler_for(protect, size, corpus.unit_count, count)
     per_epoch = sampler.steps_per_epoch(count)
     released, targets, partners, weights = [], [], [], []

@@ -1,4 +1,4 @@
-"""What a protection that is not at the gradient has spent, and what that guarantees."""
+"""Spending and guarantee of a training that protects texts or vectors, not gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.corpus import Corpus
 from discreet.protections.base import Live, Once, TextProtection
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import terms_of
@@ -24,14 +23,19 @@ ASSUMPTIONS = (
 
 @dataclass
 class Account:
-    """What a protection that is not at the gradient has spent, and what that guarantees."""
+    """Spending and guarantee of a training that protects texts or vectors, not gradients.
+
+    `release` adds its own assumptions and caveats to the guarantee. `paid` says whether everything that depends on
+    private text is in the ledger, which is not so for a trained encoder. `limit` enforces the budget of the training if
+    the ledger does not.
+    """
 
     ledger: Ledger
     secret: Rng
     delta: float
-    about: Once | Live | TextProtection
-    paid: bool = True  # whether all that depends on private text is in the ledger
-    limit: Ledger | None = None  # what holds the training to its budget, where the ledger does not
+    release: Once | Live | TextProtection
+    paid: bool = True
+    limit: Ledger | None = None
 
     @classmethod
     def of(
@@ -39,42 +43,41 @@ class Account:
         ledger: Ledger,
         secret: Rng,
         plan: TrainingPlan,
-        corpus: Corpus,
-        about: Once | Live | TextProtection,
+        release: Once | Live | TextProtection,
         paid: bool = True,
     ) -> Account:
         """Return the account of a training."""
         assert plan.delta is not None
-        return cls(ledger, secret, plan.delta, about, paid, plan.limit_beside(ledger))
+        return cls(ledger, secret, plan.delta, release, paid, plan.limit_beside(ledger))
 
     def epsilon(self) -> float:
-        """Return a bound on what was spent so far, infinite if nothing is guaranteed."""
+        """Return an upper bound on the epsilon spent so far, infinite if nothing is guaranteed."""
         return self.ledger.epsilon(self.delta) if self.paid else math.inf
 
     def guarantee(self) -> Guarantee:
-        """Return what was spent so far guarantees: a bound only for a frozen encoder and a secret seed."""
-        terms = self._drawn
-        found = self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
-        return self.about.stated(found)
+        """Return the guarantee of everything spent so far: a bound only for a frozen encoder and a secret seed."""
+        terms = self._base_terms
+        guarantee = self.ledger.guarantee(self.delta, assumptions=terms.assumptions)
+        return self.release.stated(guarantee.with_caveats(terms.caveats))
 
     def spend(self, event: Any, name: str) -> None:
-        """Count one use in the ledger, with what its guarantee rests on."""
+        """Record one use in the ledger, with the terms of its guarantee."""
         if self.limit is not None:
             self.limit.spend(event, name)
         self.ledger.spend(event, name, terms=self.terms)
 
     @cached_property
     def terms(self) -> Terms:
-        """What the guarantee rests on, as it is written into the ledger: all that is stated for any figure.
+        """Assumptions and caveats of the guarantee, as written into the ledger.
 
-        A published calibration that is no bound is left out: the ledger prices the noise that was drawn, by a proof.
+        The caveat of a published calibration is left out: the ledger computes the proven cost of the actual noise.
         """
-        drawn, told = self._drawn, self.ledger.statement
-        one = Guarantee(1.0, self.delta, told.unit, told.adjacency, "pld", assumptions=drawn.assumptions)
-        found = drawn | Terms.of(self.about.stated(one.with_caveats(drawn.caveats)))
-        return Terms(found.assumptions, found.caveats - {Caveat.PAPER_CALIBRATION})
+        base, statement = self._base_terms, self.ledger.statement
+        example = Guarantee(1.0, self.delta, statement.unit, statement.adjacency, "pld", assumptions=base.assumptions)
+        terms = base | Terms.of(self.release.stated(example.with_caveats(base.caveats)))
+        return Terms(terms.assumptions, terms.caveats - {Caveat.PAPER_CALIBRATION})
 
     @property
-    def _drawn(self) -> Terms:
-        found = terms_of(self.secret, ASSUMPTIONS)
-        return found if self.paid else Terms(found.assumptions, found.caveats | {Caveat.TRAINED_ENCODER})
+    def _base_terms(self) -> Terms:
+        terms = terms_of(self.secret, ASSUMPTIONS)
+        return terms if self.paid else Terms(terms.assumptions, terms.caveats | {Caveat.TRAINED_ENCODER})

@@ -1,7 +1,7 @@
-"""Checkpoints: everything a stopped training needs to end with the weights of an undisturbed one.
+"""Checkpoints: everything a stopped training needs to end with the weights of an uninterrupted one.
 
-Batches, dropout and noise are functions of the step, so the trained weights, the optimizer's state and the number of
-the next step are all there is to keep. A checkpoint is one safetensors file, replaced as a whole.
+Batches, dropout and noise are functions of the step, so the trained weights, the optimizer state and the number of the
+next step are sufficient. A checkpoint is one safetensors file, replaced atomically.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from discreet.training.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
-FORMAT = 2  # 1: splits, noise and the identity of a training were drawn in other ways
-_NAME_DIGITS = 16  # of the name of a training in its ledger, hexadecimal
+FORMAT = 2  # in format 1, splits, noise and the identity of a training were computed in other ways
+_NAME_DIGITS = 16  # hexadecimal digits of the name of a training in its ledger
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training has come, beside its weights."""
+    """Progress of a training, without its weights."""
 
     step: int = 0
     epoch: int = 0
@@ -42,11 +42,11 @@ class Progress:
     history: tuple[dict[str, Any], ...] = ()
     best_weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
     averaged: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    layout: dict[str, Any] | None = None  # in what parts batches are read, where the machine decided that
+    layout: dict[str, Any] | None = None  # how batches are divided into parts, if that depends on the machine
 
 
 def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer, at: Progress) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint atomically."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for name, parameter in trained(model).items():
@@ -75,54 +75,50 @@ def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
 
 
 def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Read a checkpoint into a model and its optimizer, and return how far it had come."""
+    """Load a checkpoint into a model and its optimizer, and return its progress."""
     path = folder / NAME
     if not path.exists():
         return Progress()
-    tensors, said = load_tensors(path)
-    about = _of_this_format(folder, json.loads(said["progress"]))
+    tensors, metadata = load_tensors(path)
+    about = _check_format(folder, json.loads(metadata["progress"]))
     if about["identity"] != identity:
         raise ModelError(
-            f"Expected the settings and data with which {str(folder)!r} was begun. Something changed since; "
-            "resume with the same command, or delete the folder and begin again."
+            f"Expected the settings and data with which {str(folder)!r} was started, but something has changed. "
+            "Resume with the same command, or delete the folder and begin again."
         )
     if _device(model).type == "cpu":
-        torch.set_num_threads(about["threads"])  # sums are rounded by how they are shared out
+        torch.set_num_threads(about["threads"])  # the rounding of sums depends on the number of threads
     for name, parameter in trained(model).items():
         parameter.data.copy_(tensors[f"weight.{name}"])
         state: dict[str, Any] = {}
         for key in [k for k in tensors if k.startswith("state.") and k.split(".", 2)[2] == name]:
             value = tensors[key]
-            # Fused optimizers keep their step counters on the device; zero-dimensional ones stay where they were made.
+            # Fused optimizers keep their step counters on the device.
             state[key.split(".", 2)[1]] = value.to(parameter.device)
         for key in [k for k in about["numbers"] if k.split(".", 1)[1] == name]:
             state[key.split(".", 1)[0]] = about["numbers"][key]
         if state:
             optimizer.state[parameter] = state
-    kept = {
-        kind: {n.removeprefix(kind): t.to(_device(model)) for n, t in tensors.items() if n.startswith(kind)}
+    best, averaged = (
+        {name.removeprefix(kind): t.to(_device(model)) for name, t in tensors.items() if name.startswith(kind)}
         for kind in ("best.", "averaged.")
-    }
+    )
     return Progress(
-        about["step"],
-        about["epoch"],
-        about["best"],
-        about["stale"],
-        about["seconds"],
-        tuple(about["history"]),
-        kept["best."],
-        kept["averaged."],
-        about.get("layout"),
+        **{name: about[name] for name in ("step", "epoch", "best", "stale", "seconds")},
+        history=tuple(about["history"]),
+        best_weights=best,
+        averaged=averaged,
+        layout=about.get("layout"),
     )
 
 
 def identity(
     model: TextModel, rows: Tokens | Vectors, settings: TrainSettings, step: object, rng: Rng, start: str
 ) -> str:
-    """Return a hash of all that decides where a training ends: only the same one is resumed, and counted once.
+    """Return a hash of everything that determines the result of a training; it names the run in resumes and ledgers.
 
-    `start` is the hash of the weights it starts from (`digest.weights`), taken before anything changes them: the same
-    secret on other weights is another training, with noise of its own and a price of its own.
+    `start` is the hash of the initial weights (`weights_digest`), taken before anything changes them: the same secret
+    on other weights is another training, with its own noise and its own cost.
     """
     with autocast(model.device, settings.precision) as cast:
         format_used = (model.device.type, cast.fast_dtype if torch.is_autocast_enabled(model.device.type) else None)
@@ -132,61 +128,61 @@ def identity(
 
 
 def spend_name(identity: str, secret: Rng, ledger: Ledger) -> str:
-    """Return the name by which the spends of a training are counted, which tells nothing of what it is trained on.
+    """Return the name under which the spends of a training are recorded, which reveals nothing about its data.
 
-    A secret source is part of the identity, and nobody can guess it. With a fixed seed, whoever guesses the corpus
-    could compute the identity and see that the guess is right; so it is hashed with a key that only the ledger knows
-    while it is open, or the unfinished run.
+    The identity contains the secret source, which nobody can guess. With a fixed seed, anyone who guesses the corpus
+    could compute the identity and confirm the guess, so it is hashed with a key that only the open ledger or the
+    unfinished run holds.
     """
     if secret.is_secret:
         return identity[:_NAME_DIGITS]
     return hashlib.blake2b(identity.encode(), key=ledger.key, digest_size=_NAME_DIGITS // 2).hexdigest()
 
 
-def refuse_older(folder: Path) -> None:
-    """Reject an unfinished run of an earlier version, before anything of it is opened or changed."""
+def check_format(folder: Path) -> None:
+    """Reject an unfinished run of another version, before anything in it is opened or changed."""
     path = folder / NAME
     try:
         about = json.loads(load_tensors(path)[1]["progress"]) if path.exists() else {"format": FORMAT}
     except (ModelError, KeyError, ValueError):
         return  # a damaged one is rejected when it is loaded
-    _of_this_format(folder, about)
+    _check_format(folder, about)
 
 
-def _of_this_format(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    found = about.get("format", 1)
-    if found != FORMAT:
+def _check_format(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    version = about.get("format", 1)
+    if version != FORMAT:
         raise ModelError(
-            f"Expected an unfinished run of format {FORMAT} in {str(folder)!r}, got format {found}. It was started by "
-            f"{'an earlier' if found < FORMAT else 'a later'} version, which drew splits and noise in another way, so "
-            "it cannot be resumed with the same result. Resume it with the version that started it, or train again "
-            f"with another {setting('out')}. What its ledger counts stays spent."
+            f"Expected an unfinished run of format {FORMAT} in {str(folder)!r}, got format {version}. It was started "
+            f"by {'an earlier' if version < FORMAT else 'a later'} version with other splits and noise, so it cannot "
+            "be resumed with the same result. Resume it with the version that started it, or train again with another "
+            f"{setting('out')}. The spends in its ledger stay recorded."
         )
     return about
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights that training changes, by name."""
+    """Return the trainable weights by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the weights that training changes."""
+    """Return copies of the trainable weights."""
     return {name: p.detach().clone() for name, p in trained(model).items()}
 
 
 def restore_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Put copies of weights back."""
+    """Restore the trainable weights from copies."""
     for name, parameter in trained(model).items():
         parameter.data.copy_(weights[name])
 
 
 def blend(averaged: dict[str, Tensor], model: nn.Module, step: int, share: float) -> None:
-    """Move averaged weights towards the model's; the share of the past grows from nothing to `share`."""
-    now = trained(model)
+    """Update the moving average of the weights; its decay grows from 0 to `share`."""
+    weights = trained(model)
     weight = 1 - min(share, step / (step + 10))
     with torch.no_grad():
-        torch._foreach_lerp_(list(averaged.values()), [now[name].detach() for name in averaged], weight)
+        torch._foreach_lerp_(list(averaged.values()), [weights[name].detach() for name in averaged], weight)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -1,4 +1,4 @@
-"""A corpus as the loop reads it: tokens, or the outputs of a frozen encoder, computed once and kept in a cache."""
+"""Encode a corpus for training: as tokens, or as outputs of a frozen encoder, which are computed once and cached."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from discreet.models.classifier import Classifier
 from discreet.training.parts import UNPADDED, Shapes, autocast, fixed_kernels, pool_of
 from discreet.training.steps import Report, encoding_watch
 
-# A corpus is encoded in the shapes that batches of so many rows have, however many rows it has itself.
-_ROWS_IN_MIND = 256
+# A corpus of any size is encoded in the shapes of batches with this many rows.
+_BATCH_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Cached:
-    """What the cache holds: where, how many files and how many bytes."""
+    """Contents of the cache: its folder, the number of files and of bytes."""
 
     folder: Path
     files: int
     bytes: int
 
     def sentence(self) -> str:
-        """Return what is kept, where, and how to delete it."""
+        """Return what is stored, where, and how to delete it."""
         if not self.files:
-            return f"Nothing is kept in {self.folder}."
+            return f"Nothing is stored in {self.folder}."
         count = "1 file" if self.files == 1 else f"{self.files:,} files"
         return (
-            f"Encoded text is kept in {self.folder} ({count}, {self.bytes / 1e6:.1f} MB, readable by you only) and "
-            "gives the text away. Delete it with: discreet cache clear"
+            f"Encoded text is stored in {self.folder} ({count}, {self.bytes / 1e6:.1f} MB, readable by you only) and "
+            "reveals the text. Delete it with: discreet cache clear"
         )
 
 
 def cached() -> Cached:
-    """Return what the cache holds now."""
+    """Return the current contents of the cache."""
     sizes = [path.stat().st_size for path in _cache_files()]
     return Cached(cache_folder(), len(sizes), sum(sizes))
 
 
 def clear_cache() -> Cached:
-    """Delete what the cache holds, and return what that was; files that are not the cache's own stay."""
-    found = cached()
+    """Delete the files of the cache, and no others, and return what they were."""
+    contents = cached()
     for path in _cache_files():
         path.unlink(missing_ok=True)
-    return found
+    return contents
 
 
 def _cache_files() -> list[Path]:
@@ -74,7 +74,7 @@ def ready(
     precision: str = "auto",
     watch: Callable[[Report], None] | None = None,
 ) -> Tokens | Vectors:
-    """Return a corpus as sentence vectors if the encoder is frozen, and as tokens otherwise."""
+    """Return the sentence vectors of a corpus if the encoder is frozen, and its tokens otherwise."""
     if not isinstance(model, Classifier) or not model.settings.frozen:
         return tokens_for(model, corpus)
     return encode(model, corpus, cache, precision, watch)
@@ -89,22 +89,22 @@ def encode(
 ) -> Vectors:
     """Return the sentence vectors of a corpus, from the cache if they were computed before.
 
-    Guarantee: none, the vectors give the text away. The cache is readable by its owner only, and kept until it is
-        cleared (`clear_cache`); without a `cache` folder nothing is kept.
+    Guarantee: none, the vectors reveal the text. The cache is readable by its owner only, and stays until it is cleared
+        (`clear_cache`); without a `cache` folder nothing is stored.
     """
     tokens = tokenise(corpus, model.tokenizer, model.max_length, model.device)
     path = None if cache is None else cache / f"{_key(model, tokens, precision)}.safetensors"
-    found = None if path is None else _kept(path)
-    if found is None:
-        found = represent_apart(model, tokens, precision, encoding_watch(watch))
+    encoded = None if path is None else _read(path)
+    if encoded is None:
+        encoded = represent_apart(model, tokens, precision, encoding_watch(watch))
         # A cache that cannot be written costs time, not correctness.
         with suppress(OutputError, OSError):
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 if "DISCREET_CACHE" not in os.environ and path.parent == cache_folder():
-                    path.parent.chmod(0o700)  # one that was made before; a folder of the user's choice is left alone
-                save_tensors({"vectors": found[0], "steady": torch.tensor(found[1])}, path)
-    return Vectors(found[0].to(model.device), tokens.targets, tokens.truncated, found[1])
+                    path.parent.chmod(0o700)  # for an older folder; a folder that the user chose is not changed
+                save_tensors({"vectors": encoded[0], "steady": torch.tensor(encoded[1])}, path)
+    return Vectors(encoded[0].to(model.device), tokens.targets, tokens.truncated, encoded[1])
 
 
 @torch.inference_mode()
@@ -115,15 +115,15 @@ def represent_apart(
     encoded: Callable[[int, int], None] | None = None,
     shapes: Shapes | None = None,
 ) -> tuple[Tensor, bool]:
-    """Return the sentence vectors of a tokenised corpus, each from its own text alone, and whether that is so.
+    """Return the sentence vectors of a tokenized corpus, and whether each is a function of its own text alone.
 
-    Rows are read in parts of fixed shapes, as those of a private step, and made-up rows of each shape show whether a
-    vector stays the same, bit for bit, when the other rows are exchanged and all change places. If memory runs out, all
-    rows are read again in parts of half as many.
+    Rows are read in parts of fixed shapes, as in a private step, and synthetic rows of each shape show whether a vector
+    stays the same, bit for bit, when the other rows are replaced and all rows are permuted. If memory runs out, all
+    rows are read again in parts of half the size.
 
-    Guarantee: none, the vectors of an encoder give the text away.
+    Guarantee: none, the vectors of an encoder reveal the text.
     """
-    shapes = shapes or Shapes.of(model.device.type, model.max_length, _ROWS_IN_MIND)
+    shapes = shapes or Shapes.of(model.device.type, model.max_length, _BATCH_ROWS)
     out = torch.empty(len(tokens), model.width, device=model.device)
     steady: dict[int, bool] = {}
     training = model.training
@@ -166,23 +166,23 @@ def represent_apart(
     return represent_apart(model, tokens, precision, encoded, smaller)
 
 
-def _kept(path: Path) -> tuple[Tensor, bool] | None:
-    """Return what the cache holds, or nothing if it holds nothing that can be read."""
+def _read(path: Path) -> tuple[Tensor, bool] | None:
+    """Return the cached vectors, or None if there are none that can be read."""
     try:
         if not path.exists():
             return None
-        kept = load_tensors(path)[0]
-        return kept["vectors"], bool(kept["steady"])
+        tensors = load_tensors(path)[0]
+        return tensors["vectors"], bool(tensors["steady"])
     except (ModelError, KeyError):
         return None
 
 
 def _key(model: Classifier, tokens: Tokens, precision: str) -> str:
-    """Return a name that changes with anything the vectors depend on."""
-    text = hashlib.sha256()
+    """Return a hash of everything that the vectors depend on."""
+    hasher = hashlib.sha256()
     settings = model.settings
-    text.update(repr((model.fingerprint, settings.pooling, precision, model.device.type, "apart")).encode())
+    hasher.update(repr((model.fingerprint, settings.pooling, precision, model.device.type, "apart")).encode())
     for name, column in sorted(tokens.columns.items()):
-        text.update(f"{name}{tuple(column.shape)}".encode())
-        text.update(column.cpu().numpy().tobytes())
-    return text.hexdigest()[:40]
+        hasher.update(f"{name}{tuple(column.shape)}".encode())
+        hasher.update(column.cpu().numpy().tobytes())
+    return hasher.hexdigest()[:40]

@@ -1,9 +1,9 @@
-"""Predictions and their score."""
+"""Predictions of a model, and its utility."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,14 @@ class Predictions:
 
     @property
     def best(self) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
-        """The likeliest class of each row, or its number."""
+        """Most likely class of each row, or its score."""
         if self.task == "regression":
             return self.values[:, 0].astype(np.float64)
         return np.asarray(self.values.argmax(axis=1), dtype=np.int64)
 
 
 def by_length(lengths: npt.NDArray[np.int64], tokens_at_once: int) -> list[npt.NDArray[np.int64]]:
-    """Return groups of rows of similar length, each with about the given number of tokens when padded."""
+    """Return groups of rows of similar length, each with about `tokens_at_once` tokens when padded."""
     order = np.argsort(-lengths, kind="stable").astype(np.int64)
     groups, start = [], 0
     while start < len(order):
@@ -58,11 +58,11 @@ def represent(
     precision: str = "auto",
     encoded: Callable[[int, int], None] | None = None,
 ) -> torch.Tensor:
-    """Return the sentence vectors of a tokenised corpus, in its order, in float32.
+    """Return the sentence vectors of a tokenized corpus, in its order, in float32.
 
-    `encoded` is called with the number of rows done so far and of all.
+    `encoded` is called with the number of rows encoded so far and in all.
 
-    Guarantee: none, the vectors of an encoder give the text away.
+    Guarantee: none, the vectors of an encoder reveal the text.
     """
     was_training = model.training
     model.eval()
@@ -79,7 +79,7 @@ def represent(
 
 
 def _represented(model: Classifier, tokens: Tokens, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Return the vectors of some rows, half of them at a time if memory runs out."""
+    """Return the vectors of the rows; if memory runs out, half of them at a time."""
     try:
         return model.represent(tokens.batch(rows).inputs).float()
     except torch.OutOfMemoryError:
@@ -88,7 +88,7 @@ def _represented(model: Classifier, tokens: Tokens, rows: npt.NDArray[np.int64])
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
     half = len(rows) // 2
-    return torch.cat([_represented(model, tokens, some) for some in (rows[:half], rows[half:])])
+    return torch.cat([_represented(model, tokens, part) for part in (rows[:half], rows[half:])])
 
 
 @torch.inference_mode()
@@ -98,12 +98,12 @@ def predict(
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Predictions:
-    """Return what a model says of every row.
+    """Return the predictions of a model for every row.
 
-    `query` is what vectors pass through before the head, if not the model's own; where it gives several views of a row,
+    `query` replaces the model's own map from vectors to the input of the head; if it returns several views of a row,
     their predictions are averaged.
 
-    Guarantee: none for the rows; the model's own guarantee is untouched, as this is post-processing.
+    Guarantee: none for the rows; that of the model does not change, as this is post-processing.
     """
     if isinstance(rows, Corpus):
         rows = tokenise(rows, model.tokenizer, model.max_length, model.device)
@@ -117,21 +117,19 @@ def predict(
 
 
 def _answers(model: Classifier, vectors: torch.Tensor, query: Callable[[torch.Tensor], torch.Tensor] | None) -> Any:
-    """Return class probabilities or numbers from sentence vectors."""
+    """Return class probabilities or scores from sentence vectors."""
 
-    def say(seen: torch.Tensor) -> torch.Tensor:
-        scores = model.decide(seen).float()
+    def answer(inputs: torch.Tensor) -> torch.Tensor:
+        scores = model.decide(inputs).float()
         return scores.softmax(dim=-1) if model.task == "classification" else scores
 
     if query is None:
-        return say(vectors)
-    found = []
-    for part in torch.split(
-        vectors, _ROWS_AT_ONCE
-    ):  # a view of a row for each of thousands of masks would fill the memory
-        seen = query(part)
-        found.append(say(seen).mean(dim=0) if seen.ndim > 2 else say(seen))
-    return torch.cat(found) if found else say(vectors)
+        return answer(vectors)
+    answers = []
+    for part in torch.split(vectors, _ROWS_AT_ONCE):  # one view per mask of all rows would fill the memory
+        inputs = query(part)
+        answers.append(answer(inputs).mean(dim=0) if inputs.ndim > 2 else answer(inputs))
+    return torch.cat(answers)
 
 
 def evaluate(
@@ -140,7 +138,7 @@ def evaluate(
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, float]:
-    """Return the utility of a model on a corpus by the names of its metrics."""
+    """Return the utility metrics of a model on a corpus by name."""
     return assess(model, corpus, precision, query).metrics
 
 
@@ -150,7 +148,7 @@ def assess(
     precision: str = "auto",
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Quality:
-    """Return the utility of a model on a corpus with its interval and the baseline of a constant answer."""
+    """Return the utility of a model on a corpus, with its interval and the baseline of a constant prediction."""
     if isinstance(corpus, Corpus):
         corpus = tokens_for(model, matched(corpus, model))
     if isinstance(model, LanguageModel):
@@ -162,42 +160,38 @@ def assess(
 
 @torch.inference_mode()
 def perplexity(model: LanguageModel, tokens: Tokens, precision: str = "auto") -> Quality:
-    """Return the perplexity of a language model on a tokenised corpus, with its interval.
+    """Return the perplexity of a language model on a tokenized corpus, with its interval.
 
-    Guarantee: none for the rows; the model's own guarantee is untouched, as this is post-processing.
+    Guarantee: none for the rows; that of the model does not change, as this is post-processing.
     """
-    training = model.training
+    was_training = model.training
     model.eval()
     losses, counts, hits = (np.zeros(len(tokens)) for _ in range(3))
     with autocast(model.device, precision):
         for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type] // _LESS_FOR_SCORES):
-            inputs = tokens.batch(rows).inputs
-            scores, wanted, asked = model.token_scores(inputs)
-            losses[rows] = (token_losses(scores, wanted) * asked).sum(dim=1).double().cpu().numpy()
-            counts[rows] = asked.sum(dim=1).cpu().numpy()
-            hits[rows] = ((scores.argmax(dim=-1) == wanted) & asked).sum(dim=1).cpu().numpy()
-    model.train(training)
+            scores, targets, mask = model.token_scores(tokens.batch(rows).inputs)
+            losses[rows] = (token_losses(scores, targets) * mask).sum(dim=1).double().cpu().numpy()
+            counts[rows] = mask.sum(dim=1).cpu().numpy()
+            hits[rows] = ((scores.argmax(dim=-1) == targets) & mask).sum(dim=1).cpu().numpy()
+    model.train(was_training)
     return language_quality(losses, counts, hits, vocabulary=len(model.tokenizer))
 
 
 def matched(corpus: Corpus, model: TextModel) -> Corpus:
-    """Return a corpus whose class numbers are the model's, matched by the names of the classes."""
-    from dataclasses import replace
-
+    """Return a corpus whose class numbers are those of the model, matched by class name."""
     if model.task == LM:
         return corpus.unlabelled()
     if corpus.task != model.task:
         raise DataError(
-            f"Expected data for {model.task}, found {corpus.task}. The model was trained for the former; "
-            f"name the label column ({setting('label')})."
+            f"Expected data for {model.task}, the task of the model, got {corpus.task}. "
+            f"Name the label column ({setting('label')})."
         )
     if corpus.labels is None or corpus.label_names == model.label_names:
         return corpus
-    strange = [name for name in corpus.label_names if name not in model.label_names]
-    if strange:
+    unknown = [name for name in corpus.label_names if name not in model.label_names]
+    if unknown:
         raise DataError(
-            f"Expected labels among {', '.join(model.label_names)}, found {strange[0]!r}. "
-            "The model was trained on the former; rename the labels."
+            f"Expected labels of the model ({', '.join(model.label_names)}), got {unknown[0]!r}. Rename the labels."
         )
     numbers = [model.label_names.index(name) for name in corpus.label_names]
     return replace(corpus, labels=tuple(numbers[i] for i in corpus.labels), label_names=model.label_names)

@@ -1,10 +1,9 @@
-"""Training where vectors are hidden at every step, between encoder and head; what is stored once is in `stored`."""
+"""Training that protects vectors at every step, between encoder and head; `stored` trains on a stored release."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,18 +21,18 @@ from discreet.training.account import Account
 from discreet.training.checkpoint import identity
 from discreet.training.encode import encode
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import refuse_unbilled
-from discreet.training.steps import GraphedStep, Parts, PlainStep
+from discreet.training.private import check_spent
+from discreet.training.steps import GraphedStep, Parts, PlainStep, Step
 
-_PUBLIC, _DRAWN = "public.", "drawn."
+_PUBLIC, _DRAWS = "public.", "drawn."
 
 
 @dataclass
-class HiddenStep:
+class HiddenStep(Step):
     """A step in which vectors pass through a protection between encoder and head.
 
-    Guarantee: that of the ledger, which holds every cost before its noise is drawn. Batches, partners, masks and noise
-        come from `secret`, which nobody else may know.
+    Guarantee: that of the ledger, which records every cost before its noise is sampled. Batches, partners, masks and
+        noise come from `source`, which must stay secret.
     """
 
     model: Classifier
@@ -49,7 +48,7 @@ class HiddenStep:
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> HiddenStep:
-        """Return the step for a corpus; batches are all rows in turn, or a fixed number drawn at every step."""
+        """Return the step of a training whose vectors are protected at every step."""
         rows, plan, corpus = parts.rows, parts.plan, parts.corpus
         protect = plan.protect
         assert isinstance(protect, RepresentationProtection)
@@ -59,95 +58,75 @@ class HiddenStep:
         public = public_rows(model, plan.public, corpus, protect, plan.settings.precision)
         source = secret
         if protect.priced:
-            refuse_units(corpus, protect)
-            if secret.is_secret:  # another training with the same secret must not draw the same noise
-                said = (protect.identity(), plan.sampler, secret, digest(public))
-                source = secret.fork("training", identity(model, rows, plan.settings, said, plan.rng, parts.start))
+            check_units(corpus, protect)
+            if secret.is_secret:  # another training with the same secret must not use the same noise
+                described = (protect.identity(), plan.sampler, secret, digest(public))
+                name = identity(model, rows, plan.settings, described, plan.rng, parts.start)
+                source = secret.fork("training", name)
         live = protect.live(len(rows), model.width, model.classes, source, model.device)
-        account = Account.of(ledger, secret, plan, corpus, live, model.settings.frozen)
+        account = Account.of(ledger, secret, plan, live, model.settings.frozen)
         return cls(model, parts.optimizer, protect, rows, public, plan, live, account, source)
 
     def __post_init__(self) -> None:
         """Choose between eager and captured steps."""
-        asked = self.plan.settings
-        plain = PlainStep(self.model, self.optimizer, asked.gradient_norm, 1, asked.precision, self.losses)
-        graphed = self.model.device.type == "cuda" and self.protect.sampling != "coins"  # by coins no two are alike
-        self.take: PlainStep | GraphedStep = GraphedStep(plain) if graphed else plain
-
-    @property
-    def protection(self) -> str:
-        """The name of the protection."""
-        return self.protect.name
-
-    @property
-    def per_epoch(self) -> int:
-        """How many steps read the corpus once."""
-        return self.plan.sampler.steps_per_epoch(len(self.rows))
-
-    @property
-    def steps(self) -> int:
-        """How many steps the training takes."""
-        return self.plan.steps
+        settings = self.plan.settings
+        eager = PlainStep(self.model, self.optimizer, settings.gradient_norm, 1, settings.precision, self.losses)
+        # Poisson batches differ in size, so that a captured graph could not be replayed.
+        graphed = self.model.device.type == "cuda" and self.protect.sampling != "coins"
+        self.take: PlainStep | GraphedStep = GraphedStep(eager) if graphed else eager
 
     def describe(self) -> object:
         """Return the sampler, the protection, the public text and the secret, all of which are hashed."""
         return self.plan.sampler, self.protect.identity(), self.public, self.account.secret
 
     def check(self, steps: int) -> None:
-        """Refuse to resume from a checkpoint whose steps the ledger does not hold."""
-        spent = [self.live.cost(step, step // self.per_epoch) for step in range(steps)]
-        refuse_unbilled(self.account.ledger, self.run, spent, self.account.limit)
-
-    def layout(self) -> None:
-        """Return nothing: a batch is read as the settings say."""
-        return
-
-    def restore(self, layout: dict[str, Any]) -> None:
-        """Accept: there is nothing to take up."""
+        """Reject resuming from a checkpoint whose steps are not in the ledger."""
+        spends = [self.live.cost(step, step // self.per_epoch) for step in range(steps)]
+        check_spent(self.account.ledger, self.run, spends, self.account.limit)
 
     def epsilon(self) -> float:
-        """Return a bound on what was spent so far, infinite if nothing is guaranteed."""
+        """Return an upper bound on the epsilon spent so far, infinite if nothing is guaranteed."""
         return self.account.epsilon()
 
     def guarantee(self) -> Guarantee:
-        """Return what all steps so far guarantee."""
+        """Return the guarantee of all steps so far."""
         return self.account.guarantee()
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
-        """Draw a batch, count it, hide its vectors and learn from them."""
-        drawn = draw_hidden(self.plan.sampler, step, len(self.rows), self.source)
-        event, name = self.live.cost(step, step // self.per_epoch, len(drawn))
+        """Sample a batch, record its cost, protect its vectors and train on them."""
+        rows = draw_hidden(self.plan.sampler, step, len(self.rows), self.source)
+        event, name = self.live.cost(step, step // self.per_epoch, len(rows))
         self.account.spend(event, f"{self.run} {name}".strip())
-        if not len(drawn):  # counted all the same: that a step may send nothing is part of its price
+        if not len(rows):  # recorded all the same: its cost includes that a step may send nothing
             return None, 0
         self.source.fork("dropout", step).seed_torch(self.model.device)
-        return self.take(self.batch(drawn, step)), len(drawn)
+        return self.take(self.batch(rows, step)), len(rows)
 
-    def batch(self, drawn: Rows, step: int) -> Batch:
-        """Return a batch with public rows beside it and its secret draws."""
+    def batch(self, rows: Rows, step: int) -> Batch:
+        """Return a batch with its public rows and its secret random values."""
         secret, epoch = self.source, step // self.per_epoch
-        return hidden_batch(self.model, self.rows, self.public, self.protect, self.live, secret, drawn, step, epoch)
+        return hidden_batch(self.model, self.rows, self.public, self.protect, self.live, secret, rows, step, epoch)
 
     def losses(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
-        """Return one loss per hidden vector."""
+        """Return one loss per protected vector."""
         return hidden_losses(self.model, self.protect, self.live, inputs, targets)
 
 
 def draw_hidden(sampler: Sampler, step: int, rows: int, secret: Rng) -> Rows:
-    """Return the rows of a step in an order that says nothing of which they are.
+    """Return the rows of a step in random order.
 
-    A receiver who sees every vector must not learn from its place whose it is: a draw in increasing order would say so.
+    A receiver who sees every vector must not learn from its position whose it is; sorted rows would reveal that.
     """
-    drawn = sampler.draw(step, rows, secret.fork("sampler"))
-    if isinstance(sampler, Shuffled):  # its order is random already
-        return drawn
-    return drawn[secret.fork("shuffle", step).permutation(len(drawn))]
+    sample = sampler.draw(step, rows, secret.fork("sampler"))
+    if isinstance(sampler, Shuffled):  # its order is already random
+        return sample
+    return sample[secret.fork("shuffle", step).permutation(len(sample))]
 
 
-def refuse_units(corpus: Corpus, protect: RepresentationProtection) -> None:
-    """Refuse units of several rows where the price is that of one row."""
+def check_units(corpus: Corpus, protect: RepresentationProtection) -> None:
+    """Reject units of several rows, because each step accounts for one row."""
     if most_rows(corpus.unit_index) > 1:
-        remedy = "What is counted at every step is a row, and some units own several; release all vectors once."
+        remedy = "Each step accounts for single rows, and some units own several; release all vectors once."
         raise invalid("unit", corpus.unit_name, f"of one row each for a live {protect.name}", remedy)
 
 
@@ -158,22 +137,22 @@ def hidden_batch(
     protect: RepresentationProtection,
     live: Live,
     secret: Rng,
-    drawn: Rows,
+    sample: Rows,
     step: int,
     epoch: int,
 ) -> Batch:
-    """Return a batch with public rows beside it and its secret draws, all of fixed shapes."""
-    batch = rows.batch(drawn)
+    """Return the sampled rows with public rows and secret random values, all of fixed shapes."""
+    batch = rows.batch(sample)
     inputs = dict(batch.inputs)
     tokens = next(iter(inputs.values())).shape[1]
-    shape: tuple[int, ...] = (len(drawn), model.width)
+    shape: tuple[int, ...] = (len(sample), model.width)
     if protect.position == "token":
-        shape = (len(drawn), tokens, model.width)
+        shape = (len(sample), tokens, model.width)
     if public is not None and protect.needs_public:
-        chosen = secret.fork("public", step).numpy("hidden_batch").integers(0, len(public), len(drawn))
-        inputs |= {f"{_PUBLIC}{name}": value for name, value in beside(public, chosen, tokens).items()}
-    secrets = live.draw(drawn, shape, step, epoch)
-    return Batch(inputs | {f"{_DRAWN}{name}": value for name, value in secrets.items()}, batch.targets)
+        chosen = secret.fork("public", step).numpy("hidden_batch").integers(0, len(public), len(sample))
+        inputs |= {f"{_PUBLIC}{name}": value for name, value in public_inputs(public, chosen, tokens).items()}
+    draws = live.draw(sample, shape, step, epoch)
+    return Batch(inputs | {f"{_DRAWS}{name}": value for name, value in draws.items()}, batch.targets)
 
 
 def hidden_losses(
@@ -183,55 +162,54 @@ def hidden_losses(
     inputs: Mapping[str, Tensor],
     targets: Tensor,
 ) -> Tensor:
-    """Return one loss per hidden vector; gradients flow through to the encoder."""
-    drawn = {name.removeprefix(_DRAWN): value for name, value in inputs.items() if name.startswith(_DRAWN)}
+    """Return one loss per protected vector; gradients flow through to the encoder."""
+    draws = {name.removeprefix(_DRAWS): value for name, value in inputs.items() if name.startswith(_DRAWS)}
     other = {name.removeprefix(_PUBLIC): value for name, value in inputs.items() if name.startswith(_PUBLIC)}
-    own = {name: value for name, value in inputs.items() if not name.startswith((_DRAWN, _PUBLIC))}
+    own = {name: value for name, value in inputs.items() if not name.startswith((_DRAWS, _PUBLIC))}
     if protect.position == "token":
-        states, goals = live.hide(model.states(own), targets, drawn)
+        states, targets = live.hide(model.states(own), targets, draws)
         hidden = pool(states, own["attention_mask"], model.settings.pooling)
     else:
-        together = {name: torch.cat([value, other[name]]) for name, value in own.items()} if other else own
-        vectors = model.represent(together)
-        public = vectors[len(targets) :] if other else None
-        hidden, goals = live.hide(vectors[: len(targets)], targets, drawn, public)
-    return losses(model.decide(hidden), goals, model.task)
+        count = len(targets)
+        vectors = model.represent(
+            {name: torch.cat([value, other[name]]) for name, value in own.items()} if other else own
+        )
+        hidden, targets = live.hide(vectors[:count], targets, draws, vectors[count:] if other else None)
+    return losses(model.decide(hidden), targets, model.task)
 
 
-def beside(public: Tokens | Vectors, rows: Rows, width: int) -> dict[str, Tensor]:
-    """Return public rows as wide as the private ones beside them; longer texts are cut, shorter ones padded."""
+def public_inputs(public: Tokens | Vectors, rows: Rows, width: int) -> dict[str, Tensor]:
+    """Return public rows, truncated or padded to the width of the private ones."""
     if isinstance(public, Vectors):
         return dict(public.batch(rows).inputs)
     where = torch.from_numpy(rows).to(public.targets.device, non_blocking=True)
-    found = {name: column[where, :width].long() for name, column in public.columns.items()}
-    missing = width - next(iter(found.values())).shape[1]
-    if missing > 0:  # behind the mask nothing is read, so any token will do
-        found = {name: torch.nn.functional.pad(value, (0, missing)) for name, value in found.items()}
-    return found
+    columns = {name: column[where, :width].long() for name, column in public.columns.items()}
+    missing = width - next(iter(columns.values())).shape[1]
+    if missing > 0:  # masked positions are not read, so any token will do
+        columns = {name: torch.nn.functional.pad(value, (0, missing)) for name, value in columns.items()}
+    return columns
 
 
 def public_rows(
     model: Classifier, public: Corpus | None, private: Corpus, protect: RepresentationProtection, precision: str
 ) -> Tokens | Vectors | None:
-    """Return a public corpus as the loop reads it, refused if it is of another kind or missing."""
+    """Return the tokens or vectors of the public corpus, or None if the protection needs none."""
     if not protect.needs_public:
         return None
-    public = same_kind(public, private, protect)
+    public = check_public(public, private, protect)
     if model.settings.frozen:
         return encode(model, public, None, precision)
     return tokenise(public, model.tokenizer, model.max_length, model.device)
 
 
-def same_kind(public: Corpus | None, private: Corpus, protect: RepresentationProtection) -> Corpus:
-    """Return a public corpus, refused if it is missing or of another kind than the private one."""
+def check_public(public: Corpus | None, private: Corpus, protect: RepresentationProtection) -> Corpus:
+    """Return a public corpus; reject one that is missing, or of pairs where the private one is not."""
     if public is None:
-        raise DataError(
-            f"Expected a public corpus for {protect.name} with public partners. Give one ({setting('public')})."
-        )
+        raise DataError(f"Expected a public corpus for {protect.name} with public partners. Set {setting('public')}.")
     if public.is_pairs != private.is_pairs:
         kinds = ("pairs of texts", "single texts")
         raise DataError(
-            f"Expected {kinds[not private.is_pairs]} in the public corpus {public.name!r}, found "
-            f"{kinds[not public.is_pairs]}. Mix like with like."
+            f"Expected {kinds[not private.is_pairs]} in the public corpus {public.name!r}, got "
+            f"{kinds[not public.is_pairs]}. Provide text of the same kind."
         )
     return public

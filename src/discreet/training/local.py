@@ -1,16 +1,8 @@
-"""The two sides of a locally private classifier: the user's, which protects, and the server's, which never sees text.
+"""The user's side of a locally private classifier: protect queries, alone or among decoys, and count them in a ledger.
 
-    runs/a/client   settings.toml  path.safetensors  ledger.jsonl  [tokenizer/  encoder.json  encoder.safetensors]
-    runs/a/server   settings.toml  head.safetensors
-
-A client whose encoder is the built-in one names it and checks its fingerprint; any other encoder lies in the folder.
-
-What crosses is a `RepresentationRelease`: one randomised vector for each text. The client's folder holds no head, the
-server's neither encoder nor tokenizer.
-
-Queries among decoys: what is sent step by step, and the one answer that is made of many.
-
-Queries that are ready to be sent and not yet counted, and encoding that takes the same work for any text.
+The user's side sends a `RepresentationRelease`, one randomized vector for each text; the server's side
+(`local_server`) never sees text. All work that depends on a text is done before its query is counted and sent, and
+encoding takes the same work for any text, so that the server cannot measure it. `local_folder` stores both sides.
 """
 
 from __future__ import annotations
@@ -19,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from discreet.accounting.events import DpEvent, SelfComposedDpEvent
-from discreet.accounting.interpret import guarantee as promise
+from discreet.accounting.interpret import guarantee as guarantee_of
 from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.local_layer import Sending
 from discreet.core.errors import DataError, invalid, whole
@@ -42,18 +34,11 @@ from discreet.protections.local.decoys import Decoys
 from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.query import QueryPath, TokenQuery
 from discreet.training.evaluate import represent
-from discreet.training.local_server import ServerSide
-
-if TYPE_CHECKING:
-    from discreet.data.batches import Tokens
-    from discreet.models.classifier import Classifier
-
-
-__all__ = ["ServerSide", "UserSide", "person_ledger", "queries_of"]
 
 UNIT = "sentence"
 PERSON = "person"
-_DRAWS = 3  # how often a query among decoys is drawn, on average
+_Release = TypeVar("_Release")
+_DRAWS = 3  # mean number of times that a query among decoys is sent
 PUBLIC = "the encoder and the projection are public: no private text went into them"
 SECRET_SEED = "the noise of every query comes from a secret seed, drawn by the operating system"
 _ONE_EACH = "each sentence is sent once: one that is sent again costs again"
@@ -63,13 +48,12 @@ _TEXTS = "whoever owns several sentences owns the sum of their costs"
 
 @dataclass
 class UserSide:
-    """What stands on the user's machine: encoder, projection, noise and ledger.
+    """The user's side: encoder, projection, noise and ledger.
 
-    The ledger is opened for the person who asks: all queries together, each counted before it is handed over, until
-    the budget allows no more.
+    The ledger counts all queries of one person, each before it is released, until its budget is spent.
 
-    Guarantee: for each sentence that is sent once, `guarantee`, under replace-one; for all of a person's queries, the
-        ledger's. Certified if encoder and projection are public and the noise comes from a secret source.
+    Guarantee: for each sentence that is sent once, `guarantee`, under replace-one; for all queries of a person, that
+        of the ledger. Certified if encoder and projection are public and the noise comes from a secret source.
     """
 
     model: Classifier = field(repr=False)
@@ -79,78 +63,70 @@ class UserSide:
     public: bool = True
     reason: str | None = None
     pairs: bool = False
-    rng: Rng = field(default_factory=Rng.secure, repr=False)  # nobody needs to repeat a query
+    rng: Rng = field(default_factory=Rng.secure, repr=False)  # queries are never repeated
 
     def __post_init__(self) -> None:
-        """Refuse a guarantee without its reason."""
+        """Reject a private encoder or projection without a reason for the guarantee."""
         if not self.public and not self.reason:
-            raise invalid("reason", self.reason, "given when public is False", "Say what is not public.")
-        self._session, self._count, self._drawn = os.urandom(8).hex(), 0, 0
+            raise invalid("reason", self.reason, "set when public is False", "Name the part that is not public.")
+        self._session, self._count, self._releases = os.urandom(8).hex(), 0, 0
         if isinstance(self.model.query, TokenQuery) and self.rng.is_secure:
-            self.model.query.source = self.rng  # its noise is drawn inside the model
+            self.model.query.source = self.rng  # its noise is sampled inside the model
 
     @property
     def layer(self) -> LDPLayer:
-        """The noise of one query."""
+        """The layer that randomizes one query."""
         return self.path.layer
 
     @property
     def width(self) -> int:
-        """How many numbers leave for each text."""
+        """Number of released coordinates for each text."""
         return self.layer.dimension
 
     @property
     def guarantee(self) -> Guarantee:
-        """What one sentence is guaranteed when it is sent once."""
-        return self._promise(self.layer.event)
+        """Guarantee of one sentence that is sent once."""
+        return self._guarantee_of(self.layer.event)
 
     def tokens(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Tokens:
-        """Return texts as the encoder reads them; none, an empty one, or one of another kind is refused."""
+        """Return tokenized texts; reject an empty list, an empty text, and pairs where training had none."""
         if (second is not None) != self.pairs:
-            wanted = "pairs of texts" if self.pairs else "single texts"
-            raise DataError(f"Expected {wanted}, as in training. Give the second texts, or leave them out.")
+            expected = "pairs of texts" if self.pairs else "single texts"
+            raise DataError(f"Expected {expected}, as in training. Pass the second texts, or leave them out.")
         rows = queries_of(texts, second)
         return tokenise(rows, self.model.tokenizer, self.model.max_length, self.model.device)
 
     def prepare(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Sealed[RepresentationRelease]:
-        """Return the randomised vectors of texts, not yet counted: `open` counts them in the ledger and returns them.
+        """Return the randomized vectors of texts, not yet counted: `open` counts them in the ledger and returns them.
 
-        All work that depends on the texts is done here, so that a server that is contacted afterwards cannot time it.
-        A few texts at once are encoded at a fixed width, whatever their lengths.
+        All work that depends on the texts is done here, so that a server that is contacted afterwards cannot measure
+        its time. A few texts together are encoded at a fixed width, whatever their lengths.
 
-        Guarantee: `guarantee` for each text. Refused texts spend nothing.
+        Guarantee: `guarantee` for each text. Rejected texts spend nothing.
         """
         tokens = same_work(self.tokens(texts, second), self.model)
-        if isinstance(self.model.query, TokenQuery):  # its noise is drawn between states and pooling
-            self.model.query.source = self.rng.fork(self._session, self._next())  # the source that is stated
+        if isinstance(self.model.query, TokenQuery):  # its noise is added between states and pooling
+            self.model.query.source = self.rng.fork(self._session, self._next())  # the source of the stated guarantee
             released = represent(self.model, tokens)
         else:
             coordinates = self.path.coordinates(represent(self.model, tokens))
-            self.layer.bounded(coordinates)  # refuses what noise cannot hide
+            self.layer.bounded(coordinates)  # rejects NaN and infinity before anything is counted
             released = self.layer(coordinates, self.rng.fork(self._session, self._next()))
-        event: DpEvent = self.layer.event
-        cost = event if len(tokens) == 1 else SelfComposedDpEvent(event, len(tokens))
-        return Sealed(RepresentationRelease(released, guarantee=self.guarantee), lambda: self._spend(cost))
+        release = RepresentationRelease(released, guarantee=self.guarantee)
+        return self._sealed(release, self.layer.event, len(tokens))
 
     def protect(self, texts: Sequence[str], second: Sequence[str] | None = None) -> RepresentationRelease:
-        """Return the randomised vectors of texts, counted in the ledger before they are handed over.
+        """Return the randomized vectors of texts, counted in the ledger before they are returned.
 
-        Guarantee: `guarantee` for each text. Refused texts and an exhausted ledger spend nothing.
+        Guarantee: `guarantee` for each text. Rejected texts and an exhausted ledger spend nothing.
         """
         return self.prepare(texts, second).open()
 
     def protect_among(
-        self,
-        texts: Sequence[str],
-        decoys: Decoys,
-        second: Sequence[str] | None = None,
-        *,
-        count: int = 9,
-        epsilon: float | None = None,
-        steps: int | None = None,
+        self, texts: Sequence[str], decoys: Decoys, second: Sequence[str] | None = None, **options: Any
     ) -> Mixed:
-        """Return what `prepare_among` does, counted in the ledger."""
-        return self.prepare_among(texts, decoys, second, count=count, epsilon=epsilon, steps=steps).open()
+        """Return the release of `prepare_among`, which takes the same options, counted in the ledger."""
+        return self.prepare_among(texts, decoys, second, **options).open()
 
     def prepare_among(
         self,
@@ -162,23 +138,24 @@ class UserSide:
         epsilon: float | None = None,
         steps: int | None = None,
     ) -> Sealed[Mixed]:
-        """Return each text hidden among `count` decoys and sent in several draws, within epsilon: up-sampling.
+        """Return each text hidden among `count` decoys and sent in several steps, within epsilon: up-sampling.
 
-        At each of `steps` steps one sentence of each text's own pool, itself and its decoys, is drawn and sent. Without
-        `steps` a text is drawn three times on average, and never at all once in twenty; without `epsilon` it has that
-        of a query.
+        Each of `steps` steps samples and sends one sentence of each text's own pool, the text and its decoys. With the
+        default `steps` a text is sent three times on average, and with probability 1/20 not at all; the default
+        `epsilon` is that of a query.
 
         Guarantee: epsilon for each text over all steps, by the curve of sampling without replacement under replace-one,
-            if the server does not learn which steps were true; it may know the decoys. Texts have pools and noise of
-            their own, so a person's ledger counts that cost once for each text.
-        Paper: LDP-NLP, Algorithm 3. Differs: one is drawn at a time, not by coins, for which decoys change nothing; and
-            each text has decoys of its own, so that several texts of one person add up instead of hiding each other.
+            if the server does not learn which steps were true; it may know the decoys. Each text has its own pool and
+            noise, so a person's ledger counts that cost once for each text.
+        Paper: LDP-NLP, Algorithm 3. Differs: one sentence is sampled at a time instead of independent coins, with which
+            decoys would change nothing; and each text has its own decoys, so that the costs of several texts of one
+            person add up.
         """
         if isinstance(self.model.query, TokenQuery):
-            raise DataError("Expected sentence vectors for up-sampling, found token states. Use protect.")
-        pool = 1 + whole("count", count, remedy="It is how many decoys each text has.")
+            raise DataError("Expected sentence vectors for up-sampling, got token states. Use protect.")
+        pool = 1 + whole("count", count, remedy="It is the number of decoys of each text.")
         sending = Sending(1, 1, _DRAWS * pool if steps is None else whole("steps", steps), count, "fixed")
-        true = self.tokens(texts, second)  # refused texts cost nothing
+        tokens = self.tokens(texts, second)  # rejected texts cost nothing
         layer = LDPLayer.for_budget(
             self.layer.mechanism,
             dimension=self.layer.dimension,
@@ -187,64 +164,68 @@ class UserSide:
             clip_norm=self.layer.clip_norm,
             sending=sending,
         )
-        n, source = len(true), self.rng.fork(self._session, "mix", self._next())
-        made = (decoys.draw(n * count, source.fork("decoys", i)) for i in range(2 if self.pairs else 1))
-        own = represent(self.model, same_work(true, self.model))
-        vectors = torch.cat([own, represent(self.model, self.tokens(*made))])
+        n, source = len(tokens), self.rng.fork(self._session, "mix", self._next())
+        sampled = (decoys.draw(n * count, source.fork("decoys", i)) for i in range(2 if self.pairs else 1))
+        own = represent(self.model, same_work(tokens, self.model))
+        vectors = torch.cat([own, represent(self.model, self.tokens(*sampled))])
         coordinates = self.path.coordinates(vectors)
         layer.bounded(coordinates)
-        each = sending.event(layer.event)
-        cost: DpEvent = each if n == 1 else SelfComposedDpEvent(each, n)
-        mixed = Mixed.draw(coordinates, layer, sending, self._promise(each), source)
-        return Sealed(mixed, lambda: self._spend(cost))
+        event = sending.event(layer.event)
+        mixed = Mixed.draw(coordinates, layer, sending, self._guarantee_of(event), source)
+        return self._sealed(mixed, event, n)
 
     def spent(self) -> Guarantee:
-        """Return what all that was ever sent from here guarantees the person."""
-        found = self.ledger.guarantee(self.delta, assumptions=self._assumptions)
-        return self._stated(found)
+        """Return the guarantee of all queries of the person so far."""
+        return self._stated(self.ledger.guarantee(self.delta, assumptions=self._assumptions))
 
     def close(self) -> None:
-        """Let go of the ledger; what was spent stays spent."""
+        """Close the ledger; its spends stay recorded."""
         self.ledger.close()
 
     def __enter__(self) -> UserSide:
-        """Return itself."""
+        """Return the user's side."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         self.close()
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device | str = "cpu") -> UserSide:
-        """Return the user's side of a finished run, with its ledger opened."""
+        """Return the user's side of a finished run, with its ledger open."""
         from discreet.training.local_folder import load_user
 
         return load_user(Path(folder), device)
 
     def _next(self) -> int:
-        """Return a number that names one draw of noise and no other."""
-        self._drawn += 1
-        return self._drawn
+        """Return a number that identifies one use of the noise source."""
+        self._releases += 1
+        return self._releases
 
-    def _spend(self, event: DpEvent) -> None:
-        self._count += 1
-        terms = Terms(self._assumptions, self._caveats)
-        self.ledger.spend(event, id=f"query {self._session} {self._count}", secure=True, terms=terms)
+    def _sealed(self, release: _Release, event: DpEvent, count: int) -> Sealed[_Release]:
+        """Return a release of `count` texts that spends `event` for each of them when it is opened."""
+        cost = event if count == 1 else SelfComposedDpEvent(event, count)
 
-    def _promise(self, event: DpEvent) -> Guarantee:
-        found = promise(
+        def spend() -> None:
+            self._count += 1
+            terms = Terms(self._assumptions, self._caveats)
+            self.ledger.spend(cost, id=f"query {self._session} {self._count}", secure=True, terms=terms)
+
+        return Sealed(release, spend)
+
+    def _guarantee_of(self, event: DpEvent) -> Guarantee:
+        guarantee = guarantee_of(
             event,
             delta=self.delta,
             adjacency=self.layer.adjacency,
             unit="pair" if self.pairs else UNIT,
             assumptions=(*self._assumptions, _ONE_EACH, _TEXTS),
         )
-        return self._stated(found)
+        return self._stated(guarantee)
 
     @property
     def _assumptions(self) -> tuple[str, ...]:
-        length = (_LENGTH,) if isinstance(self.model.query, TokenQuery) else ()  # which the noise of a mean tells
+        length = (_LENGTH,) if isinstance(self.model.query, TokenQuery) else ()  # the noise of a mean reveals it
         secret = (SECRET_SEED,) if self.rng.is_secret else ()
         return secret + ((PUBLIC,) if self.public else ()) + length + (FLOATING_POINT,)
 
@@ -253,31 +234,31 @@ class UserSide:
         private = frozenset() if self.public else frozenset({Caveat.PRIVATE_CLIENT})
         return private if self.rng.is_secret else private | {Caveat.FIXED_SEED}
 
-    def _stated(self, found: Guarantee) -> Guarantee:
-        stated = found.with_caveats(self._caveats)
+    def _stated(self, guarantee: Guarantee) -> Guarantee:
+        stated = guarantee.with_caveats(self._caveats)
         return stated if self.public or not self.rng.is_secret else replace(stated, reason=self.reason)
 
 
 def queries_of(texts: Sequence[str], second: Sequence[str] | None = None) -> Corpus:
-    """Return texts as a corpus, refused where there are none or where one is empty."""
+    """Return texts as a corpus; reject an empty list, and a single text that is not in a list."""
     if isinstance(texts, str) or isinstance(second, str):
-        raise DataError("Expected a list of texts, found a single text. Put it into a list.")
+        raise DataError("Expected a list of texts, got a single text. Put it into a list.")
     if not len(texts):
-        raise DataError("Expected at least one text, found none.")
+        raise DataError("Expected at least one text, got none.")
     return Corpus("queries", tuple(texts), second=None if second is None else tuple(second))
 
 
 def person_ledger(path: Path | None, layer: LDPLayer, queries: int, epsilon: float, delta: float) -> Ledger:
-    """Return the ledger of one person's queries: its budget is that many of them, their costs simply added up."""
+    """Open the ledger of one person's queries; its budget is the sum of their costs."""
     budget = Budget(whole("queries", queries) * epsilon, delta)
     return Ledger.open(path, unit=PERSON, adjacency=layer.adjacency.value, budget=budget)
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Queries among decoys, step by step: what is sent, and which rows of it are true (the user's secret).
+    """Queries among decoys, step by step: the releases, and which of their rows are true (the user's secret).
 
-    Row i of every step is for query i; `true[t][i]` says whether step t sent the query itself there, or a decoy.
+    Row i of every step belongs to query i; `true[t][i]` says whether step t sent the query itself or a decoy.
     """
 
     steps: tuple[RepresentationRelease, ...]
@@ -286,42 +267,41 @@ class Mixed:
 
     @classmethod
     def draw(cls, coordinates: Tensor, layer: LDPLayer, sending: Sending, guarantee: Guarantee, source: Rng) -> Mixed:
-        """Return what every step sends: of each query's own pool, itself and its decoys, one row with fresh noise.
+        """Sample what every step sends: one row of each query's own pool, itself or a decoy, with fresh noise.
 
-        `coordinates` are the queries and then, query by query in turn, their first decoys, their second ones, and so
-        on; `guarantee` is what each query has over all steps, counted before this is called.
+        `coordinates` are those of the queries, then of the first decoy of each query, then of the second, and so on;
+        `guarantee` is that of each query over all steps.
 
-        Guarantee: the one given, if the server does not learn which steps were true.
+        Guarantee: `guarantee`, if the server does not learn which steps were true.
         """
         count = sending.decoys
         n = len(coordinates) // (1 + count)
         rows = np.arange(n * (1 + count)).reshape(1 + count, n)  # column i is query i, then its decoys
         releases, places = [], []
         for step in range(sending.steps):
-            one = np.minimum((source.fork("draw", step).uniform(n) * (1 + count)).astype(np.int64), count)
-            sent = layer(coordinates[torch.from_numpy(rows[one, np.arange(n)])], source.fork("noise", step))
+            chosen = np.minimum((source.fork("draw", step).uniform(n) * (1 + count)).astype(np.int64), count)
+            sent = layer(coordinates[torch.from_numpy(rows[chosen, np.arange(n)])], source.fork("noise", step))
             releases.append(RepresentationRelease(sent, guarantee=None))
-            places.append(one == 0)
+            places.append(chosen == 0)
         return cls(tuple(releases), tuple(places), guarantee)
 
     def collect(self, answers: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        """Return one answer for each query, the mean of all that came back for it; NaN where it was never drawn."""
-        said, true = np.stack(answers).astype(np.float64), np.stack(self.true)[:, :, None]
+        """Return one answer for each query, the mean of its answers; NaN if it was never sent."""
+        values, true = np.stack(answers).astype(np.float64), np.stack(self.true)[:, :, None]
         count = true.sum(0)
-        total = np.where(true, said, 0.0).sum(0)
+        total = np.where(true, values, 0.0).sum(0)
         return np.asarray(total / np.where(count > 0, count, np.nan), dtype=np.float32)
 
 
-_Release = TypeVar("_Release")
 _FEW = 16  # texts; each takes a fifth of a second at 512 tokens on one core
 _GRID = 32  # tokens
 
 
 @dataclass(eq=False)
 class Sealed(Generic[_Release]):
-    """A release that was made and has not left: `open` counts it in the ledger, once, and returns it.
+    """A release that is ready but not yet counted: `open` counts it in the ledger, once, and returns it.
 
-    Guarantee: that of the release; until it is opened nothing was spent, and nothing may be sent.
+    Guarantee: that of the release; until it is opened nothing is spent, and nothing may be sent.
     """
 
     _release: _Release = field(repr=False)
@@ -329,7 +309,7 @@ class Sealed(Generic[_Release]):
     _opened: bool = field(default=False, init=False)
 
     def open(self) -> _Release:
-        """Return the release, counted at the first call; if the budget does not allow it, it stays sealed."""
+        """Return the release, counted at the first call; if the budget is exceeded, it stays sealed."""
         if not self._opened:
             self._spend()
             self._opened = True
@@ -337,7 +317,7 @@ class Sealed(Generic[_Release]):
 
 
 def same_work(tokens: Tokens, model: Classifier) -> Tokens:
-    """Return tokens padded so that encoding them takes work that does not depend on the texts.
+    """Return tokens padded so that the work of encoding them does not depend on the texts.
 
     Up to 16 texts are padded to the model's maximum length. More would take too long; each batch of them is padded to
     a multiple of 32 tokens.

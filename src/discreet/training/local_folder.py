@@ -1,4 +1,11 @@
-"""The two folders of a locally private run: the client's, to be given to users, and the server's."""
+"""The two folders of a locally private run: the client's, for the users, and the server's.
+
+    runs/a/client   settings.toml  path.safetensors  ledger.jsonl  [tokenizer/  encoder.json  encoder.safetensors]
+    runs/a/server   settings.toml  head.safetensors
+
+A client with the built-in encoder stores only its name; any other encoder is stored in the folder. The client's folder
+has no head, and the server's has neither encoder nor tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +22,9 @@ from discreet.core.files import load_tensors, save_tensors, write_atomic
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.core.settings import dump, read
-from discreet.models.bilstm import BiLSTM
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.classifier import head as head_of
 from discreet.models.encoder import (
-    BILSTM,
     MINILM,
     MINILM_SHA256,
     WRONG_KIND,
@@ -33,7 +38,8 @@ from discreet.protections.local.projection import Projection, QueryAxes
 from discreet.protections.local.query import LocalQuery, QueryPath
 from discreet.protections.local.release import shape_model
 from discreet.training.local import UserSide, person_ledger
-from discreet.training.local_server import ServerSide, linear
+from discreet.training.local_server import ServerSide, linear_head
+from discreet.training.run_folder import encoder_config
 
 if TYPE_CHECKING:
     from discreet.protections.local.protection import LocalPrivacy
@@ -46,7 +52,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """What a user's side is set to; `settings.toml` in its folder. All of it is public."""
+    """Settings of the user's side, `settings.toml` in its folder; all of them are public."""
 
     encoder: str
     pooling: str
@@ -72,7 +78,7 @@ class ClientSettings:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a server's side is set to."""
+    """Settings of the server's side, `settings.toml` in its folder."""
 
     width: int
     task: str
@@ -83,8 +89,8 @@ class ServerSettings:
     format: int = _FORMAT
 
 
-def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: LocalPrivacy) -> str:
-    """Write client/ and server/ into a folder that nobody reads yet, and return a sentence that says so."""
+def write_sides(folder: Path, model: Classifier, protect: LocalLayer, requested: LocalPrivacy) -> str:
+    """Write client/ and server/ into the folder of an unfinished run, and return a sentence about them."""
     query = model.query
     assert isinstance(query, LocalQuery)
     path = query.path(model.head)
@@ -94,7 +100,7 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: Loc
     if model.settings.frozen and protect.claimed is not None:
         reasons.append(str(protect.claimed.reason))
     client = folder / CLIENT
-    client.mkdir(parents=True, exist_ok=True)  # a run that was stopped while it was written resumes here
+    client.mkdir(parents=True, exist_ok=True)  # a run may be stopped here and resumed
     layer = path.layer
     settings = ClientSettings(
         encoder=model.settings.encoder,
@@ -108,9 +114,9 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: Loc
         strength=layer.strength,
         clip_norm=layer.clip_norm,
         bound_norm=path.bound.clip_norm,
-        epsilon=asked.per_query,
+        epsilon=requested.per_query,
         delta=protect.delta,
-        queries=asked.queries,
+        queries=requested.queries,
         learned_from=path.projection.source,
         public=not reasons,
         reason="; ".join(reasons) or None,
@@ -131,12 +137,12 @@ def write_sides(folder: Path, model: Classifier, protect: LocalLayer, asked: Loc
 
 
 def _write_server(folder: Path, model: Classifier, path: QueryPath) -> None:
-    made: nn.Module = model.head
-    if path.axes is not None:  # folded: what the axes do on the way back is the server's part
-        assert isinstance(made, nn.Linear)
-        weight, bias = made.weight.detach().cpu(), made.bias.detach().cpu()
+    head: nn.Module = model.head
+    if path.axes is not None:  # fold the map from the axes back to vectors into the head
+        assert isinstance(head, nn.Linear)
+        weight, bias = head.weight.detach().cpu(), head.bias.detach().cpu()
         up, origin = path.axes.up.cpu(), path.axes.origin.cpu()
-        made = linear(weight @ up, weight @ origin + bias)
+        head = linear_head(weight @ up, weight @ origin + bias)
     settings = ServerSettings(
         width=path.layer.dimension,
         task=model.task,
@@ -145,7 +151,7 @@ def _write_server(folder: Path, model: Classifier, path: QueryPath) -> None:
         hidden=model.settings.hidden if model.settings.head != "linear" else (),
         about=f"answers to vectors of {path.layer.dimension} numbers randomised by {path.layer.mechanism}",
     )
-    save_tensors(made.state_dict(), folder / _HEAD)
+    save_tensors(head.state_dict(), folder / _HEAD)
     write_atomic(folder / _SETTINGS, dump(settings), private=False)
 
 
@@ -153,11 +159,8 @@ def _write_encoder(folder: Path, model: Classifier) -> None:
     """Write tokenizer and weights, unless they are the built-in ones, which every installation has."""
     if model.settings.encoder == MINILM and model.settings.frozen and model.fingerprint == MINILM_SHA256:
         return
-    config = model.encoder.config
-    values: Any = vars(config) if isinstance(model.encoder, BiLSTM) else config.to_dict()  # type: ignore[operator,union-attr]
-    kind = BILSTM if isinstance(model.encoder, BiLSTM) else "transformers"
     model.tokenizer.save_pretrained(folder / "tokenizer")
-    write_atomic(folder / "encoder.json", json.dumps({"kind": kind, "config": values}), private=False)
+    write_atomic(folder / "encoder.json", encoder_config(model), private=False)
     save_tensors(model.encoder.state_dict(), folder / "encoder.safetensors")
 
 
@@ -167,16 +170,16 @@ def load_server(folder: Path) -> ServerSide:
     try:
         tensors, _ = load_tensors(folder / _HEAD)
         outputs = len(settings.label_names) if settings.task == "classification" else 1
-        made = head_of(settings.head, settings.width, outputs, settings.hidden)
-        made.load_state_dict(tensors)
+        head = head_of(settings.head, settings.width, outputs, settings.hidden)
+        head.load_state_dict(tensors)
     except (OSError, RuntimeError, KeyError, ValueError, *WRONG_KIND) as error:
         raise _damaged(folder, error) from None
-    made.requires_grad_(False).eval()
-    return ServerSide(made, settings.width, settings.label_names, settings.task, settings.about)
+    head.requires_grad_(False).eval()
+    return ServerSide(head, settings.width, settings.label_names, settings.task, settings.about)
 
 
 def load_user(folder: Path, device: torch.device | str = "cpu") -> UserSide:
-    """Return the user's side from its folder, with its ledger opened; one process at a time may hold it."""
+    """Return the user's side from its folder, with its ledger open; only one process at a time can open it."""
     settings = _read(ClientSettings, folder, "client")
     try:
         tensors, _ = load_tensors(folder / _PATH)
@@ -186,10 +189,10 @@ def load_user(folder: Path, device: torch.device | str = "cpu") -> UserSide:
         raise _damaged(folder, error) from None
     if settings.position == "token":
         shape_model(model, path.bound, path.layer, Rng(0), path.projection, position="token")
-    if not (folder / _LEDGER).exists():  # a new one would forget what was spent
+    if not (folder / _LEDGER).exists():  # a new one would forget earlier spends
         raise ModelError(
-            f"Expected the ledger of all queries at {str(folder / _LEDGER)!r}. It is gone, and what was spent is not "
-            "known; bring it back, or take the client's folder anew from whoever trained it."
+            f"Expected the ledger of all queries at {str(folder / _LEDGER)!r}. Without it the spent budget is unknown; "
+            "restore it, or get a new client folder from whoever trained the model."
         )
     ledger = person_ledger(folder / _LEDGER, path.layer, settings.queries, settings.epsilon, settings.delta)
     return UserSide(model.eval(), path, ledger, settings.delta, settings.public, settings.reason, pairs=settings.pairs)
@@ -199,11 +202,9 @@ def _path(settings: ClientSettings, tensors: dict[str, Tensor]) -> QueryPath:
     axes = None
     if "axes.matrix" in tensors:
         matrix = tensors["axes.matrix"]
-        nowhere = (
-            torch.zeros(matrix.shape[1], len(matrix)),
-            torch.zeros(matrix.shape[1]),
-        )  # the way back is the server's
-        axes = QueryAxes(matrix, tensors["axes.offset"], *nowhere)
+        outputs, inputs = matrix.shape
+        # The map back to vectors is part of the server's head.
+        axes = QueryAxes(matrix, tensors["axes.offset"], torch.zeros(inputs, outputs), torch.zeros(inputs))
     return QueryPath(
         Projection(tensors["mean"], tensors["matrix"], settings.learned_from, settings.public),
         LDPLayer(settings.mechanism, settings.dimension, 1.0, settings.bound_norm),
@@ -213,18 +214,18 @@ def _path(settings: ClientSettings, tensors: dict[str, Tensor]) -> QueryPath:
 
 
 def _load_encoder(folder: Path, settings: ClientSettings) -> Classifier:
-    chosen = ModelSettings(
+    model_settings = ModelSettings(
         encoder=settings.encoder, pooling=settings.pooling, train="head", max_length=settings.max_length
     )
-    if not (folder / "encoder.json").exists():
-        return Classifier(load_encoder(settings.encoder, rng=Rng(0)), chosen, settings, Rng(0))
-    about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
-    weights, _ = load_tensors(folder / "encoder.safetensors")
-    tokenizer = load_tokenizer(folder / "tokenizer")
-    module: Any = fresh_module(about, weights)
-    encoder = assemble(settings.encoder, module, tokenizer, "")
-    encoder.module.load_state_dict(weights)
-    return Classifier(encoder, chosen, settings, Rng(0))
+    if (folder / "encoder.json").exists():
+        config = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+        weights, _ = load_tensors(folder / "encoder.safetensors")
+        module: Any = fresh_module(config, weights)
+        encoder = assemble(settings.encoder, module, load_tokenizer(folder / "tokenizer"), "")
+        encoder.module.load_state_dict(weights)
+    else:
+        encoder = load_encoder(settings.encoder, rng=Rng(0))
+    return Classifier(encoder, model_settings, settings, Rng(0))
 
 
 def _read(kind: type[Any], folder: Path, side: str) -> Any:
@@ -239,4 +240,4 @@ def _read(kind: type[Any], folder: Path, side: str) -> Any:
 
 
 def _damaged(folder: Path, error: Exception) -> ModelError:
-    return ModelError(f"Expected a whole folder at {str(folder)!r}. {first_line(error)} Train it again.")
+    return ModelError(f"Expected a complete folder at {str(folder)!r}. {first_line(error)} Train it again.")

@@ -1,11 +1,8 @@
-"""The server's side of a locally private classifier: a head over released vectors, and a refusal of all else.
+"""The server's side of a locally private classifier: a head over released vectors, fitted in closed form.
 
-The server's head, fitted to noisy vectors with the noise in mind.
-
-A server knows how much noise there is in what it was sent and how much there will be in what it is asked. Means survive
-noise; of the spread it takes off the noise of training and adds that of inference, so that the head is the one that
-training at the inference noise would give, in closed form and from one look at the release. All of it is
-post-processing.
+A server knows the variance of the noise in training vectors and in queries. Noise does not change the class means; from
+the covariance the server subtracts the noise of training and adds that of queries. The head is then the one that
+training at the noise of queries would give, in closed form. All of it is post-processing of the release.
 """
 
 from __future__ import annotations
@@ -25,9 +22,9 @@ from discreet.core.types import RepresentationRelease
 
 @dataclass(frozen=True)
 class ServerSide:
-    """What stands on the server: a head over released vectors. It has no tokenizer and takes no text.
+    """The server's side: a head over released vectors. It has no tokenizer and accepts no text.
 
-    Guarantee: all it does is post-processing of releases.
+    Guarantee: everything it does is post-processing of releases.
     """
 
     head: nn.Module = field(repr=False)
@@ -47,12 +44,12 @@ class ServerSide:
         query_noise: float,
         truth: float = 1.0,
     ) -> ServerSide:
-        """Return the side fitted to a release, for queries of a known noise; the server needs nothing else.
+        """Return the server's side fitted to a release; `noise` and `query_noise` are variances of one coordinate.
 
         Guarantee: that of the release, as this is post-processing.
         """
         if release.labels is None:
-            raise DataError("Expected a release with labels or scores to learn from, found none.")
+            raise DataError("Expected a release with labels or scores to train on, got none.")
         _check_vectors(release.vectors, None)
         if task == "classification":
             weights, bias = fit_classes(
@@ -61,7 +58,7 @@ class ServerSide:
         else:
             weights, bias = fit_score(release.vectors, release.labels, noise=noise, query_noise=query_noise)
         about = "" if release.guarantee is None else release.guarantee.sentence()
-        return cls(linear(weights, bias), int(weights.shape[1]), label_names, task, about)
+        return cls(linear_head(weights, bias), int(weights.shape[1]), label_names, task, about)
 
     def answer(self, release: RepresentationRelease | Tensor) -> npt.NDArray[np.float32]:
         """Return class probabilities, (rows, classes), or scores, (rows, 1), of released vectors."""
@@ -70,8 +67,8 @@ class ServerSide:
             scores = self.head(vectors.float())
             if self.task == "classification":
                 scores = scores.softmax(dim=1)
-        found: npt.NDArray[np.float32] = scores.cpu().numpy()
-        return found
+        answers: npt.NDArray[np.float32] = scores.cpu().numpy()
+        return answers
 
     @classmethod
     def load(cls, folder: Path | str) -> ServerSide:
@@ -81,30 +78,30 @@ class ServerSide:
         return load_server(Path(folder))
 
 
-def linear(weights: Tensor, bias: Tensor) -> nn.Linear:
+def linear_head(weights: Tensor, bias: Tensor) -> nn.Linear:
     """Return a linear head with these weights."""
-    made = nn.Linear(weights.shape[1], len(weights))
+    head = nn.Linear(weights.shape[1], len(weights))
     with torch.no_grad():
-        made.weight.copy_(weights)
-        made.bias.copy_(bias)
-    return made.requires_grad_(False)
+        head.weight.copy_(weights)
+        head.bias.copy_(bias)
+    return head.requires_grad_(False)
 
 
 def _check_vectors(vectors: Any, width: int | None) -> Tensor:
-    """Refuse whatever is not a table of finite numbers of the right width: text above all."""
+    """Reject anything but a matrix of finite numbers of the right width, in particular text."""
     if not isinstance(vectors, Tensor):
         raise DataError(
-            f"Expected released vectors, found {type(vectors).__name__}. The server takes no text: protect it on the "
+            f"Expected released vectors, got {type(vectors).__name__}. The server accepts no text: protect it on the "
             "user's side and send the release."
         )
     if vectors.ndim != 2 or len(vectors) == 0 or (width is not None and vectors.shape[1] != width):
-        wanted = "" if width is None else f" {width} wide"
+        expected = "" if width is None else f" of width {width}"
         raise DataError(
-            f"Expected a release of vectors{wanted}, found shape {tuple(vectors.shape)}. It was made for another "
+            f"Expected a release of vectors{expected}, got shape {tuple(vectors.shape)}. It was made for another "
             "server; use the client that was written with this one."
         )
     if not vectors.is_floating_point() or not bool(torch.isfinite(vectors).all()):
-        raise DataError("Expected a release of finite numbers, found NaN, infinity or integers. Protect it again.")
+        raise DataError("Expected a release of finite numbers, got NaN, infinity or integers. Protect it again.")
     return vectors
 
 
@@ -121,13 +118,13 @@ def fit_classes(
     truth: float = 1.0,
     balanced: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return weights (classes, width) and biases of a linear discriminant for queries of a known noise.
+    """Return weights (classes, width) and biases of a linear discriminant for queries with known noise.
 
     `noise` and `query_noise` are variances of one coordinate in training and in queries. `truth` is the probability
-    that a label is the true one, the others alike; means and shares are corrected for it. `balanced` leaves out which
-    class is more frequent: under much noise that alone would decide.
+    that a label is the true one; the other labels are equally likely. Class means and frequencies are corrected for it.
+    `balanced` ignores class frequencies: under much noise they alone would decide.
 
-    Guarantee: post-processing of a release, none is spent.
+    Guarantee: post-processing of a release; no budget is spent.
 
     >>> x = torch.tensor([[0.0, 1.0], [0.2, 1.1], [2.0, 1.0], [2.2, 0.9]])
     >>> weights, bias = fit_classes(x, torch.tensor([0, 0, 1, 1]), 2)
@@ -148,7 +145,7 @@ def fit_classes(
 def fit_score(
     vectors: Tensor, scores: Tensor, *, noise: float = 0.0, query_noise: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return weights (1, width) and the bias of a linear regression for queries of a known noise."""
+    """Return weights (1, width) and the bias of a linear regression for queries with known noise."""
     x, y = vectors.double(), scores.double()
     centre, level = x.mean(0), y.mean()
     spread = _covariance_for(x - centre, noise, query_noise, x.new_zeros(x.shape[1], x.shape[1]))
@@ -157,25 +154,24 @@ def fit_score(
 
 
 def _class_means(x: Tensor, labels: Tensor, classes: int, truth: float) -> tuple[Tensor, Tensor]:
-    """Return the mean vector and the share of every true class, from labels that tell the truth with a probability."""
-    seen = torch.nn.functional.one_hot(labels.long(), classes).double()
-    lie = (1 - truth) / (classes - 1)
-    answers = torch.full((classes, classes), lie, dtype=torch.float64, device=x.device)
-    answers.fill_diagonal_(truth)
-    sums = torch.linalg.solve(answers, seen.T @ x / len(x))
-    shares = torch.linalg.solve(answers, seen.mean(0))
-    if bool((seen.sum(0) == 0).any()):
-        raise DataError("Expected released vectors of every class, found a class without any. Send more of it.")
+    """Return the mean vector and the frequency of every true class, from labels that are true with a probability."""
+    reported = torch.nn.functional.one_hot(labels.long(), classes).double()
+    confusion = torch.full((classes, classes), (1 - truth) / (classes - 1), dtype=torch.float64, device=x.device)
+    confusion.fill_diagonal_(truth)
+    sums = torch.linalg.solve(confusion, reported.T @ x / len(x))
+    shares = torch.linalg.solve(confusion, reported.mean(0))
+    if bool((reported.sum(0) == 0).any()):
+        raise DataError("Expected released vectors of every class, got a class without any. Send more of it.")
     shares = shares.clamp_min(1 / len(x))
     return sums / shares[:, None], shares / shares.sum()
 
 
 def _covariance_for(x: Tensor, noise: float, query_noise: float | None, between: Tensor) -> Tensor:
-    """Return the spread within classes that queries will have: the released one, less its noise, plus theirs."""
+    """Return the within-class covariance of queries: that of the release, minus its noise, plus theirs."""
     total = x.T @ x / len(x) - between
     values, basis = torch.linalg.eigh(total)
     added = noise if query_noise is None else query_noise
     clean = (values - noise).clamp_min(0)
     floor = _RIDGE * float((clean + added).mean()) + 1e-12
-    found: Tensor = basis @ torch.diag(clean + added + floor) @ basis.T
-    return found
+    covariance: Tensor = basis @ torch.diag(clean + added + floor) @ basis.T
+    return covariance

@@ -1,7 +1,4 @@
-"""The one training loop: draw a batch, take a step, report, and keep what a stopped run needs to resume.
-
-Optimizers by name, with their weights in two groups, and the learning rate of a step.
-"""
+"""The training loop: take steps, report progress, write checkpoints; and the optimizers."""
 
 from __future__ import annotations
 
@@ -42,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training ended.
+    """Result of a training.
 
-    `finished` is false if it was asked to stop before its last step; `out_of_budget` is true if its ledger allowed no
-    further one, which is an end like any other.
+    `finished` is False if it was stopped before its last step; `out_of_budget` is True if its budget allowed no further
+    step, which also finishes a training.
     """
 
     finished: bool
@@ -59,10 +56,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class Job:
-    """Where a training keeps its progress, and who is told of it.
+    """Folders and callbacks of a training.
 
-    With a `workspace` folder, what is needed to resume is written there every `checkpoint_seconds` and at a stop. With
-    a `cache` folder, the outputs of a frozen encoder are kept there for other trainings.
+    A checkpoint is written to `workspace` every `checkpoint_seconds` and at a stop. Outputs of a frozen encoder are
+    stored in `cache` for other trainings.
     """
 
     workspace: Path | None = None
@@ -81,22 +78,22 @@ def train(
     secret: Rng | None = None,
     job: Job | None = None,
 ) -> Trained:
-    """Train a model on the train split of a corpus by a plan; the model is changed in place.
+    """Train a model on the train split of a corpus, as planned; the model is changed in place.
 
-    Without a plan it is trained with the default settings and without protection. Under a protection, the texts, the
-    vectors or every step's gradient pass through it, and are counted in the ledger (one in memory if none is given, in
-    the workspace if there is one) before the noise is drawn. Batches and noise come from `secret`, if one is given, or
-    as the plan says. A user-provided seed that others may know makes the figure an estimate: see `Rng.secret`.
+    Without a plan it is trained with default settings and without protection. A protection is applied to the texts, the
+    vectors or the gradient of every step, and its cost is written to the ledger before the noise is sampled. By
+    default the ledger is in the workspace, or in memory without one. Batches and noise come from `secret`, by default
+    that of the plan. A user-provided seed that others may know makes the figure an estimate: see `Rng.secret`.
 
     Called again with the same arguments and workspace, a stopped training resumes, and ends with the same weights as an
-    undisturbed one.
+    uninterrupted one.
 
-    Guarantee: that of the protection over all steps, for the train split's units, in the result; none without one.
+    Guarantee: that of the protection over all steps, for the units of the train split, in the result; none without one.
     """
     plan, job = plan or TrainingPlan.make(model, corpus), job or Job()
     split, settings, protect, rng = matched_split(corpus, model, "train"), plan.settings, plan.protect, plan.rng
     plan.check(split)
-    # The outputs of a frozen encoder are hashed with the rows.
+    # A frozen encoder is left out, because its outputs are hashed with the rows.
     start = weights_digest(model, leave_out="encoder" if model.settings.frozen else None)
     with ExitStack() as opened:
         if protect is not None:
@@ -122,16 +119,16 @@ def train(
         step: Step = OpenStep.of(parts)
         if secret is not None and ledger is not None:
             step = _protected_step(parts, ledger, secret)
-        opened.callback(torch.set_num_threads, torch.get_num_threads())  # resuming sets those of the beginning
+        opened.callback(torch.set_num_threads, torch.get_num_threads())  # a resume changes the number of threads
         opened.enter_context(torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []))
         name = identity(model, step.rows, settings, step.describe(), rng, start)
         if secret is not None and ledger is not None:
             step.run = checkpoint.spend_name(name, secret, ledger)
-        return _Run(model, parts.optimizer, step, validation, plan, job, name).go()
+        return _Run(model, parts.optimizer, step, validation, plan, job, name).train()
 
 
 def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
-    """Return the step of a protected training, by the place at which it is protected."""
+    """Return the step of a protected training, for the place of its protection."""
     protect = parts.plan.protect
     if isinstance(protect, GradientProtection):
         return PrivateStep.of(parts, ledger, secret)
@@ -142,7 +139,7 @@ def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
 
 @dataclass
 class _Run:
-    """The moving parts of one training, so that the loop below reads as a story."""
+    """The state of one training while its loop runs."""
 
     model: TextModel
     optimizer: torch.optim.Optimizer
@@ -158,28 +155,30 @@ class _Run:
         self.peak = self.settings.learning_rate
         self.steps = self.step.steps
 
-    def go(self) -> Trained:
-        at = Progress()
-        if self.workspace is not None:
-            at = checkpoint.load(self.workspace, self.identity, self.model, self.optimizer)
-            self.step.check(at.step)
-            if at.layout is not None:
-                self.step.restore(at.layout)
-            if at.step == 0 and self.step.protection is not None:
-                # Before anything is spent: whoever resumes must have the same corpus, settings and secret.
-                at = self.save(at)
-        begun, saved = time.monotonic() - at.seconds, time.monotonic()
+    def resume(self) -> Progress:
+        if self.workspace is None:
+            return Progress()
+        at = checkpoint.load(self.workspace, self.identity, self.model, self.optimizer)
+        self.step.check(at.step)
+        if at.layout is not None:
+            self.step.restore(at.layout)
+        # Before anything is spent: a resume must have the same corpus, settings and secret.
+        return self.save(at) if at.step == 0 and self.step.protection is not None else at
+
+    def train(self) -> Trained:
+        at = self.resume()
+        start, saved = time.monotonic() - at.seconds, time.monotonic()
         meter = Meter(self.steps, at.step, self.job.watch, self.step.epsilon)
         if self.settings.averaging and not at.averaged:
             at = replace(at, averaged=copy_weights(self.model))
         self.model.train()
-        step, over, poor = at.step, at.stale >= (self.settings.patience or self.steps), False
+        step, over, out_of_budget = at.step, at.stale >= (self.settings.patience or self.steps), False
         while step < self.steps and not over:
             set_rate(self.optimizer, self.settings.rate_at(step, self.steps, self.peak))
             try:
                 loss, count = self.step(step)
             except BudgetError:
-                poor = True
+                out_of_budget = True
                 break
             if self.settings.averaging:
                 blend(at.averaged, self.model, step, self.settings.averaging)
@@ -192,14 +191,14 @@ class _Run:
             if self.workspace is not None and (
                 stop or time.monotonic() - saved > self.job.checkpoint_seconds or self.step.layout() != at.layout
             ):
-                at = self.save(replace(at, step=step, seconds=time.monotonic() - begun))
+                at = self.save(replace(at, step=step, seconds=time.monotonic() - start))
                 saved = time.monotonic()
             if stop:
-                return self.result(at, False, step, time.monotonic() - begun)
+                return self.result(at, False, step, time.monotonic() - start)
         if at.best_weights or at.averaged:
             restore_weights(self.model, at.best_weights or at.averaged)
         self.model.eval()
-        return self.result(at, True, step, time.monotonic() - begun, poor)
+        return self.result(at, True, step, time.monotonic() - start, out_of_budget)
 
     def save(self, at: Progress) -> Progress:
         assert self.workspace is not None
@@ -207,14 +206,15 @@ class _Run:
         checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)
         return at
 
-    def result(self, at: Progress, finished: bool, steps: int, seconds: float, poor: bool = False) -> Trained:
-        return Trained(finished, steps, seconds, self.step.rows.truncated, at.history, self.step.guarantee(), poor)
+    def result(self, at: Progress, finished: bool, steps: int, seconds: float, out_of_budget: bool = False) -> Trained:
+        truncated, guarantee = self.step.rows.truncated, self.step.guarantee()
+        return Trained(finished, steps, seconds, truncated, at.history, guarantee, out_of_budget)
 
     def end_of_epoch(self, at: Progress, meter: Meter) -> Progress:
         entry: dict[str, Any] = {"epoch": at.epoch, "step": at.step}
         loss = meter.mean()
         if self.step.protection is None:
-            entry["loss"] = loss  # the loss on private rows is itself private: a protected run keeps none of it
+            entry["loss"] = loss  # the loss on private rows is private: a protected run does not store it
         if self.validation is None:
             return replace(at, history=(*at.history, entry))
         scores = evaluate(self.model, self.validation, self.settings.precision)
@@ -228,7 +228,7 @@ class _Run:
 
 
 def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """Return the optimizer that the settings name, over the weights that are trained."""
+    """Return the optimizer of the settings, over the trainable weights."""
     weights = trained(model)
     if not weights:
         raise UnsupportedError(
@@ -238,7 +238,7 @@ def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Opti
     device = next(iter(weights.values())).device
     parts = groups(model, settings.weight_decay or 0.0, settings.head_rate)
     for part in parts:
-        # A rate that lives on the device can change between replays of a captured step.
+        # A learning rate on the device can change between replays of a captured step.
         part["lr"] = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parts, momentum=settings.momentum, fused=True)
@@ -246,21 +246,17 @@ def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Opti
 
 
 def groups(model: nn.Module, weight_decay: float, head_rate: float = 1.0) -> list[dict[str, Any]]:
-    """Return the trained weights in groups: matrices decay, biases and norms do not; a head may learn faster."""
-    found: list[dict[str, Any]] = []
-    for fast in (False, True) if head_rate != 1 else (None,):
-        parameters = [p for name, p in trained(model).items() if fast is None or fast is _is_new(name)]
-        pace = head_rate if fast else 1.0
-        found += [
+    """Return the trainable weights in groups: matrices decay, biases and norms do not; `head_rate` scales the head."""
+    parts: list[dict[str, Any]] = []
+    for is_head in (False, True) if head_rate != 1 else (None,):
+        named = trained(model).items()
+        parameters = [p for name, p in named if is_head is None or is_head is name.startswith(("head.", "pooler."))]
+        pace = head_rate if is_head else 1.0
+        parts += [
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "pace": pace},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "pace": pace},
         ]
-    return found
-
-
-def _is_new(name: str) -> bool:
-    """Return whether a weight belongs to what stands behind the encoder."""
-    return name.startswith(("head.", "pooler."))
+    return parts
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,14 +1,12 @@
-"""The parts in which a private batch is read: their shapes, their memory, and whether units change each other there.
+"""The parts into which a private batch is divided: their shapes, their memory, and the independence of their units.
 
-The shapes of the parts of a private batch: a function of public facts and of each unit alone, never of the others.
+Kernels choose the order of additions by the shapes of their inputs, so the rounding of a unit's gradient depends on its
+padded width and on the number of rows in its part. If these depended on the other units, one unit would change the
+gradients of others: in bf16 by several per cent of the clip norm. So the padded width and the number of rows of a unit
+are functions of that unit and a public grid; a part of each shape has a fixed number of units, and is filled up with
+padding rows of weight zero.
 
-Kernels choose how to add by the shape of what they are given, so a unit's gradient is rounded by the width to which it
-is padded and by the number of rows beside it. If these depended on the other units, one unit would change the gradients
-of others: in bf16 by several per cent of the clip norm. So a unit's padded width and number of rows follow from that
-unit and a public grid, a part of each shape has a fixed number of units, and what is missing is filled up with rows
-that weigh nothing.
-
-Devices and number formats: bf16 where the device has it, float32 elsewhere.
+Also here: the choice of device and precision (bf16 if the device supports it, float32 otherwise).
 """
 
 from __future__ import annotations
@@ -38,22 +36,22 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.models.base import TextModel
 
-UNPADDED = 4  # one in so many of the made-up units has no padding
-_SHARE_OF_MEMORY = 0.8  # of what is free, for one part; the rest is for what the allocator cannot use
-# Bytes for each trained weight that come on top of a part: its sum, the optimizer's two moments, noise in float64.
+UNPADDED = 4  # every fourth synthetic unit has no padding
+_SHARE_OF_MEMORY = 0.8  # share of the free memory for one part; the allocator cannot use all of it
+# Bytes per trained weight in addition to a part: its sum, the optimizer's two moments, noise in float64.
 _BYTES_A_WEIGHT = 24
-_TRIED_TOKENS = 2048  # of the smaller of two made-up parts whose peaks of memory are compared
+_TEST_TOKENS = 2048  # tokens in the smaller of two synthetic parts whose peak memory is compared
 
 
 @dataclass
 class PrivateParts:
-    """How the units of a batch are read in parts of fixed shapes.
+    """Divide the units of a batch into parts of fixed shapes.
 
-    Before a shape is used for the first time, made-up rows show whether the kernels at hand compute every unit by
-    itself, bit for bit. If not, attention is computed by ordinary products from then on; if that does not help either,
-    `unsteady` is true, and the guarantee an estimate.
+    Before a shape is used for the first time, synthetic rows show whether the kernels compute every unit independently,
+    bit for bit. If not, attention is computed by ordinary matrix products from then on; if that does not help either,
+    `unsteady` is True, and the guarantee is an estimate.
 
-    Guarantee: none of its own. What it does depends on public facts, and on each unit's own length and rows.
+    Guarantee: none of its own. The parts depend on public facts, and on the lengths and rows of each unit alone.
     """
 
     model: TextModel
@@ -69,38 +67,38 @@ class PrivateParts:
     def of(
         cls, model: TextModel, tape: Tape, rows: Tokens | Vectors, precision: str, expected_units: int
     ) -> PrivateParts:
-        """Return the parts for a model, from the expected number of units and the memory that a made-up step takes."""
+        """Return the parts for a model, from the expected number of units and the memory of a synthetic step."""
         tokens = isinstance(rows, Tokens)
         device = model.device.type if tokens else "cuda"  # vectors are cheap: few large parts on any device
         parts = cls(model, tape, rows, precision, Shapes.of(device, model.max_length if tokens else 1, expected_units))
         return parts.fitted() if tokens else parts
 
     def fitted(self) -> PrivateParts:
-        """Return the same with no larger parts than fit the memory, as made-up rows show."""
+        """Return the same with parts that fit into memory, as measured on synthetic rows."""
         weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         if self.model.device.type == "cuda":
-            rows = rows_on_cuda(self.shapes, self._try, self.model.device, weights * _BYTES_A_WEIGHT)
+            rows = rows_on_cuda(self.shapes, self._measure, self.model.device, weights * _BYTES_A_WEIGHT)
         else:
             rows = rows_on_cpu(self.shapes, self.tape, weights * _BYTES_A_WEIGHT)
         return replace(self, shapes=self.shapes.at_most(rows))
 
     def layout(self) -> dict[str, Any]:
-        """Return what was chosen, so that a resumed training rounds as an undisturbed one."""
+        """Return the chosen shapes, so that a resumed training rounds as an uninterrupted one."""
         return {"rows": [list(pair) for pair in self.shapes.rows], "plain_attention": self.plain_attention}
 
     def restore(self, layout: dict[str, Any]) -> None:
-        """Take up what a training had chosen before it was stopped."""
+        """Restore the shapes of a stopped training."""
         self.shapes = replace(self.shapes, rows=tuple((int(w), int(r)) for w, r in layout["rows"]))
         self.plain_attention = bool(layout["plain_attention"])
         self._steady.clear()
 
     def shrink(self) -> None:
-        """Take half as many rows at a time from now on, after memory ran out."""
+        """Halve the number of rows of each part, after memory ran out."""
         smaller = self.shapes.halved()
         if smaller is None:
             raise ModelError(
-                "Expected memory for the rows of one unit at a time, and there is not enough. Use a smaller max_length "
-                "or encoder, train the head alone, or give each unit fewer rows."
+                "Expected enough memory for the rows of one unit. Use a smaller max_length or encoder, train the head "
+                "alone, or limit the rows of each unit."
             )
         self.shapes = smaller
         gc.collect()
@@ -108,14 +106,14 @@ class PrivateParts:
             torch.cuda.empty_cache()
 
     def of_units(self, rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> list[Part]:
-        """Return the parts of a batch in which unit u owns `rows[starts[u] : starts[u + 1]]`, each shape tried out."""
+        """Return the parts of a batch in which unit u owns `rows[starts[u] : starts[u + 1]]`; test new shapes."""
         lengths = self.rows.lengths if isinstance(self.rows, Tokens) else np.ones(len(self.rows), dtype=np.int64)
         parts = list(self.shapes.parts(rows, starts, lengths))
-        self._try_out({part.shape for part in parts})
+        self._test({part.shape for part in parts})
         return parts
 
     def record(self, part: Part) -> tuple[Record, Tensor]:
-        """Return the record of a part's units, and the losses of its rows with zero for those of padding."""
+        """Return the record of a part's units, and the losses of its rows, which are zero for padding rows."""
         seeds = torch.from_numpy((part.rows >= 0).astype(np.float32)).to(self.model.device)
         record, losses = self._record(self.rows.part(part.rows, part.width), part.units, part.rows_each, seeds)
         record.padding = part.units - part.real
@@ -130,7 +128,7 @@ class PrivateParts:
                 owners = torch.arange(units, device=self.model.device).repeat_interleave(rows_each)
             return self.tape.backward(losses, owners, seeds=seeds), losses
 
-    def _try_out(self, shapes: set[tuple[int, int, int]]) -> None:
+    def _test(self, shapes: set[tuple[int, int, int]]) -> None:
         for shape in sorted(shapes - self._steady.keys()):
             self._steady[shape] = self._is_steady(shape)
         if all(self._steady[shape] for shape in shapes) or self.unsteady:
@@ -138,7 +136,7 @@ class PrivateParts:
         if self.model.device.type == "cuda" and not self.plain_attention:
             self.plain_attention = True
             self._steady.clear()
-            self._try_out(shapes)
+            self._test(shapes)
             return
         self.unsteady = True
 
@@ -153,38 +151,37 @@ class PrivateParts:
 
         training = [module for module in self.model.modules() if module.training]
         with torch.random.fork_rng(devices=[self.model.device] if self.model.device.type == "cuda" else []):
-            self.model.eval()  # dropout would tell places apart, and is the same whoever stands there
+            self.model.eval()  # dropout depends on the position in a batch, not on the unit there
             try:
                 return bitwise_invariant(values_of, units, UNPADDED)
             finally:
                 for module in training:
                     module.training = True
 
-    def _try(self, rows: int, width: int) -> None:
-        """Take the part of a step that needs the memory, on made-up rows."""
+    def _measure(self, rows: int, width: int) -> None:
+        """Run the memory-intensive part of a step on synthetic rows."""
         batch = self.rows.made_up(rows, width, len(self.model.tokenizer), self.model.classes, Rng(0), padded=False)
         clipped_sum(self._record(batch, rows, 1, None)[0], Flat(1.0))
 
 
 def pool_of(model: TextModel, rows: Tokens | Vectors, units: int, each: int, width: int) -> Batch:
-    """Return made-up rows of some units, of which every fourth has no padding."""
-
-    def made_up(padded: bool) -> Batch:
-        return rows.made_up(units * each, width, len(model.tokenizer), model.classes, Rng(0), padded=padded)
-
-    some, full = made_up(True), made_up(False)
-    unpadded = (torch.arange(units) % UNPADDED == 0).repeat_interleave(each).to(some.targets.device)
+    """Return synthetic rows of `units` units, every fourth of which has no padding."""
+    padded, full = (
+        rows.made_up(units * each, width, len(model.tokenizer), model.classes, Rng(0), padded=pad)
+        for pad in (True, False)
+    )
+    unpadded = (torch.arange(units) % UNPADDED == 0).repeat_interleave(each).to(padded.targets.device)
     inputs = {
         name: torch.where(unpadded.view(-1, *(1 for _ in value.shape[1:])), full.inputs[name], value)
-        for name, value in some.inputs.items()
+        for name, value in padded.inputs.items()
     }
-    return Batch(inputs, some.targets)
+    return Batch(inputs, padded.targets)
 
 
 def rows_on_cuda(
     shapes: Shapes, take: Callable[[int, int], None], device: torch.device, reserved: int
 ) -> dict[int, int]:
-    """Return how many rows of each width fit the memory of a GPU, from the peaks of two made-up parts."""
+    """Return how many rows of each width fit the memory of a GPU, from the peak memory of two synthetic parts."""
 
     def peak(rows: int, width: int) -> int:
         torch.cuda.synchronize(device)
@@ -194,26 +191,26 @@ def rows_on_cuda(
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - before
 
-    found: dict[int, int] = {}
+    fitting: dict[int, int] = {}
     for width, _ in shapes.rows:
-        few = max(2, _TRIED_TOKENS // width)
+        few = max(2, _TEST_TOKENS // width)
         try:
-            take(few, width)  # the first time, libraries take memory of their own
+            take(few, width)  # the first time, libraries allocate memory of their own
             small, large = peak(few, width), peak(2 * few, width)
         except torch.OutOfMemoryError:
-            found[width] = 1
+            fitting[width] = 1
             torch.cuda.empty_cache()
             continue
         each = max(1.0, (large - small) / few)
-        room = _SHARE_OF_MEMORY * free_on_cuda(device) - reserved - max(0.0, small - few * each)
-        rows = int(room / each)
-        found[width] = rows // 8 * 8 if rows >= 8 else max(1, rows)
+        free = _SHARE_OF_MEMORY * free_on_cuda(device) - reserved - max(0.0, small - few * each)
+        rows = int(free / each)
+        fitting[width] = rows // 8 * 8 if rows >= 8 else max(1, rows)
     torch.cuda.empty_cache()
-    return found
+    return fitting
 
 
 def free_on_cuda(device: torch.device) -> int:
-    """Return the bytes that this process may still take of a GPU's memory."""
+    """Return the bytes of GPU memory that this process can still allocate."""
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - allocated
@@ -223,19 +220,19 @@ def free_on_cuda(device: torch.device) -> int:
 
 
 def rows_on_cpu(shapes: Shapes, tape: Tape, reserved: int) -> dict[int, int]:
-    """Return how many rows of each width fit half of the available memory, by what the layers keep of a token."""
+    """Return how many rows of each width fit half of the available memory, from the bytes a layer stores per token."""
     free = available_memory()
     if free is None:
         return {}
     weights = [p for layer in tape.layers for p in layer.module.parameters(recurse=False)]
-    # Input and output of a layer and their gradients, in float32, twice: as autograd keeps them and as they are scaled.
+    # Inputs and outputs of a layer and their gradients, in float32, twice: stored by autograd, and scaled.
     each = 16 * sum(sum(p.shape) for p in weights if p.dim() == 2 and p.shape[0] < 2**14)
     tokens = int(max(0, free / 2 - reserved) / max(each, 1))
     return {width: max(1, tokens // width) for width, _ in shapes.rows}
 
 
 def available_memory() -> int | None:
-    """Return the bytes of main memory that can be taken without swapping, if the system says so."""
+    """Return the bytes of main memory that can be allocated without swapping, or None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -249,18 +246,18 @@ def available_memory() -> int | None:
 
 Numbers = npt.NDArray[np.int64]
 
-# How finely widths are told apart, in steps for each doubling, and the least width. On a CPU a part costs little more
-# than its tokens; on a GPU a part costs as much as ten thousand tokens or more, so shapes are few.
+# Resolution of the grid of widths, in steps per doubling, and the smallest width. On a CPU the cost of a part is about
+# that of its tokens; on a GPU a part costs at least as much as ten thousand tokens, so there are few shapes.
 _STEPS = {"cpu": 8, "cuda": 1}
 _LEAST_WIDTH = {"cpu": 4, "cuda": 16}
-# A part on a CPU has about so many tokens: a larger one is no faster, and wastes more when it is filled up.
+# Tokens of a part on a CPU: a larger part is not faster, and wastes more on padding.
 _CPU_TOKENS = (256, 512)
-MOST_TOKENS = 1 << 17  # of a part on a GPU, where a larger one is no faster
+MOST_TOKENS = 1 << 17  # tokens of a part on a GPU; a larger part is not faster
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some units of one shape: the numbers of their rows, -1 for a row of padding, and how many of them are real."""
+    """Units of one shape: the indices of their rows, -1 for padding rows, and the number of real units."""
 
     rows: Numbers
     units: int
@@ -276,7 +273,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Shapes:
-    """How many rows a part has at each width of a public grid.
+    """Number of rows of a part at each width of a public grid.
 
     >>> shapes = Shapes.of("cpu", max_length=128, expected_units=256)
     >>> [shapes.width_of(length) for length in (1, 12, 33, 127)]
@@ -291,31 +288,31 @@ class Shapes:
 
     @classmethod
     def of(cls, device: str, max_length: int, expected_units: int) -> Shapes:
-        """Return the shapes for a device, the longest text a model takes, and the expected number of units a batch."""
+        """Return the shapes for a device, the maximum length of a text, and the expected number of units per batch."""
         whole("expected_units", expected_units)
         widths = sorted({_rounded_up(n, _STEPS[device], _LEAST_WIDTH[device]) for n in range(1, max_length + 1)})
         widths = [*(width for width in widths if width < max_length), max_length]
         return cls(device, max_length, tuple((width, _rows_at(device, width, expected_units)) for width in widths))
 
     def width_of(self, length: int) -> int:
-        """Return the width to which a unit is padded whose longest row has so many tokens."""
+        """Return the padded width of a unit whose longest row has `length` tokens."""
         width = _rounded_up(max(1, length), _STEPS[self.device], _LEAST_WIDTH[self.device])
         return min(width, self.max_length)
 
     def rows_of(self, rows: int) -> int:
-        """Return to how many rows a unit is filled up that has so many."""
+        """Return the padded number of rows of a unit with `rows` rows."""
         return _rounded_up(rows, min(4, _STEPS[self.device]), 1)
 
     def units_of(self, rows_each: int, width: int) -> int:
-        """Return how many units a part holds, of so many rows each and of a width."""
+        """Return the number of units of a part, for a number of rows per unit and a width."""
         return max(1, dict(self.rows)[width] // rows_each)
 
     def at_most(self, rows: dict[int, int]) -> Shapes:
-        """Return the same shapes with no more rows than given for each width, but at least one."""
+        """Return the same shapes with at most `rows[width]` rows for each width, but at least one."""
         return replace(self, rows=tuple((w, max(1, min(r, rows.get(w, r)))) for w, r in self.rows))
 
     def halved(self) -> Shapes | None:
-        """Return the shapes with half as many rows in each, or nothing if none can be halved."""
+        """Return the shapes with half as many rows in each, or None if none can be halved."""
         if all(rows == 1 for _, rows in self.rows):
             return None
         return replace(self, rows=tuple((width, max(1, rows // 2)) for width, rows in self.rows))
@@ -323,8 +320,8 @@ class Shapes:
     def parts(self, rows: Numbers, starts: Numbers, lengths: Numbers) -> Iterator[Part]:
         """Yield the parts of a batch in which unit u owns `rows[starts[u] : starts[u + 1]]`.
 
-        `lengths` holds the tokens of every row of the corpus. Units of one shape stand together in the order they come
-        in; a unit is never divided.
+        `lengths` are the numbers of tokens of all rows of the corpus. Units of one shape are grouped in their order; a
+        unit is never divided.
         """
         counts = np.diff(starts)
         longest = np.maximum.reduceat(lengths[rows], starts[:-1]) if len(counts) else counts
@@ -333,16 +330,16 @@ class Shapes:
             kinds.setdefault((self.width_of(length), self.rows_of(count)), []).append(unit)
         for (width, each), members in sorted(kinds.items(), reverse=True):
             size = self.units_of(each, width)
-            for begun in range(0, len(members), size):
-                some = members[begun : begun + size]
+            for start in range(0, len(members), size):
+                chosen = members[start : start + size]
                 filled = np.full((size, each), -1, dtype=np.int64)
-                for place, unit in enumerate(some):
+                for place, unit in enumerate(chosen):
                     filled[place, : counts[unit]] = rows[starts[unit] : starts[unit + 1]]
-                yield Part(filled.reshape(-1), size, each, width, len(some))
+                yield Part(filled.reshape(-1), size, each, width, len(chosen))
 
 
 def _rounded_up(value: int, steps: int, least: int) -> int:
-    """Return the next number of a grid with so many steps for each doubling, in multiples of the least.
+    """Return the next number of a grid with `steps` steps per doubling, in multiples of `least`.
 
     >>> [_rounded_up(value, 8, 4) for value in (3, 31, 33, 65)], [_rounded_up(value, 1, 16) for value in (3, 33)]
     ([4, 32, 36, 72], [16, 64])
@@ -357,7 +354,7 @@ def _rows_at(device: str, width: int, expected_units: int) -> int:
         tokens = min(max(expected_units, _CPU_TOKENS[0]), _CPU_TOKENS[1])
         multiple = 8 if width < 128 else 4 if width < 256 else 2
         return max(multiple, tokens // width // multiple * multiple)
-    # Two parts if all units have this width, with room for how much the size of a Poisson batch varies.
+    # Two parts if all units have this width, with a margin for the varying size of a Poisson batch.
     rows = math.ceil((expected_units + 4 * math.sqrt(expected_units)) / 2 / 8) * 8
     return max(1, min(rows, MOST_TOKENS // width))
 
@@ -380,9 +377,9 @@ def find_device(name: str = "auto") -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context that computes in bf16 where it pays and is asked for, and does nothing elsewhere."""
-    wanted = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=wanted)
+    """Return the autocast context of a precision; `auto` is bf16 on a GPU that supports it, and float32 elsewhere."""
+    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
 
 
 _SKIPS_MASKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
@@ -390,11 +387,11 @@ _SKIPS_MASKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
 
 @contextmanager
 def fixed_kernels(plain_attention: bool = False) -> Iterator[None]:
-    """Let a model choose its kernels by the shapes of its inputs, and not by what they hold.
+    """Make a model choose its kernels by the shapes of its inputs, and not by their values.
 
-    Left alone, transformers gives attention no mask when no row of a batch is padded, and another kernel then computes
-    every row. With `plain_attention`, attention is computed by ordinary products, since the fused kernels of a GPU may
-    add in an order that changes from run to run.
+    By default, transformers passes no attention mask if no row of a batch is padded, and another kernel then computes
+    every row. With `plain_attention`, attention is computed by ordinary matrix products, because the fused kernels of a
+    GPU may add in an order that changes from run to run.
     """
     masks = sys.modules.get("transformers.masking_utils")
     before = {name: getattr(masks, name) for name in _SKIPS_MASKS if hasattr(masks, name)}

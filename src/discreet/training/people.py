@@ -1,23 +1,25 @@
-"""What all trainings and rewritten files of the same people add up to, kept on this machine and never in a run folder.
+"""Total epsilon of all trainings and rewritten files of the same people, recorded on this machine.
 
     $DISCREET_HOME or ~/.local/state/discreet   (mode 0700)
       key                a local secret of 32 bytes (mode 0600)
       people/NAME.json   one training or rewritten file: what it spent, for which unit, when (mode 0600)
       people/NAME.units  keyed hashes of its units, 8 bytes each, sorted (mode 0600)
 
-A unit is known by a hash of its id, keyed with the local secret; without ids, by a hash of the row's texts. So one more
-or one less finds the same people again. The total of a set of people is the largest total of one of them: all releases
-that this unit was in, composed. It is an upper bound for everybody in the set. Two units of different corpora with the
-same name and id count as one, which only raises it.
+The records are never in a run folder. A unit is identified by a hash of its id, keyed with the local secret; without
+ids, by a hash of the row's texts. So the same people are recognized in a corpus with a few more or fewer units. The
+total of a set of people is the largest total of one of them: all releases that contain this unit, composed. It is an
+upper bound for everyone in the set. Two units of different corpora with the same name and id count as one, which can
+only increase the total.
 
-A training reserves before it spends: what is written here is at all times at least what its own ledger holds, by at
-most twice, and is set to the ledger's count when the training ends or is stopped. A training whose folder is deleted
-still counts: its model may have been released.
+A training reserves before it spends: its record is always at least the spending in its own ledger, and at most twice
+as much. It is set to the ledger's count when the training ends or is stopped. A training whose folder is deleted still
+counts, because its model may have been released.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import hashlib
 import json
@@ -28,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,18 +44,21 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
 
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
 Marks = npt.NDArray[np.uint64]
 Spent = Mapping[str, int]  # events as JSON, and how often each is spent
 
 TRAINING, SANITIZED, FIXED_SEED, STUDY = "training", "sanitized", "fixed-seed", "study"
-COUNTED = (TRAINING, SANITIZED)  # the others are for experiments and are not added up
+COUNTED = (TRAINING, SANITIZED)  # the others are experiments and not added up
 _FORMAT = 1
-_MOST_PATTERNS = 8  # sets of trainings that are priced one by one; beyond, all of them together are
+_MOST_PATTERNS = 8  # sets of trainings that are composed one by one; if there are more, all trainings are composed
 _MARK_BYTES = 8
 
 
 def home_folder() -> Path:
-    """Return where the user's own records are kept: $DISCREET_HOME, or the user's state folder."""
+    """Return the folder of the user's records: $DISCREET_HOME, or the user's state folder."""
     if "DISCREET_HOME" in os.environ:
         return Path(os.environ["DISCREET_HOME"])
     return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "discreet"
@@ -61,7 +66,7 @@ def home_folder() -> Path:
 
 @dataclass(frozen=True)
 class Record:
-    """One training, one rewritten file, or one study, as it is kept."""
+    """Stored record of one training, one rewritten file, or one study."""
 
     name: str
     kind: str
@@ -80,7 +85,7 @@ class Record:
 
     @property
     def spends(self) -> int:
-        """How many spends are counted."""
+        """Number of recorded spends."""
         return sum(self.spent.values())
 
 
@@ -89,24 +94,24 @@ def _count(number: int, noun: str) -> str:
 
 
 def _listed(trainings: int, files: int, training: str = "training") -> str:
-    """Return how many trainings and rewritten files there are, in words.
+    """Return the numbers of trainings and rewritten files as text.
 
     >>> _listed(2, 0), _listed(1, 1), _listed(0, 1)
     ('2 trainings', '1 training and 1 sanitized file', '1 sanitized file')
     """
-    found = [_count(trainings, training)] if trainings or not files else []
-    return " and ".join([*found, *([_count(files, "sanitized file")] if files else [])])
+    counts = [_count(trainings, training)] if trainings or not files else []
+    return " and ".join([*counts, *([_count(files, "sanitized file")] if files else [])])
 
 
 @dataclass(frozen=True)
 class Total:
-    """What the releases of a set of people add up to for the one of them with the largest total.
+    """Composed guarantee of all releases of a set of people, for the person with the largest total.
 
-    It is over `trainings` and `files`, those that `discreet sanitize` rewrote. `apart` counts releases that are not in
-    it: with a fixed seed, which are for experiments. `elsewhere` counts those under another adjacency, whose figures do
-    not add up with these. `other_units` counts those recorded for another unit, such as rows where these are
-    patients: nobody can say whether they are of the same people. `restated` says
-    that some of them stated their own guarantee at another delta than `noun`, what is being released, has.
+    It covers `trainings` and `files` (rewritten by `discreet sanitize`). `apart` counts releases with a fixed seed,
+    which are experiments and not included. `elsewhere` counts releases under another adjacency, which cannot be
+    composed with these. `other_units` counts releases recorded for another unit, such as rows instead of patients: they
+    cannot be matched to the same people. `restated` says that some releases stated their own guarantee at another
+    delta than that of `noun`, the current release.
     """
 
     guarantee: Guarantee
@@ -120,36 +125,36 @@ class Total:
 
     @property
     def releases(self) -> int:
-        """How many releases are added up."""
+        """Number of composed releases."""
         return self.trainings + self.files
 
     @property
     def over(self) -> str:
-        """What is added up, in words."""
+        """Composed releases as text."""
         return _listed(self.trainings, self.files)
 
     def sentence(self, fresh: bool = False) -> str:
-        """Return the total as a sentence; `fresh` says that no limit was set, where there is a figure to limit."""
-        found = self.guarantee
+        """Return the total as a sentence; `fresh` adds that no limit is set, if there is a figure to limit."""
+        total = self.guarantee
         over = _listed(self.trainings, self.files, "protected training")
         if not self.releases:
-            text = f"These {found.unit}s: nothing is spent so far."
-        elif not found.exists:
-            text = f"These {found.unit}s: no bound over {over} recorded here, as {found.reason}."
+            text = f"These {total.unit}s: nothing is spent so far."
+        elif not total.exists:
+            text = f"These {total.unit}s: no bound over {over} recorded here, as {total.reason}."
         else:
-            kind = "" if found.certified else "an estimated "
+            kind = "" if total.certified else "an estimated "
             text = (
-                f"These {found.unit}s: {kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
+                f"These {total.unit}s: {kind}epsilon {in_digits(total.epsilon)} at delta {in_digits(total.delta)}"
                 f"{f' (the delta of this {self.noun})' if self.restated else ''} over {over} recorded here "
-                f"({found.adjacency.value})."
+                f"({total.adjacency.value})."
             )
         if self.elsewhere:
             text += f" Not in this figure: {_count(self.elsewhere, 'release')} under another adjacency."
         if self.other_units:
-            text += f" Not matched: {_count(self.other_units, 'release')} of another unit than the {found.unit}."
+            text += f" Not matched: {_count(self.other_units, 'release')} of another unit than the {total.unit}."
         if self.apart:
             text += f" Recorded apart: {self.apart} with a fixed seed, for experiments and not for release."
-        return Message(text + (f" No limit is set; {setting('budget')} sets one." if fresh and found.exists else ""))
+        return Message(text + (f" No limit is set; {setting('budget')} sets one." if fresh and total.exists else ""))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the total as plain values for JSON."""
@@ -164,32 +169,28 @@ class Total:
 
 
 class People:
-    """The records of a user's trainings and rewritten files, and the totals that follow from them."""
+    """Records of a user's trainings and rewritten files, and their totals."""
 
     def __init__(self, home: Path | None = None) -> None:
-        """Use a home folder, the user's if none is given; nothing is written yet."""
+        """Use a home folder, by default the user's; nothing is written yet."""
         self.home = home or home_folder()
         self.folder = self.home / "people"
 
     def marks_of(self, corpus: Corpus) -> Marks:
-        """Return keyed hashes of the units of a corpus, sorted, each once."""
+        """Return the distinct keyed hashes of the units of a corpus, sorted."""
         key = self._key()
         if corpus.units is not None:
-            names: Sequence[tuple[str, ...]] = [(name,) for name in corpus.unit_names]
+            names: list[tuple[str, ...]] = [(corpus.unit_name, name) for name in corpus.unit_names]
         else:
             second = corpus.second or ("",) * len(corpus)
-            names = list(zip(corpus.texts, second, strict=True))
-        kind = corpus.unit_name if corpus.units is not None else ""
-        found = [
-            hashlib.blake2b(json.dumps((kind, *name)).encode(), key=key, digest_size=_MARK_BYTES).digest()
-            for name in names
-        ]
-        return np.unique(np.frombuffer(b"".join(found), dtype="<u8").astype(np.uint64))
+            names = [("", *texts) for texts in zip(corpus.texts, second, strict=True)]
+        hashes = [hashlib.blake2b(json.dumps(n).encode(), key=key, digest_size=_MARK_BYTES).digest() for n in names]
+        return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64))
 
     def records(self) -> list[Record]:
-        """Return all records, in the order in which they were begun."""
-        found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
-        return sorted(found, key=lambda record: (record.began, record.name))
+        """Return all records, in the order of their start."""
+        records = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
+        return sorted(records, key=lambda record: (record.began, record.name))
 
     def total(
         self,
@@ -204,10 +205,10 @@ class People:
         kind: str = TRAINING,
         noun: str = "training",
     ) -> Total:
-        """Return what earlier releases of these people add up to, with what is planned for all of them.
+        """Return the composition of earlier releases of these people and of the planned spends for all of them.
 
-        `leave_out` is the name of a record that is not counted: that of the release whose plan is given, with its kind,
-        the word for it, and what its guarantee rests on as `terms`.
+        `leave_out` is the name of a record to ignore: that of the planned release, described by `kind`, `noun` and the
+        `terms` of its guarantee.
         """
         touched: list[tuple[Record, npt.NDArray[np.bool_]]] = []
         apart = elsewhere = other_units = 0
@@ -229,22 +230,27 @@ class People:
             counts = Counter(planned or {})
             for place in chosen:
                 counts.update(touched[place][0].spent)
-            event = composed([(event_from_json(text), count) for text, count in counts.items()])
-            one = guarantee(event, delta=delta, adjacency=adjacency, unit=unit)
-            worst = one if worst is None or one.epsilon > worst.epsilon else worst
+            pattern = guarantee(_composed(counts), delta=delta, adjacency=adjacency, unit=unit)
+            worst = pattern if worst is None or pattern.epsilon > worst.epsilon else worst
         assert worst is not None
-        known = frozenset(Caveat(value) for record, _ in touched for value in record.caveats)
-        told = Terms(tuple(text for record, _ in touched for text in record.assumptions), known) | (terms or Terms())
-        stated = replace(worst, assumptions=tuple(dict.fromkeys((*told.assumptions, *worst.assumptions))))
+        caveats = frozenset(Caveat(value) for record, _ in touched for value in record.caveats)
+        recorded = Terms(tuple(text for record, _ in touched for text in record.assumptions), caveats)
+        terms = recorded | (terms or Terms())
+        assumptions = tuple(dict.fromkeys((*terms.assumptions, *worst.assumptions)))
         kinds = Counter([record.kind for record, _ in touched] + ([kind] if planned is not None else []))
-        restated = any(record.delta != delta for record, _ in touched)
-        stated = stated.with_caveats(told.caveats)
         return Total(
-            stated, kinds[TRAINING], apart, elsewhere, other_units, restated, files=kinds[SANITIZED], noun=noun
+            replace(worst, assumptions=assumptions).with_caveats(terms.caveats),
+            kinds[TRAINING],
+            apart,
+            elsewhere,
+            other_units,
+            restated=any(record.delta != delta for record, _ in touched),
+            files=kinds[SANITIZED],
+            noun=noun,
         )
 
     def write(self, record: Record, marks: Marks | None = None) -> None:
-        """Write a record, whole or not at all, and on disk when this returns; its units are written first."""
+        """Write a record atomically and synced to disk; its units are written first."""
         self._make()
         try:
             if marks is not None and not self._marks_path(record.name).exists():
@@ -252,33 +258,34 @@ class People:
             about = {"format": _FORMAT, **{name: getattr(record, name) for name in record.__dataclass_fields__}}
             write_atomic(self._path(record.name), json.dumps(about, allow_nan=False))
         except OSError as error:
-            raise self._cannot(error) from None
+            raise self._not_writable(error) from None
 
     def find(self, name: str) -> Record | None:
-        """Return a record by its name, if there is one."""
+        """Return a record by its name, or None."""
         path = self._path(name)
         return self._read(path) if path.exists() else None
 
     def guarantee_of(self, record: Record) -> Guarantee | None:
-        """Return what one release guarantees by itself, at its own delta; nothing for a study or where none spent."""
+        """Return the guarantee of one release alone, at its own delta; None for a study or if nothing was spent."""
         if record.kind == STUDY or not record.spends:
             return None
-        event = composed([(event_from_json(text), count) for text, count in record.spent.items()])
-        found = guarantee(event, delta=record.delta, adjacency=Adjacency(record.adjacency), unit=record.unit)
+        alone = guarantee(
+            _composed(record.spent), delta=record.delta, adjacency=Adjacency(record.adjacency), unit=record.unit
+        )
         caveats = set(record.caveats) | ({Caveat.FIXED_SEED.value} if record.kind == FIXED_SEED else set())
-        return found.with_caveats(map(Caveat, caveats))
+        return alone.with_caveats(map(Caveat, caveats))
 
-    def touched_most(self) -> list[tuple[str, Adjacency, Total]]:
-        """Return the total of whoever has the largest, for each unit and adjacency."""
-        found = []
+    def largest_totals(self) -> list[tuple[str, Adjacency, Total]]:
+        """Return the largest total of one unit, for each kind of unit and adjacency."""
+        totals = []
         records = [record for record in self.records() if record.kind in COUNTED and record.spends]
         for unit, adjacency in dict.fromkeys((record.unit, record.adjacency) for record in records):
             own = [record for record in records if (record.unit, record.adjacency) == (unit, adjacency)]
             marks = np.unique(np.concatenate([self._marks(record.name) for record in own]))
-            at = min(record.delta for record in own)
-            total = self.total(marks, unit, Adjacency(adjacency), at)
-            found.append((unit, Adjacency(adjacency), total))
-        return found
+            delta = min(record.delta for record in own)
+            total = self.total(marks, unit, Adjacency(adjacency), delta)
+            totals.append((unit, Adjacency(adjacency), total))
+        return totals
 
     def delete(self, name: str) -> None:
         """Delete a record that spent nothing."""
@@ -287,7 +294,7 @@ class People:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let one process at a time look at the totals and write what follows from them."""
+        """Hold the lock under which totals are read and records are written."""
         self._make()
         handle = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -304,7 +311,7 @@ class People:
                 self.home.chmod(0o700)
             self.folder.chmod(0o700)
         except OSError as error:
-            raise self._cannot(error) from None
+            raise self._not_writable(error) from None
 
     def _key(self) -> bytes:
         path = self.home / "key"
@@ -315,11 +322,11 @@ class People:
                     write_atomic(path, secrets.token_hex(32), replace=False)
             return bytes.fromhex(path.read_text(encoding="ascii"))
         except OSError as error:
-            raise self._cannot(error) from None
+            raise self._not_writable(error) from None
         except ValueError:
             raise LedgerError(
-                f"Expected 64 hexadecimal digits in {str(path)!r}. It is the key that earlier releases were recorded "
-                "with, and without it their people are not found: restore it, or move the folder away to start anew."
+                f"Expected 64 hexadecimal digits in {str(path)!r}. It is the key of earlier records, which identifies "
+                "their people: restore it, or move the folder away to start again."
             ) from None
 
     def _read(self, path: Path) -> Record:
@@ -332,8 +339,8 @@ class People:
             return Record(**{**values, **lists})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise LedgerError(
-                f"Expected a record of a training at {str(path)!r}, found something else. What was spent can no longer "
-                "be added up: restore the file, or move it away to leave its training out of the total."
+                f"Expected a valid record of a training at {str(path)!r}. The total cannot be computed: restore the "
+                "file, or move it away to leave its training out of the total."
             ) from None
 
     def _marks(self, name: str) -> Marks:
@@ -342,7 +349,7 @@ class People:
             return np.frombuffer(data, dtype="<u8").astype(np.uint64)
         except (OSError, ValueError):
             path = str(self._marks_path(name))
-            raise LedgerError(f"Expected the units of a training at {path!r}. Restore the file from a copy.") from None
+            raise LedgerError(f"Expected the units of a training at {path!r}. Restore the file.") from None
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"
@@ -350,16 +357,16 @@ class People:
     def _marks_path(self, name: str) -> Path:
         return self.folder / f"{name}.units"
 
-    def _cannot(self, error: OSError) -> OutputError:
+    def _not_writable(self, error: OSError) -> OutputError:
         return OutputError(
-            f"Expected to be able to keep records of trainings in {str(self.home)!r}. {error.strerror}. Set "
+            f"Expected {str(self.home)!r} to be writable, to record trainings in it. {error.strerror}. Set "
             f"DISCREET_HOME to a folder of yours, or name a ledger ({setting('ledger')})."
         )
 
 
 @dataclass(frozen=True)
 class About:
-    """What is recorded of a release besides its people and its cost; `out` is None for what is written to stdout."""
+    """Description of a release in its record, besides its people and its cost; `out` is None for stdout."""
 
     kind: str
     delta: float
@@ -370,9 +377,9 @@ class About:
 
 @dataclass
 class Entry:
-    """The record of one training or rewritten file while it is made; whoever spends in its ledger spends here first.
+    """Record of a training or rewritten file in progress; its ledger spends here first.
 
-    Guarantee: what is on disk here is at least what its own ledger holds.
+    Guarantee: the record on disk is at least the spending in its own ledger.
     """
 
     people: People
@@ -393,19 +400,19 @@ class Entry:
         budget: float | None = None,
         marks: Marks | None = None,
     ) -> Entry:
-        """Return the entry of a release, found again by the name of its ledger if it is resumed.
+        """Return the entry of a release; a resumed one is identified by the name of its ledger.
 
-        `marks` are given where a unit may be known by several.
+        `marks` replace the hashes of the units if a unit may have several.
         """
-        told = ledger.statement
-        used = Counter({event_to_json(event): count for event, count in told.spent})
+        statement = ledger.statement
+        used = Counter({event_to_json(event): count for event, count in statement.spent})
         count = None if marks is None else corpus.unit_count
         marks = people.marks_of(corpus) if marks is None else marks
         record = people.find(ledger.name) or Record(
             ledger.name,
             about.kind,
-            told.unit,
-            told.adjacency.value,
+            statement.unit,
+            statement.adjacency.value,
             about.delta,
             len(marks) if count is None else count,
             "stdout" if about.out is None else str(about.out.resolve()),
@@ -414,60 +421,60 @@ class Entry:
             spent=dict(used),
             command=about.command,
         )
-        return cls(people, _resting_on(record, told.terms), marks, used, planned, budget)
+        return cls(people, _with_terms(record, statement.terms), marks, used, planned, budget)
 
     def before(self) -> Total:
-        """Return what earlier releases of these people add up to, without this one."""
-        told = self.record
-        adjacency = Adjacency(told.adjacency)
-        return self.people.total(self.marks, told.unit, adjacency, told.delta, leave_out=told.name, noun=self.noun)
+        """Return the total of earlier releases of these people, without this one."""
+        at = self.record
+        adjacency = Adjacency(at.adjacency)
+        return self.people.total(self.marks, at.unit, adjacency, at.delta, leave_out=at.name, noun=self.noun)
 
     @property
     def noun(self) -> str:
-        """The word for what is released."""
+        """Word for what is released: file or training."""
         return "file" if self.record.command == "sanitize" else "training"
 
     def now(self) -> Total:
-        """Return what all releases of these people add up to, with what this one has spent; not with a fixed seed."""
+        """Return the total of all releases of these people, including this one unless its seed is fixed."""
         return self._with(self.used) if self.record.kind in COUNTED else self.before()
 
-    def told(self) -> tuple[str, dict[str, Any]]:
-        """Return the total in words and as plain values."""
+    def summary(self) -> tuple[str, dict[str, Any]]:
+        """Return the total as a sentence and as plain values."""
         total = self.now()
         apart = "" if self.record.kind in COUNTED else f"This {self.noun} had a fixed seed and is recorded apart. "
         limit = "" if self.budget is None else f" Their budget is {in_digits(self.budget)}."
         return apart + total.sentence(self.budget is None) + limit, total.as_dict()
 
     def check(self) -> None:
-        """Reject a plan that would take the total of these people beyond the budget; nothing is written."""
+        """Reject a plan whose total for these people exceeds the budget; nothing is written."""
         if self.budget is None or not self.planned:
             return
         self._allow(Counter(self.planned) | self.used, self.budget, f"this {self.noun}")
 
     def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> None:  # noqa: A002
-        """Count one spend, on disk before this returns; what is written runs ahead by at most as much again."""
+        """Record one spend on disk before returning; up to twice the spends so far are reserved."""
         text = event_to_json(event)
         needed = self.used[text] + 1
-        stated = _resting_on(self.record, terms or Terms())
-        if stated != self.record or needed > self.record.spent.get(text, 0):
+        record = _with_terms(self.record, terms or Terms())
+        if record != self.record or needed > self.record.spent.get(text, 0):
             with self.people.locked():
-                if self.budget is not None:  # again, for another training on the same people may run beside this one
+                if self.budget is not None:  # again: another training on the same people may run at the same time
                     self._allow(Counter(self.planned) | (self.used + Counter({text: 1})), self.budget, repr(id))
                 reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
-                self.record = replace(stated, spent={**stated.spent, text: max(int(reserved), needed)})
+                self.record = replace(record, spent={**record.spent, text: max(int(reserved), needed)})
                 self.people.write(self.record, self.marks)
         self.used[text] = needed
 
     def state(self, terms: Terms) -> None:
-        """Record terms that what was spent turned out to rest on, on disk before this returns."""
-        stated = _resting_on(self.record, terms)
-        if stated != self.record:
+        """Add terms to those of earlier spends, on disk before returning."""
+        record = _with_terms(self.record, terms)
+        if record != self.record:
             with self.people.locked():
-                self.record = stated
+                self.record = record
                 self.people.write(self.record, self.marks)
 
     def close(self, *, finished: bool = False) -> None:
-        """Set the record to what was spent, which its own ledger holds; one that spent nothing is deleted."""
+        """Set the record to the actual spends; a record without spends is deleted."""
         with self.people.locked():
             if not self.used.total():
                 self.people.delete(self.record.name)
@@ -476,17 +483,16 @@ class Entry:
             self.people.write(self.record, self.marks)
 
     def _with(self, spent: Counter[str]) -> Total:
-        told = self.record
-        terms = Terms(told.assumptions, frozenset(map(Caveat, told.caveats)))
+        record = self.record
         return self.people.total(
             self.marks,
-            told.unit,
-            Adjacency(told.adjacency),
-            told.delta,
+            record.unit,
+            Adjacency(record.adjacency),
+            record.delta,
             spent,
-            leave_out=told.name,
-            terms=terms,
-            kind=told.kind,
+            leave_out=record.name,
+            terms=Terms(record.assumptions, frozenset(map(Caveat, record.caveats))),
+            kind=record.kind,
             noun=self.noun,
         )
 
@@ -494,20 +500,20 @@ class Entry:
         if self.record.kind not in COUNTED:
             return
         total = self._with(spent)
-        found = total.guarantee
+        bound = total.guarantee
         if total.elsewhere:
             raise BudgetError(
-                f"Expected all releases of these {found.unit}s under {found.adjacency.value}, found "
-                f"{_count(total.elsewhere, 'release')} under another adjacency, which cannot be added up with this "
+                f"Expected all releases of these {bound.unit}s under {bound.adjacency.value}, got "
+                f"{_count(total.elsewhere, 'release')} under another adjacency, which cannot be composed with this "
                 "one. Release under the same adjacency (a training with or without a population; a rewritten text is "
                 f"always under replace-one), or leave {setting('budget')} out."
             )
-        refuse_beyond(found.epsilon, budget, found.delta, f"these {found.unit}s", what, self.record.kind)
+        check_budget(bound.epsilon, budget, bound.delta, f"these {bound.unit}s", what, self.record.kind)
 
 
 @dataclass
 class Shared:
-    """A ledger that several trainings and rewritten files spend from, as `--ledger` names it; they spend here first."""
+    """A named ledger that several trainings and rewritten files spend from; their own ledgers spend here first."""
 
     ledger: Ledger
     delta: float
@@ -519,61 +525,61 @@ class Shared:
     def open(
         cls, path: Path, own: Ledger, delta: float, planned: Spent, budget: float | None, kind: str = TRAINING
     ) -> Shared:
-        """Open a named ledger for what is counted in a ledger of its own; reject what would go beyond the budget."""
-        told, held = own.statement, Ledger.read(path).budget if path.exists() else None
-        shared = Ledger.open(path, unit=told.unit, adjacency=told.adjacency, budget=held)
-        found = cls(shared, delta, planned, budget, kind)
+        """Open the named ledger for a release with a ledger of its own; reject a plan that exceeds the budget."""
+        statement, limit = own.statement, Ledger.read(path).budget if path.exists() else None
+        ledger = Ledger.open(path, unit=statement.unit, adjacency=statement.adjacency, budget=limit)
+        shared = cls(ledger, delta, planned, budget, kind)
         try:
-            found.check_resumed(own)
-            found.check()
+            shared.check_resumed(own)
+            shared.check()
         except BaseException:
-            shared.close()
+            ledger.close()
             raise
-        return found
+        return shared
 
     def check(self) -> None:
-        """Reject a plan that would take the ledger beyond the budget; nothing is written."""
+        """Reject a plan whose total in this ledger exceeds the budget; nothing is written."""
         if self.budget is not None and self.planned:
             self._allow(self.planned, f"this {_NOUNS[self.kind]}")
 
     def check_resumed(self, own: Ledger) -> None:
-        """Reject a ledger that lacks what the training has spent before."""
+        """Reject a ledger that lacks earlier spends of the training."""
         if any(not self.ledger.holds(name) for name in own.names):
             raise LedgerError(
                 f"Expected every spend of the unfinished run in {str(self.ledger.path)!r}, some are missing. Resume "
                 f"with the {setting('ledger')} that the run was started with."
             )
 
-    def told(self) -> tuple[str, dict[str, Any]]:
-        """Return what the ledger guarantees so far, in words and as plain values."""
-        found, path = self.ledger.guarantee(self.delta), str(self.ledger.path)
-        kind = "" if found.certified else "an estimated "
-        figure = f"{kind}epsilon {in_digits(found.epsilon)} at delta {in_digits(found.delta)}"
-        text = f"The ledger {path}, all that spent from it: {figure if found.exists else 'no bound'}."
-        return text, {"ledger": path, "guarantee": found.as_dict()}
+    def summary(self) -> tuple[str, dict[str, Any]]:
+        """Return the guarantee of the ledger so far, as a sentence and as plain values."""
+        total, path = self.ledger.guarantee(self.delta), str(self.ledger.path)
+        kind = "" if total.certified else "an estimated "
+        figure = f"{kind}epsilon {in_digits(total.epsilon)} at delta {in_digits(total.delta)}"
+        text = f"The ledger {path}, all releases in it: {figure if total.exists else 'no bound'}."
+        return text, {"ledger": path, "guarantee": total.as_dict()}
 
     def close(self, *, finished: bool = False) -> None:
         """Close the ledger; what was spent stays spent."""
         self.ledger.close()
 
     def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> None:  # noqa: A002
-        """Count one spend in the shared ledger."""
+        """Record one spend in the shared ledger."""
         text = event_to_json(event)
         if self.budget is not None and text not in self.planned and not self.ledger.holds(id):
             self._allow({text: 1}, repr(id))
         self.ledger.spend(event, id, secure=secure, terms=terms)
 
     def state(self, terms: Terms) -> None:
-        """Record terms in the shared ledger that what was spent there turned out to rest on."""
+        """Add terms to those of earlier spends in the shared ledger."""
         self.ledger.state(terms)
 
     def _allow(self, more: Spent, what: str) -> None:
-        told = self.ledger.statement
+        statement = self.ledger.statement
         added = [(event_from_json(text), count) for text, count in more.items()]
-        event = composed([*told.spent, *added])
-        found = guarantee(event, delta=self.delta, adjacency=told.adjacency, unit=told.unit)
+        event = composed([*statement.spent, *added])
+        total = guarantee(event, delta=self.delta, adjacency=statement.adjacency, unit=statement.unit)
         assert self.budget is not None
-        refuse_beyond(found.epsilon, self.budget, self.delta, f"the ledger {str(self.ledger.path)!r}", what, self.kind)
+        check_budget(total.epsilon, self.budget, self.delta, f"the ledger {str(self.ledger.path)!r}", what, self.kind)
 
 
 _NOUNS = {TRAINING: "training", SANITIZED: "file"}
@@ -583,24 +589,28 @@ _REMEDIES = {
 }
 
 
-def refuse_beyond(epsilon: float, budget: float, delta: float, whose: str, what: str, kind: str = TRAINING) -> None:
-    """Reject a total beyond the budget."""
+def check_budget(epsilon: float, budget: float, delta: float, whose: str, what: str, kind: str = TRAINING) -> None:
+    """Reject a total that exceeds the budget."""
     if epsilon > budget:
         raise BudgetError(
             f"Expected epsilon <= {in_digits(budget)}, the budget of {whose} at delta {in_digits(delta)}, got "
-            f"{in_digits(epsilon)} with {what}. Nothing was spent: {_REMEDIES[kind]}, or give a larger "
+            f"{in_digits(epsilon)} with {what}. Nothing was spent: {_REMEDIES[kind]}, or set a larger "
             f"{setting('budget')}."
         )
 
 
-def _resting_on(record: Record, terms: Terms) -> Record:
-    """Return a record with further terms that its guarantee rests on."""
+def _composed(spent: Spent) -> DpEvent:
+    return composed([(event_from_json(text), count) for text, count in spent.items()])
+
+
+def _with_terms(record: Record, terms: Terms) -> Record:
+    """Return a record with the terms of its guarantee extended."""
     caveats = tuple(sorted({*record.caveats, *terms.caveats}))
     return replace(record, caveats=caveats, assumptions=tuple(dict.fromkeys((*record.assumptions, *terms.assumptions))))
 
 
 def _patterns(touched: Sequence[npt.NDArray[np.bool_]]) -> list[tuple[int, ...]]:
-    """Return the sets of trainings that some unit was in, without those that are part of another one.
+    """Return the maximal sets of trainings that contain a common unit.
 
     >>> _patterns([np.array([True, True, False]), np.array([False, True, False])])
     [(0, 1)]
@@ -609,20 +619,18 @@ def _patterns(touched: Sequence[npt.NDArray[np.bool_]]) -> list[tuple[int, ...]]
         return [()]
     distinct = np.unique(np.stack(touched, axis=1), axis=0)
     sets = [frozenset(np.flatnonzero(row).tolist()) for row in distinct]
-    largest = [one for one in sets if not any(one < other for other in sets)]
-    if len(largest) > _MOST_PATTERNS:
+    maximal = [members for members in sets if not any(members < other for other in sets)]
+    if len(maximal) > _MOST_PATTERNS:
         return [tuple(range(len(touched)))]
-    return [tuple(sorted(one)) for one in largest]
+    return [tuple(sorted(members)) for members in maximal]
 
 
 def _now() -> str:
-    import datetime
-
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def record_study(people: People, out: Path, source: str) -> None:
-    """List a study: its trials draw from fixed seeds, so they are not added to anyone's total."""
+    """Record a study: its trials have fixed seeds, so they are not added to any total."""
     name = hashlib.blake2b(str(out.resolve()).encode(), digest_size=_MARK_BYTES).hexdigest()
     if people.find(name) is None:
         record = Record(name, STUDY, "", "", 0.0, 0, str(out.resolve()), f"trials on {source}", _now())

@@ -1,7 +1,7 @@
-"""The plan of a training: everything it does and costs, decided once, before the first step.
+"""The plan of a training: everything it needs and costs, decided once before the first step.
 
-Defaults, sampler, delta, steps, the ledger's budget, and whether randomness is secret or fixed are chosen here and
-nowhere else. A plan is a printable value: it never holds a secret or an open ledger.
+Defaults, sampler, delta, steps, the budget of the ledger, and whether randomness is secret or fixed are chosen only
+here. A plan is a printable value: it never holds a secret or an open ledger.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 class TrainingPlan:
     """Everything one training needs and costs.
 
-    `units` is the number of units that is public: their own, or the `population` that was given beforehand. `rows` is
-    the number of training rows. With a `noise_seed` batches and noise are repeatable, and the guarantee is an estimate;
-    without one they come from a secret seed of the operating system. `seed` is that of everything that needs no secret.
+    `units` is the public number of units: the actual number, or the `population`. `rows` is the number of training
+    rows. With a `noise_seed` batches and noise are repeatable, and the guarantee is an estimate; without one they come
+    from a secret seed of the operating system. `seed` is for everything that needs no secret.
 
     >>> plan = TrainingPlan(TrainSettings(epochs=2, batch_size=8), None, Shuffled(8), 26, 100, 100, "row")
     >>> plan.steps, plan.budget
@@ -78,7 +78,7 @@ class TrainingPlan:
     seed: int = 0
     noise_seed: int | None = None
     public: Corpus | None = field(default=None, repr=False)
-    notice: str | None = field(default=None, repr=False)  # what the owner should know of how the budget is used
+    notice: str | None = field(default=None, repr=False)  # for the user, about how the budget is used
 
     @classmethod
     def make(
@@ -97,38 +97,48 @@ class TrainingPlan:
     ) -> TrainingPlan:
         """Return the plan of a training on the train split of a corpus.
 
-        What `train` leaves open is chosen by what is trained, how it is protected and how much text there is. A
-        protection with a budget gets the noise that keeps the whole training within it. `population` is a public number
-        of units that was given beforehand, in place of the true one; the certificate is then add/remove. `public` is
-        text that a protection may mix with or learn from, and that nobody needs to hide.
+        Settings that `train` leaves open depend on what is trained, how it is protected and how much text there is. The
+        noise of a protection with a budget is calibrated so that the whole training stays within it. `population` is a
+        public number of units, chosen in advance, that replaces the actual one; the certificate is then add/remove.
+        `public` is text that needs no protection, for a protection to mix with or learn from.
 
-        Guarantee: of the training that follows the plan, at most `budget` for each unit, where there is one.
+        Guarantee: the training spends at most `budget` for each unit, if there is one.
         """
-        _check_protection(protect)
+        if isinstance(protect, list | tuple):
+            raise UnsupportedError(
+                f"Expected one protection, got {len(protect)}. Their costs do not simply add: a mixed record enters "
+                "many mixtures, so that its clipped gradients weigh k times as much. Choose one."
+            )
+        if protect is not None:
+            check_protection(protect)
         split = matched_split(corpus, model, "train")
         if population is not None and protect is None:
             remedy = "Without a protection nothing is certified."
             raise invalid("population", population, "left out without protect", remedy)
         adjacency = None if protect is None else adjacency_of(protect, population)
         units = split.unit_count if population is None else population
-        settings = _complete(train or TrainSettings(), model, protect, units)
+        part, width = model.settings.train, model.width
+        defaults = plain_defaults(part, units, width) if protect is None else protect.defaults(part, units, width)
+        settings = (train or TrainSettings()).completed(defaults)
         if protect is None:
-            return _plain(settings, split, sampler, seed)
+            chosen = sampler or Shuffled(min(settings.size, len(split)))
+            steps = max(1, round(settings.passes * chosen.steps_per_epoch(len(split))))
+            return cls(settings, None, chosen, steps, split.unit_count, len(split), split.unit_name, seed=seed)
         if settings.accumulate > 1:
-            remedy = f"A protected batch is read in parts that fit by itself; leave {setting('accumulate')} out."
+            remedy = f"A protected batch is divided automatically; leave {setting('accumulate')} out."
             raise invalid("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
-        at = next((value for value in (delta, protect.delta) if value is not None), None)
-        at = delta_for(units) if at is None else open_probability("delta", at)
+        delta = protect.delta if delta is None else delta
+        delta = delta_for(units) if delta is None else open_probability("delta", delta)
         if isinstance(protect, RepresentationProtection):
             classifier_of(model, protect.name)
-        conditions = _conditions(model, split, settings, units, at, public)
+        conditions = _conditions(model, split, settings, units, delta, public)
         resolved = protect.resolve(conditions)
         if isinstance(resolved, RepresentationProtection):
             resolved.check(min(settings.size, len(split)), len(split))
         chosen = sampler or sampler_for(resolved, settings.size, units, len(split))
         _check_sampler(chosen, resolved, settings, units, len(split), population)
-        drawn_from = units if isinstance(resolved, GradientProtection) else len(split)
-        steps = max(1, round(settings.passes * chosen.steps_per_epoch(drawn_from)))
+        sampled_from = units if isinstance(resolved, GradientProtection) else len(split)
+        steps = max(1, round(settings.passes * chosen.steps_per_epoch(sampled_from)))
         return cls(
             settings,
             resolved,
@@ -137,9 +147,9 @@ class TrainingPlan:
             units,
             len(split),
             split.unit_name,
-            at,
+            delta,
             adjacency,
-            Budget(protect.epsilon, at) if protect.epsilon is not None and protect.limits else None,
+            Budget(protect.epsilon, delta) if protect.epsilon is not None and protect.limits else None,
             population,
             seed,
             noise_seed,
@@ -162,20 +172,18 @@ class TrainingPlan:
     ) -> TrainingPlan:
         """Return the plan of a training in the user's own loop, of any module whose gradients are protected.
 
-        Give `units`, the number of units, which is then public (zero-out), or `population`, a public number that was
-        given beforehand (add/remove); and the number of `steps`, or of `epochs`.
+        Set `units`, the number of units, which is then public (zero-out), or `population`, a public number chosen in
+        advance (add/remove); and the number of `steps`, or of `epochs`.
 
-        Guarantee: of the training that follows the plan, at most `budget` for each unit, where there is one.
+        Guarantee: the training spends at most `budget` for each unit, if there is one.
         """
         check_protection(protect, "gradient")
         if (units is None) == (population is None):
-            remedy = (
-                "units is their number, which is then public; population is a public number that was given beforehand."
-            )
-            raise invalid("units", units, f"given where {setting('population')} is not, and only there", remedy)
+            remedy = "units is their actual number, which is then public; population is a number chosen in advance."
+            raise invalid("units", units, f"set if and only if {setting('population')} is not", remedy)
         if (steps is None) == (epochs is None):
-            remedy = "One of them says how long the training is."
-            raise invalid("steps", steps, f"given where {setting('epochs')} is not, and only there", remedy)
+            remedy = "One of them determines the length of the training."
+            raise invalid("steps", steps, f"set if and only if {setting('epochs')} is not", remedy)
         adjacency = adjacency_of(protect, population)
         count = whole("units", units) if units is not None else whole("population", population or 0)
         if whole("batch_size", batch_size) > count:
@@ -185,7 +193,7 @@ class TrainingPlan:
         per_epoch = sampler.steps_per_epoch(count)
         if steps is None:
             assert epochs is not None
-            steps = max(1, round(positive("epochs", epochs, "One epoch draws every unit once.") * per_epoch))
+            steps = max(1, round(positive("epochs", epochs, "One epoch samples every unit once.") * per_epoch))
         whole("steps", steps)
         delta = delta_for(count) if protect.delta is None else protect.delta
         conditions = Conditions(model, count, count, batch_size, steps, steps / per_epoch, delta)
@@ -207,10 +215,9 @@ class TrainingPlan:
     def check(self, split: Corpus) -> None:
         """Reject a corpus that the plan was not made for."""
         if (len(split), split.unit_name) != (self.rows, self.unit):
-            found = f"{len(split)} rows of {split.unit_name}s"
             raise DataError(
-                f"Expected the {self.rows} training rows of {self.unit}s that the plan was made for, got {found}. "
-                "Make a plan for this corpus."
+                f"Expected the {self.rows} training rows of {self.unit}s that the plan was made for, got {len(split)} "
+                f"rows of {split.unit_name}s. Make a plan for this corpus."
             )
         if self.population is None and split.unit_count != self.units:
             raise DataError(
@@ -226,11 +233,11 @@ class TrainingPlan:
 
     @property
     def rng(self) -> Rng:
-        """The source of everything in the training that needs no secret."""
+        """Source of everything in the training that needs no secret."""
         return Rng(self.seed).fork("train")
 
     def secret(self, workspace: Path | None = None) -> Rng:
-        """Return the source of batches and noise: of the operating system, kept in a workspace until it is finished."""
+        """Return the source of batches and noise; a workspace stores its secret seed until the run is finished."""
         if self.noise_seed is not None:
             return Rng(self.noise_seed).fork("secret")
         if workspace is None:
@@ -245,13 +252,13 @@ class TrainingPlan:
         return Ledger.open(path, unit=self.unit, adjacency=self.adjacency, budget=self.budget)
 
     def limit_beside(self, ledger: Ledger) -> Ledger | None:
-        """Return a ledger in memory that holds the training to its budget, where the one that is given does not."""
+        """Return a ledger in memory that enforces the budget of the training, if `ledger` does not."""
         if self.budget is None or (ledger.budget, ledger.statement.adjacency) == (self.budget, self.adjacency):
             return None
         return self.open_ledger()
 
     def step_cost(self, step: int) -> tuple[DpEvent, str]:
-        """Return what a step at the gradient costs, and the name it is counted by.
+        """Return the event of a step that protects gradients, and the name under which it is recorded.
 
         The disjoint batches of a shuffled epoch share one name: together they use every unit once, and are counted
         once.
@@ -260,9 +267,9 @@ class TrainingPlan:
         return step_cost(self.protect, self.sampler, step, self.units)
 
     def spends(self, model: TextModel, split: Corpus, ledger: Ledger) -> dict[str, int]:
-        """Return how often a training would spend each event, at most; nothing where the release decides its own cost.
+        """Return how often a training would spend each event at most; empty if only the release determines its cost.
 
-        `ledger` is the training's own, which may hold steps already, and a budget at which the training stops.
+        `ledger` is the training's own: it may already contain steps, and may have a budget at which training stops.
         """
         from discreet.accounting.events import event_to_json
 
@@ -287,21 +294,21 @@ class TrainingPlan:
         return {event_to_json(event): steps}
 
     def queries(self, held_out: Corpus, secret: Rng | None) -> Corpus:
-        """Return held-out text as the model will be asked about it: rewritten, if queries are rewritten too."""
+        """Return held-out text, rewritten if the protection rewrites queries too."""
         if not isinstance(self.protect, TextProtection) or not self.protect.rewrites_queries or secret is None:
             return held_out
         return self.protect.rewrite(held_out, secret.fork("held out"))
 
 
 def model_settings(
-    asked: Mapping[str, Any], protect: Protection | None, units: int, task: str | None = None
+    chosen: Mapping[str, Any], protect: Protection | None, units: int, task: str | None = None
 ) -> ModelSettings:
-    """Return the settings of a model, with the defaults for its task and protection where nothing was asked for.
+    """Return the settings of a model, with the defaults of its task and protection for those that are not chosen.
 
     >>> model_settings({}, None, 2000).train, model_settings({"train": "top-2"}, None, 2000).train
     ('all', 'top-2')
     """
-    values = dict(asked)
+    values = dict(chosen)
     if task == LM:
         values = {"encoder": SMOLLM2, "train": "all", "head": "linear", **values}
     part = "all" if protect is None else protect.default_part
@@ -315,10 +322,10 @@ def model_settings(
 
 
 def part_to_train(default: str, protect: Protection | None, units: int, encoder: str = "minilm") -> str:
-    """Return what is trained where nothing was said: the head alone where noise meets few units.
+    """Return what is trained by default: the head alone if a noisy protection has few units.
 
     300 tickets under epsilon 3: all layers reach .571 in 210 s, the head 1.000 in 10 s. The 2,000 notes under TextHide:
-    all layers give every note the same class, the head reaches .757. An encoder that was never trained is not frozen.
+    all layers give every note the same class, the head reaches .757. An untrained encoder (bilstm) is not frozen.
     """
     few = protect is not None and protect.learns_little and units < FEW_UNITS
     return "head" if few and default == "all" and encoder != BILSTM else default
@@ -336,21 +343,21 @@ def delta_for(units: int) -> float:
 def adjacency_of(protect: Protection, population: int | None = None) -> Adjacency:
     """Return the adjacency a training is certified under: the protection's own, or add/remove with a population.
 
-    Only a noisy sum hides who is absent; where each text or vector is seen, a population is rejected.
+    Only a noisy sum hides the absence of a unit; if each text or vector is visible, a population is rejected.
     """
     if population is None:
         return protect.adjacency
-    whole("population", population, 1, "It is the number of units that may be taken to be in the data.")
+    whole("population", population, 1, "It is the assumed number of units in the data.")
     if protect.visible != "sum" or protect.adjacency is not Adjacency.ZERO_OUT:
-        remedy = "There it is seen who is absent, and the number of units is public; leave it out."
+        remedy = "The absence of a unit is visible there, so the number of units is public; leave it out."
         raise invalid("population", population, f"left out for {protect.name}", remedy)
     return Adjacency.ADD_REMOVE
 
 
 def sampler_for(protect: Protection, size: int, units: int, rows: int) -> Sampler:
-    """Return the sampler a protection is accounted for with.
+    """Return the sampler that the accounting of a protection assumes.
 
-    At the gradient units are drawn: Poisson for sums, a fixed size for visible vectors. Elsewhere rows are.
+    Protections of gradients sample units: Poisson for sums, a fixed size for visible vectors. Others sample rows.
     """
     if isinstance(protect, GradientProtection):
         batch = min(size, units)
@@ -365,14 +372,14 @@ def sampler_for(protect: Protection, size: int, units: int, rows: int) -> Sample
 
 
 def step_cost(protect: GradientProtection, sampler: Sampler, step: int, n: int) -> tuple[DpEvent, str]:
-    """Return what a step costs and the name it is counted by; the batches of a shuffled epoch share one."""
+    """Return the event of a step and the name it is recorded under; the batches of a shuffled epoch share one."""
     if isinstance(sampler, Shuffled):
         return sampler.per_epoch(protect.event), f"epoch {step // sampler.steps_per_epoch(n)}"
     return sampler.amplify(protect.event, n, protect.visible), f"step {step}"
 
 
 def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
-    """Return one split of a corpus, rejected if it is not there or is for another task."""
+    """Return one split of a corpus; reject a missing split, and a corpus for another task."""
     if not isinstance(model, TextModel):
         raise UnsupportedError(
             f"Expected model to be a discreet.Classifier or LanguageModel, got {type(model).__name__}. Put a head on "
@@ -388,7 +395,7 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
             raise DataError("Expected single texts for a language model, got pairs. Join the two columns into one.")
         corpus = corpus.unlabelled()
     elif corpus.task != model.task:
-        raise DataError(f"Expected data for {model.task}, found {corpus.task}. Name the label column.")
+        raise DataError(f"Expected data for {model.task}, got {corpus.task}. Name the label column.")
     if name not in corpus.split_names:
         raise DataError(
             f"Expected a {name!r} split in corpus {corpus.name!r}. Add one, for example a file {name}.csv beside it."
@@ -397,9 +404,9 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
 
 
 def public_text(source: str, columns: Columns, seed: int = 0) -> Corpus:
-    """Return public text: built in, or in columns named as the private ones, with labels where they can be read.
+    """Return public text: a built-in corpus, or a file with the column names of the private one, labels optional.
 
-    Few uses need its labels, and those say what is missing; partners in a mixture, and principal axes, need none.
+    Only projections by label need its labels, and they report missing ones; mixtures and principal axes do not.
     """
     if source in CORPORA:
         return load(source, seed=seed, validation=0)
@@ -411,21 +418,21 @@ def public_text(source: str, columns: Columns, seed: int = 0) -> Corpus:
 
 
 def public_corpus(protect: Protection | None, private: Corpus, columns: Columns, seed: int = 0) -> Corpus | None:
-    """Return the public corpus that a protection asks for, without what stands in held-out text.
+    """Return the public corpus that a protection needs, without texts that occur in held-out text.
 
-    What is learned from it leaves as it is, so it must not depend on which of its texts are in the train split: taking
-    those out would tell everyone who has the public corpus. Where nothing is guaranteed they are taken out too.
+    What is learned from it is published, so it must not depend on which of its texts are in the train split: removing
+    those would reveal them to anyone who has the public corpus. If nothing is guaranteed, they are removed too.
     """
     if protect is None or protect.public is None:
         return None
     public = public_text(protect.public, columns if private.is_pairs else replace(columns, text_pair=None), seed)
-    promised = not isinstance(protect, RepresentationProtection) or protect.priced
-    rows = [row for row, name in enumerate(private.splits) if name != "train" or not promised]
+    guaranteed = not isinstance(protect, RepresentationProtection) or protect.priced
+    rows = [row for row, name in enumerate(private.splits) if name != "train" or not guaranteed]
     return without_overlap(public, private.take(rows)) if rows else public
 
 
 def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
-    """Return the vectors of public text by a frozen encoder, and its labels where they mean what the model's do."""
+    """Return the vectors of public text under a frozen encoder, and its labels if they are those of the model."""
     if not model.settings.frozen:
         raise invalid("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
     from discreet.training.encode import cache_folder, encode
@@ -433,18 +440,6 @@ def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[T
     rows = encode(model, public, cache_folder(), precision)
     labelled = public.task == model.task and public.label_names == model.label_names
     return rows.vectors, rows.targets if labelled else None
-
-
-def _complete(settings: TrainSettings, model: TextModel, protect: Protection | None, units: int) -> TrainSettings:
-    part, width = model.settings.train, model.width
-    defaults = plain_defaults(part, units, width) if protect is None else protect.defaults(part, units, width)
-    return settings.completed(defaults)
-
-
-def _plain(settings: TrainSettings, split: Corpus, sampler: Sampler | None, seed: int) -> TrainingPlan:
-    chosen = sampler or Shuffled(min(settings.size, len(split)))
-    steps = max(1, round(settings.passes * chosen.steps_per_epoch(len(split))))
-    return TrainingPlan(settings, None, chosen, steps, split.unit_count, len(split), split.unit_name, seed=seed)
 
 
 def _conditions(
@@ -471,21 +466,17 @@ def _conditions(
 def _check_sampler(
     sampler: Sampler, protect: Protection, settings: TrainSettings, units: int, rows: int, population: int | None
 ) -> None:
-    """Reject draws that are not the ones that are counted, or that would show who is absent where that is hidden."""
+    """Reject a sampler that is not the one accounted for, or that would reveal the absence of a unit."""
     if isinstance(protect, RepresentationProtection) and protect.priced and not protect.stored:
         counted = sampler_for(protect, settings.size, units, rows)
         if sampler != counted:
             raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
-    if population is not None and not isinstance(sampler, Poisson):
-        remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
+    if population is not None:
+        check_poisson(sampler)
+
+
+def check_poisson(sampler: Sampler) -> None:
+    """Reject any sampler but Poisson, as add/remove requires."""
+    if not isinstance(sampler, Poisson):
+        remedy = "Removing one unit would change all batches; use Poisson, or account under zero-out."
         raise invalid("sampler", sampler, "Poisson under add/remove", remedy)
-
-
-def _check_protection(protect: Any) -> None:
-    if isinstance(protect, list | tuple):
-        raise UnsupportedError(
-            f"Expected one protection, got {len(protect)}. Their costs do not simply add: a mixed record enters many "
-            "mixtures, so that its clipped gradients weigh k times as much. Choose one."
-        )
-    if protect is not None:
-        check_protection(protect)

@@ -1,4 +1,4 @@
-"""One step of private training: draw units, count the step, gather protected gradients, let the sum go, move on."""
+"""One step of private training: sample units, record the cost, sum protected gradients, release the sum, update."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import Poisson
 from discreet.models.base import TextModel
 from discreet.protections.base import GradientProtection
 from discreet.training.parts import Part, PrivateParts
-from discreet.training.plan import TrainingPlan
-from discreet.training.steps import Parts
+from discreet.training.plan import TrainingPlan, check_poisson
+from discreet.training.steps import Parts, Step
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
 Rows = npt.NDArray[np.int64]
 
-_TRIED_ROWS, _TRIED_TOKENS = 6, 6  # of the made-up batch on which a model is tried for mixing its rows
+_TEST_ROWS, _TEST_TOKENS = 6, 6  # size of the synthetic batch that shows whether a model mixes its rows
 
 SECRET_SEED = "batches and noise come from a secret seed, drawn by the operating system and deleted afterwards"
 _PUBLIC = "the number of units, the names of the labels, the settings and the encoder's first weights are public"
@@ -53,14 +52,14 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Grouped:
-    """The rows of a corpus by unit of privacy: unit u owns `rows[starts[u] : starts[u + 1]]`."""
+    """Rows of a corpus grouped by privacy unit: unit u owns `rows[starts[u] : starts[u + 1]]`."""
 
     rows: Rows
     starts: Rows
 
     @classmethod
     def of(cls, unit_index: Rows) -> Grouped:
-        """Return the rows grouped by the number of their unit."""
+        """Return the rows grouped by unit index."""
         count = int(unit_index.max(initial=-1)) + 1
         sizes = np.bincount(unit_index, minlength=count)
         return cls(np.argsort(unit_index, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
@@ -70,18 +69,18 @@ class Grouped:
         return len(self.starts) - 1
 
     def of_units(self, units: Rows) -> tuple[Rows, Rows]:
-        """Return the rows of these units, one unit after the other, and where each unit's rows begin and end."""
+        """Return the rows of these units, one unit after the other, and the offsets of each unit's rows."""
         sizes = self.starts[units + 1] - self.starts[units]
         first = np.concatenate([[0], np.cumsum(sizes)])
         return self.rows[np.repeat(self.starts[units] - first[:-1], sizes) + np.arange(first[-1])], first
 
 
 @dataclass
-class PrivateStep:
-    """A step whose gradient passes through a protection before anything is done with it.
+class PrivateStep(Step):
+    """A step whose gradient passes through a protection before it is used.
 
-    Guarantee: that of the ledger, which holds every step before its noise is drawn. Batches, dropout and noise come
-        from `secret`, which nobody else may know.
+    Guarantee: that of the ledger, which records every step before its noise is sampled. Batches, dropout and noise come
+        from `secret`, which must stay secret.
     """
 
     model: TextModel
@@ -96,7 +95,7 @@ class PrivateStep:
     run: str = ""
 
     def __post_init__(self) -> None:
-        """Find the layers to clip, or refuse the model by name."""
+        """Find the layers to clip; a model with unsupported layers is rejected."""
         self.tape = Tape(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         expected = max(1, math.ceil(self.plan.sampler.expected_size(self.count)))
@@ -105,94 +104,84 @@ class PrivateStep:
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
-        """Return the step of a training at the gradient, whose units are drawn; a model that mixes rows is rejected."""
+        """Return the step of a training that protects gradients; a model that mixes rows is rejected."""
         plan = parts.plan
         assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
-        units = Grouped.of(numbered(parts.corpus))
+        units = Grouped.of(unit_numbers(parts.corpus))
         step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, ledger, secret, plan.delta)
         step.check_independent()
         plan.protect.check_parameters({name: p.numel() for name, p in step.parameters.items()})
         return step
 
     def check_independent(self) -> None:
-        """Reject a model that mixes the rows of a batch, which shapes cannot show; tried on rows that are made up."""
-        width = min(_TRIED_TOKENS, self.model.max_length)
-        tried = self.rows.made_up(_TRIED_ROWS, width, len(self.model.tokenizer), self.model.classes, Rng(0))
+        """Reject a model that mixes the rows of a batch, by a test on synthetic rows."""
+        width = min(_TEST_TOKENS, self.model.max_length)
+        batch = self.rows.made_up(_TEST_ROWS, width, len(self.model.tokenizer), self.model.classes, Rng(0))
 
         def losses_of(chosen: Tensor) -> Tensor:
-            at = chosen.to(tried.targets.device)
-            return self.model.losses({name: value[at] for name, value in tried.inputs.items()}, tried.targets[at])
+            at = chosen.to(batch.targets.device)
+            return self.model.losses({name: value[at] for name, value in batch.inputs.items()}, batch.targets[at])
 
-        check_independent(self.tape, losses_of, rows=_TRIED_ROWS)
-
-    @property
-    def protection(self) -> str:
-        """The name of the protection, as it is asked for."""
-        return self.protect.name
+        check_independent(self.tape, losses_of, rows=_TEST_ROWS)
 
     @property
     def per_epoch(self) -> int:
-        """How many steps draw every unit once, on average or exactly."""
+        """Number of steps that sample every unit once, exactly or on average."""
         return self.plan.sampler.steps_per_epoch(self.count)
 
     @property
-    def steps(self) -> int:
-        """How many steps the training takes."""
-        return self.plan.steps
-
-    @property
     def count(self) -> int:
-        """The number of units that is public: their own, or the population."""
+        """Public number of units: the actual number, or the population."""
         return self.plan.units
 
     def describe(self) -> object:
-        """Return the sampler, the protection, who owns which row, the population and the secret, which are hashed."""
+        """Return the sampler, the protection, the units, the population and the secret, all of which are hashed."""
         return self.plan.sampler, self.protect.identity(), self.units, self.plan.population, self.secret
 
     def check(self, steps: int) -> None:
-        """Refuse to resume from a checkpoint whose steps the ledger does not hold."""
-        refuse_unbilled(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
+        """Reject resuming from a checkpoint whose steps are not in the ledger."""
+        check_spent(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
 
     def epsilon(self) -> float:
-        """Return a bound on what was spent so far."""
+        """Return an upper bound on the epsilon spent so far."""
         return self.ledger.epsilon(self.delta)
 
     def guarantee(self) -> Guarantee:
-        """Return what all steps so far guarantee: a bound only if nobody could know the seed of the noise."""
+        """Return the guarantee of all steps so far: a bound only if the seed of the noise is secret."""
         terms = self.terms
         return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
 
     @property
     def terms(self) -> Terms:
-        """What the guarantee of every step rests on, as it is written into the ledger."""
-        found = terms_of(self.secret, assumptions(self.plan.population))
+        """Assumptions and caveats of the guarantee of every step, as written into the ledger."""
+        terms = terms_of(self.secret, assumptions(self.plan.population))
         if not self.parts.unsteady and (isinstance(self.rows, Tokens) or self.rows.steady):
-            return found
-        return Terms(found.assumptions, found.caveats | {Caveat.UNSTEADY_KERNELS})
+            return terms
+        return Terms(terms.assumptions, terms.caveats | {Caveat.UNSTEADY_KERNELS})
 
     @property
     def source(self) -> Rng:
-        """Where batches and noise come from: another training with the same secret draws other ones.
+        """Source of batches and noise, different for every training with the same secret.
 
-        A seed that was given is for repeating, and what it guarantees is an estimate in any case.
+        A fixed seed is there to repeat a training, and its guarantee is an estimate in any case.
         """
         return self.secret.fork("training", self.run) if self.secret.is_secret and self.run else self.secret
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
-        """Take one step and return its mean loss, still on the device, and the number of its rows."""
-        drawn = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
+        """Take one step; return its mean loss, still on the device, and its number of rows."""
+        units = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         event, name = self.plan.step_cost(step)
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
-                self.parts_of(drawn)  # what a new shape shows belongs to the terms of the spend
-                # The name holds what decides the draw: with another secret, corpus or setting it is another spend, and
-                # the same again, in smaller parts after memory ran out, is none.
-                named = f"{self.run} {name}".strip()
+                self.parts_of(units)  # tests new shapes, whose results belong to the terms of the spend
+                # The name is a hash of everything that determines the batch and the noise. Another secret, corpus or
+                # setting is another spend; the same step in smaller parts, after memory ran out, is not.
+                spend = f"{self.run} {name}".strip()
                 if self.limit is not None:
-                    self.limit.spend(event, named)
-                self.ledger.spend(event, named, terms=self.terms)
-                gathered = self.gather(drawn, step)
+                    self.limit.spend(event, spend)
+                self.ledger.spend(event, spend, terms=self.terms)
+                gathered = self.gather(units, step)
             if gathered is None:
                 self.parts.shrink()
         sums, loss, count = gathered
@@ -203,11 +192,11 @@ class PrivateStep:
         self.optimizer.step()
         return loss, count
 
-    def gather(self, drawn: Rows, step: int) -> tuple[dict[str, Tensor], Tensor | None, int]:
-        """Return the protected sum over the drawn units before its release, the mean loss and the number of rows."""
+    def gather(self, units: Rows, step: int) -> tuple[dict[str, Tensor], Tensor | None, int]:
+        """Return the protected sum over the sampled units before its release, the mean loss and the number of rows."""
         sums: dict[str, Tensor] = {}
         total, count = torch.zeros((), device=self.model.device), 0
-        parts = self.parts_of(drawn)
+        parts = self.parts_of(units)
         self.source.fork("dropout", step).seed_torch(self.model.device)
         for number, part in enumerate(parts):
             record, losses = self.parts.record(part)
@@ -218,41 +207,41 @@ class PrivateStep:
             self.protect.gather(self.tape.empty(), sums, self.source.fork("directions", step))
         return sums, (total / count if count else None), count
 
-    def parts_of(self, drawn: Rows) -> list[Part]:
-        """Return the drawn units in parts whose shapes were tried out."""
-        return self.parts.of_units(*self.units.of_units(drawn)) if len(drawn) else []
+    def parts_of(self, units: Rows) -> list[Part]:
+        """Return the sampled units in parts whose shapes were tested."""
+        return self.parts.of_units(*self.units.of_units(units)) if len(units) else []
 
     def layout(self) -> dict[str, Any]:
-        """Return in what parts batches are read."""
+        """Return how batches are divided into parts."""
         return self.parts.layout()
 
     def restore(self, layout: dict[str, Any]) -> None:
-        """Read batches in the parts in which a stopped training read them."""
+        """Divide batches into parts as a stopped training did."""
         self.parts.restore(layout)
 
 
 def assumptions(population: int | None = None) -> tuple[str, ...]:
-    """Return what a training's certificate rests on: which numbers are public, and who is not protected."""
-    told = _PUBLIC if population is None else _POPULATION.format(population=population)
-    return tuple(told if text is _PUBLIC else text for text in ASSUMPTIONS)
+    """Return the assumptions of a certificate: which numbers are public, and which rows are not protected."""
+    public = _PUBLIC if population is None else _POPULATION.format(population=population)
+    return tuple(public if text is _PUBLIC else text for text in ASSUMPTIONS)
 
 
-def as_drawn(found: Guarantee, source: Rng) -> Guarantee:
-    """Return a guarantee as it stands for noise from this source: an estimate where its seed is fixed."""
-    return found if source.is_secret or not found.exists else found.with_caveats({Caveat.FIXED_SEED})
+def with_seed_caveat(guarantee: Guarantee, source: Rng) -> Guarantee:
+    """Return the guarantee of noise from this source: an estimate if its seed is fixed."""
+    return guarantee if source.is_secret or not guarantee.exists else guarantee.with_caveats({Caveat.FIXED_SEED})
 
 
 def terms_of(source: Rng, assumptions: tuple[str, ...]) -> Terms:
-    """Return what a spend rests on whose noise comes from this source: that its seed is secret, or that it is not."""
-    return (
-        Terms((SECRET_SEED, *assumptions)) if source.is_secret else Terms(assumptions, frozenset({Caveat.FIXED_SEED}))
-    )
+    """Return the assumptions with that of a secret seed, or with the caveat of a fixed one."""
+    if source.is_secret:
+        return Terms((SECRET_SEED, *assumptions))
+    return Terms(assumptions, frozenset({Caveat.FIXED_SEED}))
 
 
-def numbered(corpus: Corpus) -> Rows:
-    """Return the number of each row's unit, units counted in the order of their names.
+def unit_numbers(corpus: Corpus) -> Rows:
+    """Return the unit number of each row, where units are numbered in the order of their names.
 
-    The order of appearance would change, and with it who is drawn, where one unit's first row changes.
+    In the order of appearance, a change of one unit's first row would change which units are sampled.
     """
     if corpus.units is None:
         return corpus.unit_index
@@ -262,43 +251,36 @@ def numbered(corpus: Corpus) -> Rows:
 
 
 def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
-    """Reject a ledger that was opened for another unit, or under an adjacency that the plan does not keep.
+    """Reject a ledger of another unit, or of an adjacency that the plan does not satisfy.
 
-    Under add/remove, absence is what must be hidden: rate, divisor, delta and steps that are functions of the number of
-    units would show it, as would a sampler that draws otherwise than each unit by itself.
+    Under add/remove, the absence of a unit must be hidden. It would be visible if rate, divisor, delta or steps were
+    functions of the number of units, or if the sampler did not sample each unit independently.
     """
-    told = ledger.statement
-    if told.unit != plan.unit:
-        remedy = f"The corpus's unit of privacy is the {plan.unit}; open the ledger for it."
-        raise invalid("unit", told.unit, f"{plan.unit!r} in the ledger", remedy)
-    if told.adjacency is not Adjacency.ADD_REMOVE:
+    statement = ledger.statement
+    if statement.unit != plan.unit:
+        remedy = f"The privacy unit of the corpus is the {plan.unit}; open the ledger for it."
+        raise invalid("unit", statement.unit, f"{plan.unit!r} in the ledger", remedy)
+    if statement.adjacency is not Adjacency.ADD_REMOVE:
         return
     if not isinstance(plan.protect, GradientProtection):
-        remedy = "Each text or vector is seen, and so is that one is absent; open the ledger as the plan does."
-        raise invalid("adjacency", told.adjacency.value, f"{plan.adjacency!s} in the ledger", remedy)
-    if not isinstance(plan.sampler, Poisson):
-        remedy = "One unit less would move all batches; draw by Poisson, or account under zero-out."
-        raise invalid("sampler", plan.sampler, "Poisson under add/remove", remedy)
+        remedy = "Each text or vector is visible, and so is its absence; open the ledger as the plan does."
+        raise invalid("adjacency", statement.adjacency.value, f"{plan.adjacency!s} in the ledger", remedy)
+    check_poisson(plan.sampler)
     if plan.population is None:
         remedy = (
-            "Rate, divisor, delta and steps would tell how many units there are; give a public number "
+            "Rate, divisor, delta and steps would reveal the number of units; set a public number "
             f"({setting('population')}), or open the ledger under zero-out."
         )
-        raise invalid("population", None, "given under add/remove", remedy)
+        raise invalid("population", None, "set under add/remove", remedy)
 
 
-def refuse_unbilled(
-    ledger: Ledger, run: str, spent: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None
-) -> None:
-    """Reject a checkpoint if the ledger does not hold each of its steps, by the names they count by.
-
-    What limits the training beside the ledger, if anything does, counts them as well.
-    """
-    for step, (event, name) in enumerate(spent):
+def check_spent(ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None) -> None:
+    """Reject a checkpoint if a step of it is missing in the ledger; record its steps in `limit`, if there is one."""
+    for step, (event, name) in enumerate(spends):
         if not ledger.holds(f"{run} {name}"):
             raise LedgerError(
-                f"Expected step {step} of this training in its ledger, as the checkpoint is past it. The ledger is "
-                "another one, or was lost; without it nothing is guaranteed. Begin again."
+                f"Expected step {step} of this training in its ledger, because the checkpoint is past it. The ledger "
+                "is another one, or was lost; without it nothing is guaranteed. Start again."
             )
         if limit is not None:
             limit.spend(event, f"{run} {name}")

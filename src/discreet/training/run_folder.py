@@ -1,6 +1,6 @@
-"""A run folder: model, tokenizer, settings, metrics and model card, written whole or not at all.
+"""Run folders: model, tokenizer, settings, metrics and model card of a training, written atomically.
 
-The model card: what a model is for, what it can do and what it guarantees, without a word of its training text.
+The model card describes the purpose, the utility and the guarantee of a model, without any training text.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from discreet.training.settings import TrainSettings
 SECRET = "secret"
 _SUFFIX = ".unfinished"
 _FORMAT = 3
-_UNIT_BUDGETS = 3  # since this format the epsilon of ldp is that of a unit, not of each sentence
-_STABLE_SPLITS = 2  # since this format each unit is held out by a keyed hash of its own identity
+_UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
+_STABLE_SPLITS = 2  # since this format, each unit is held out by a keyed hash of its own identity
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class RunSettings(RunChoices):
 
     @property
     def adjacency(self) -> Adjacency:
-        """The one that the rows of its splits were selected for."""
+        """Adjacency that its splits were selected for."""
         return Adjacency.ZERO_OUT if self.population is None else Adjacency.ADD_REMOVE
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, read back."""
+    """A finished run, loaded from its folder."""
 
     model: TextModel
     settings: RunSettings
@@ -79,7 +79,7 @@ class Run:
 
 
 def workspace_of(out: Path, *, resume: bool) -> Path:
-    """Return where a run that is to end in `out` is prepared; refuse what would be overwritten or lost."""
+    """Return the folder in which a run with output `out` is prepared; reject an existing output or unfinished run."""
     if not out.name or out.name == "..":
         raise OutputError(f"Expected out={str(out)!r} to name a new folder. Give it a name, such as runs/a.")
     workspace = out.with_name(out.name + _SUFFIX)
@@ -92,19 +92,19 @@ def workspace_of(out: Path, *, resume: bool) -> Path:
             f"Expected an unfinished run at {str(workspace)!r}. There is none; start without {setting('resume')}."
         )
     if resume:
-        checkpoint.refuse_older(workspace)
+        checkpoint.check_format(workspace)
     if workspace.exists() and not resume:
         if (workspace / checkpoint.NAME).exists() or any(workspace.glob("ledger*")):
             raise OutputError(
                 f"Expected no unfinished run at {str(workspace)!r}. Resume it ({setting('resume', True)}), or delete "
                 "it to start again."
             )
-        shutil.rmtree(workspace)  # nothing in it was worth keeping: no step had been saved
+        shutil.rmtree(workspace)  # no step was saved in it
     return workspace
 
 
 def begin(workspace: Path) -> bool:
-    """Make the folder in which a run is prepared, and return whether there was none before."""
+    """Create the folder in which a run is prepared, and return whether it is new."""
     try:
         workspace.mkdir(parents=True)
     except OSError as error:
@@ -116,21 +116,21 @@ def begin(workspace: Path) -> bool:
 
 @contextmanager
 def prepared(workspace: Path) -> Iterator[None]:
-    """Make the folder in which a run is prepared; if the run is refused before a step is saved or spent, delete it.
+    """Create the folder in which a run is prepared; delete it if the run fails before a step is saved or spent.
 
-    A folder that was there before is left alone: another process may be about to spend in it.
+    An existing folder is not deleted: another process may be about to spend in it.
     """
-    made = begin(workspace)
+    created = begin(workspace)
     try:
         yield
     except DiscreetError:
-        if made and not (workspace / checkpoint.NAME).exists() and not spent(workspace):
+        if created and not (workspace / checkpoint.NAME).exists() and not spent(workspace):
             shutil.rmtree(workspace, ignore_errors=True)
         raise
 
 
 def spent(workspace: Path) -> bool:
-    """Return whether the ledger of a run counts anything, or cannot be read."""
+    """Return whether the ledger of a run has any spends, or cannot be read."""
     if not any(workspace.glob("ledger*")):
         return False
     from discreet.accounting.ledger import Ledger
@@ -142,10 +142,10 @@ def spent(workspace: Path) -> bool:
 
 
 def secret_of(workspace: Path) -> Rng:
-    """Return the secret source of a run's batches and noise, from the operating system; kept until the run is finished.
+    """Return the secret source of a run's batches and noise, seeded by the operating system.
 
-    A resumed run must draw what it drew before, so the seed lies in the workspace, readable by its owner only, and is
-    deleted when the run is finished. Where noise has a fixed seed, the names of spends are made with it all the same.
+    A resumed run must repeat its randomness, so the seed is stored in the workspace, readable by its owner only, and
+    deleted when the run is finished. If the noise has a fixed seed, the names of spends still use this secret.
     """
     path = workspace / SECRET
     if not path.exists():
@@ -153,8 +153,8 @@ def secret_of(workspace: Path) -> Rng:
 
         if (workspace / LEDGER).exists() and Ledger.read(workspace / LEDGER).spends:
             raise ModelError(
-                f"Expected the secret of this run at {str(path)!r}: the seed of the noise, and what its spends are "
-                "named with. It is gone, and no step can be repeated; delete the folder and begin again."
+                f"Expected the secret of this run at {str(path)!r}. It is the seed of the noise and of the names of "
+                "spends; without it no step can be repeated. Delete the folder and start again."
             )
         try:
             write_atomic(path, os.urandom(32).hex())
@@ -164,7 +164,7 @@ def secret_of(workspace: Path) -> Rng:
 
 
 def forget_secrets(folder: Path) -> None:
-    """Delete what only an unfinished run needs: its checkpoint and the seed of its noise."""
+    """Delete the checkpoint and the seed of the noise, which only an unfinished run needs."""
     for name in (checkpoint.NAME, SECRET):
         (folder / name).unlink(missing_ok=True)
 
@@ -177,12 +177,12 @@ def finish(
     metrics: dict[str, Any],
     guarantee: Guarantee | None = None,
 ) -> None:
-    """Write a finished run into its workspace and give it its name in one move."""
+    """Write a finished run into its workspace, and rename that atomically to `out`."""
     try:
         save_tensors(model.weights(), workspace / "model.safetensors", {"format": "pt", "discreet": str(_FORMAT)})
-        _untouched(model.tokenizer).save_pretrained(workspace / "tokenizer")
+        _reset(model.tokenizer).save_pretrained(workspace / "tokenizer")
         texts = {
-            "encoder.json": _encoder_config(model),
+            "encoder.json": encoder_config(model),
             "settings.toml": settings_text(settings),
             "metrics.json": json.dumps(metrics, indent=2) + "\n",
             "README.md": model_card(model, settings, metrics, guarantee),
@@ -192,14 +192,14 @@ def finish(
         sync_tree(workspace)
         workspace.rename(out)
         sync_path(out.parent)
-        # Only now: a run that could not be given its name must still be able to resume with the same noise.
+        # Only now: a run that could not be renamed must still be able to resume with the same noise.
         forget_secrets(out)
     except OSError as error:
         raise cannot_write(out, error) from None
 
 
-def _untouched(tokenizer: Any) -> Any:
-    """Return a tokenizer without what its last call left in it: whether it was to cut, which tells of long texts."""
+def _reset(tokenizer: Any) -> Any:
+    """Return a tokenizer without the truncation of its last call, which would reveal that there were long texts."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_truncation()
@@ -207,29 +207,29 @@ def _untouched(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def refuse_old_split(settings: RunSettings) -> None:
-    """Refuse to find the held-out rows of a run again that was trained when they were drawn in another way.
+def check_split(settings: RunSettings) -> None:
+    """Reject a run of an old format whose held-out rows cannot be reproduced.
 
-    Rows that it was trained on would be taken for held-out ones. Where the source names its own validation rows, or
-    other text is read, nothing is drawn.
+    Rows that it was trained on would be taken for held-out rows. If the source names its own validation rows, or other
+    text is read, no rows are selected.
     """
-    asked = settings.data
-    if settings.format >= _STABLE_SPLITS or (asked.rows is None and asked.validation is not None):
+    source = settings.data
+    if settings.format >= _STABLE_SPLITS or (source.rows is None and source.validation is not None):
         return
     from discreet.data.sources import Columns, load
 
-    columns = Columns() if asked.built_in else Columns(asked.text, asked.text_pair, asked.label, asked.unit)
+    columns = Columns() if source.built_in else Columns(source.text, source.text_pair, source.label, source.unit)
     corpus = load(
-        asked.source,
+        source.source,
         columns,
-        validation=asked.validation or 0,
+        validation=source.validation or 0,
         task="regression" if settings.task == "regression" else None,
         label_names=settings.label_names or None,
     )
-    if asked.rows is not None or "validation" not in corpus.split_names:
+    if source.rows is not None or "validation" not in corpus.split_names:
         raise DataError(
-            f"Expected rows of {asked.source!r} that this run has not seen, but it was trained when held-out rows were "
-            "drawn in another way, and they cannot be found again. Give other text, or train it again."
+            f"Expected rows of {source.source!r} that this run has not seen, but it was trained by a version that "
+            "selected held-out rows in another way, which cannot be reproduced. Use other text, or train it again."
         )
 
 
@@ -238,13 +238,13 @@ def settings_text(settings: RunSettings) -> str:
     import tomli_w
 
     values = as_dict(dataclasses.replace(settings, protect=None))
-    for key in ("seed", "task", "label_names"):  # these stand beside the table, for the whole run
+    for key in ("seed", "task", "label_names"):  # they are settings of the whole run, outside the table
         values["data"].pop(key, None)
     return tomli_w.dumps(values | ({} if settings.protect is None else {"protect": settings.protect.as_table()}))
 
 
 def read_settings(path: Path) -> RunSettings:
-    """Return the settings of a run from its TOML file, strict in every key."""
+    """Return the settings of a run from its TOML file; unknown keys are rejected."""
     values = read_values(path)
     table = values.pop("protect", None)
     if isinstance(table, dict) and table.get("name") == "ldp" and values.get("format", 1) < _UNIT_BUDGETS:
@@ -253,12 +253,14 @@ def read_settings(path: Path) -> RunSettings:
     return dataclasses.replace(parse(RunSettings, values, path.name), protect=protect)
 
 
-def _encoder_config(model: TextModel) -> str:
+def encoder_config(model: TextModel) -> str:
+    """Return the kind and the configuration of a model's network as JSON."""
     if isinstance(model, LanguageModel):
         return json.dumps({"kind": CAUSAL, "config": model.network.config.to_dict()})
     config = model.encoder.config
-    values = vars(config) if isinstance(model.encoder, BiLSTM) else config.to_dict()  # type: ignore[operator,union-attr]
-    return json.dumps({"kind": BILSTM if isinstance(model.encoder, BiLSTM) else "transformers", "config": values})
+    if isinstance(model.encoder, BiLSTM):
+        return json.dumps({"kind": BILSTM, "config": vars(config)})
+    return json.dumps({"kind": "transformers", "config": config.to_dict()})  # type: ignore[operator,union-attr]
 
 
 def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
@@ -274,51 +276,47 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
             else "Check the path."
         )
         raise ModelError(f"Expected a run folder at {str(folder)!r}. {hint}")
-    forget_secrets(folder)  # a crash in the very last moment may have left them
+    forget_secrets(folder)  # a crash at the very end may have left them
     settings = read_settings(folder / "settings.toml")
     try:
-        about = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         tensors, _ = load_tensors(folder / "model.safetensors")
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        module = fresh_module(about, tensors)
+        module = fresh_module(config, tensors)
         tokenizer = load_tokenizer(folder / "tokenizer")
         model = _assembled(settings, module, tokenizer, sha256(folder / "model.safetensors"))
         model.load_weights(tensors)
     except (OSError, ValueError, KeyError, RuntimeError, *WRONG_KIND) as error:
         raise ModelError(
-            f"Expected a whole run folder at {str(folder)!r}. {first_line(error)} Train it again."
+            f"Expected a complete run folder at {str(folder)!r}. {first_line(error)} Train it again."
         ) from None
     return Run(model.to(device).eval(), settings, metrics)
 
 
 def _assembled(settings: RunSettings, module: torch.nn.Module, tokenizer: Any, fingerprint: str) -> TextModel:
-    """Return the model of a run with fresh weights, for its own to be read into."""
+    """Return the model of a run with fresh weights, into which its own can be loaded."""
     rng = Rng(settings.seed)
     if settings.task == LM:
         return LanguageModel.from_transformers(module, tokenizer, settings.model, rng=rng, fingerprint=fingerprint)
     encoder = assemble(settings.model.encoder, module, tokenizer, fingerprint)
     model = Classifier(encoder, settings.model, settings, rng)
-    if settings.protect is not None:  # it may have changed what stands between encoder and classes
+    if settings.protect is not None:  # it may add modules between encoder and head
         settings.protect.shape(model)
     return model
 
 
 def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
     """Return a model card in Markdown."""
-    chosen = settings.model
     count = sum(p.numel() for p in trained(model).values())
-    found = metrics.get("utility") or {}
-    rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in found.items())
+    rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in (metrics.get("utility") or {}).items())
     scores = f"| metric | value |\n|---|---|\n{rows}" if rows else "Not measured: no rows were held out."
     if metrics.get("quality"):
         scores += "\n\n" + " ".join(in_sentences(metrics["quality"]))
-    promise = (
-        guarantee.sentence()
-        if guarantee is not None
-        else "No privacy guarantee: this model was trained without protection and may reveal its training text."
-    )
+    privacy = "No privacy guarantee: this model was trained without protection and may reveal its training text."
+    if guarantee is not None:
+        privacy = guarantee.sentence()
     title, purpose, parts, command = _purpose(model, settings)
-    rate = "usual" if settings.train.learning_rate is None else f"{settings.train.learning_rate:g}"
+    rate = "default" if settings.train.learning_rate is None else f"{settings.train.learning_rate:g}"
     return f"""# {title}
 
 {purpose}
@@ -326,7 +324,7 @@ def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any],
 | part | choice |
 |---|---|
 {parts}
-| trained | {chosen.train}, {count:,} weights |
+| trained | {settings.model.train}, {count:,} weights |
 | longest text | {model.max_length} tokens |
 | epochs, batch, rate | {settings.train.epochs:g}, {settings.train.batch_size}, {rate} |
 | seed | {settings.seed} |
@@ -337,7 +335,7 @@ def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any],
 
 ## Privacy
 
-{promise}
+{privacy}
 {protection(metrics, guarantee)}
 ## Use
 
@@ -348,27 +346,27 @@ def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any],
 
 
 def _purpose(model: TextModel, settings: RunSettings) -> tuple[str, str, str, str]:
-    """Return the title of a model card, what the model does, the rows of its parts, and how it is used."""
-    chosen = settings.model
+    """Return the title of a model card, the purpose of the model, the table rows of its parts, and its command."""
+    about = settings.model
     if model.task == LM:
-        parts, command = f"| language model | {chosen.encoder} |", "discreet generate THIS_FOLDER"
+        parts, command = f"| language model | {about.encoder} |", "discreet generate THIS_FOLDER"
         return "A language model", "It continues texts.", parts, command
-    parts = f"| encoder | {chosen.encoder}, pooled by `{chosen.pooling}` |\n| head | {chosen.head} |"
+    parts = f"| encoder | {about.encoder}, pooled by `{about.pooling}` |\n| head | {about.head} |"
     subject, command = "pairs of texts" if settings.pairs else "texts", "discreet predict THIS_FOLDER texts.txt"
     if model.task != "classification":
-        return "A scorer of texts", f"It gives {subject} a score.", parts, command
-    what = f"{len(model.label_names)} classes: {', '.join(model.label_names)}"
-    return "A text classifier", f"It sorts {subject} into {what}.", parts, command
+        return "A text scorer", f"It gives {subject} a score.", parts, command
+    classes = f"{len(model.label_names)} classes: {', '.join(model.label_names)}"
+    return "A text classifier", f"It sorts {subject} into {classes}.", parts, command
 
 
 def protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
-    """Return how a protected run was protected, and its epsilon under each adjacency."""
+    """Return the protection of a run as text, and its epsilon under each adjacency."""
     if "protection" not in metrics or guarantee is None:
         return ""
     kind = "Epsilon" if guarantee.certified else "Estimates of epsilon"
-    chosen = in_words(metrics["protection"])
+    settings = in_words(metrics["protection"])
     columns = ", ".join(
         f"{name} {'not defined' if value is None else in_digits(value)}"
         for name, value in metrics["epsilon_by_adjacency"].items()
     )
-    return f"\nProtection: {chosen}; {metrics['steps']} steps. {kind} at the same delta: {columns}.\n"
+    return f"\nProtection: {settings}; {metrics['steps']} steps. {kind} at the same delta: {columns}.\n"

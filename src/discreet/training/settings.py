@@ -1,12 +1,12 @@
-"""How long, how fast and how exactly to train."""
+"""Settings of the training loop."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from discreet.core.errors import invalid, non_negative, one_of, positive, probability, setting, whole
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 
 if TYPE_CHECKING:
     from discreet.protections.base import TrainDefaults
@@ -17,43 +17,32 @@ OPTIMIZERS = ("adamw", "sgd")
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The settings of the loop; what is None is chosen by what is trained, how it is protected and how much there is.
+    """Settings of the training loop; the default of None depends on what is trained, its protection and its size.
 
-    `head_rate` is how many times as fast the head and the pooler learn, which start from nothing.
+    `head_rate` multiplies the learning rate of the head and the pooler, which start untrained.
     """
 
-    epochs: float | None = field(
-        default=None, metadata=option("Passes over the text.", "Training", "3, or 20 for the head; by protection")
+    epochs: float | None = option_field(
+        None, "Passes over the text.", "Training", "3, or 20 for the head; by protection"
     )
-    batch_size: int | None = field(
-        default=None,
-        metadata=option("Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; by protection"),
+    batch_size: int | None = option_field(
+        None, "Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; by protection"
     )
-    learning_rate: float | None = field(
-        default=None, metadata=option("Highest learning rate.", "Training", "by what is trained and protected")
+    learning_rate: float | None = option_field(
+        None, "Highest learning rate.", "Training", "by what is trained and protected"
     )
-    head_rate: float = field(
-        default=1.0, metadata=option("Learning rate of the head, as a multiple of the encoder's.", "Training")
+    head_rate: float = option_field(1.0, "Learning rate of the head, as a multiple of the encoder's.", "Training")
+    warmup: float = option_field(0.06, "Share of the steps in which the learning rate rises.", "Training")
+    weight_decay: float | None = option_field(
+        None, "Weight decay of matrices.", "Training", "0.01; 0 with dp-sgd, dir-dp-sgd"
     )
-    warmup: float = field(
-        default=0.06, metadata=option("Share of the steps in which the learning rate rises.", "Training")
-    )
-    weight_decay: float | None = field(
-        default=None, metadata=option("Weight decay of matrices.", "Training", "0.01; 0 with dp-sgd, dir-dp-sgd")
-    )
-    optimizer: str = field(default="adamw", metadata=option("adamw or sgd.", "Training"))
+    optimizer: str = option_field("adamw", "adamw or sgd.", "Training")
     momentum: float = 0.9
     averaging: float = 0.0
     gradient_norm: float = 1.0
-    accumulate: int = field(
-        default=1, metadata=option("Read each batch in this many parts, to save memory.", "Training")
-    )
-    patience: int | None = field(
-        default=None, metadata=option("Stop after this many epochs without improvement.", "Training")
-    )
-    precision: str = field(
-        default="auto", metadata=option("auto (bf16 on a GPU, else float32), float32 or bf16.", "Training")
-    )
+    accumulate: int = option_field(1, "Read each batch in this many parts, to save memory.", "Training")
+    patience: int | None = option_field(None, "Stop after this many epochs without improvement.", "Training")
+    precision: str = option_field("auto", "auto (bf16 on a GPU, else float32), float32 or bf16.", "Training")
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -83,19 +72,19 @@ class TrainSettings:
         one_of("precision", self.precision, PRECISIONS)
 
     def completed(self, defaults: TrainDefaults) -> TrainSettings:
-        """Return the settings with defaults where nothing was asked for."""
+        """Return the settings with defaults for those that are None."""
         names = ("epochs", "batch_size", "learning_rate", "weight_decay")
         return replace(self, **{n: getattr(defaults, n) for n in names if getattr(self, n) is None})
 
     @property
     def passes(self) -> float:
-        """The number of epochs of completed settings."""
+        """Number of epochs of completed settings."""
         assert self.epochs is not None
         return self.epochs
 
     @property
     def size(self) -> int:
-        """The batch size of completed settings."""
+        """Batch size of completed settings."""
         assert self.batch_size is not None
         return self.batch_size
 

@@ -1,17 +1,17 @@
-"""Steps: what the loop asks of one, and the ordinary one, eager anywhere and replayed as a CUDA graph on a GPU.
+"""Training steps: the base class, the unprotected step, and progress reports.
 
-Small encoders spend most of a GPU step launching kernels. A graph of the whole step (forward, backward, optimizer) is
-captured once per batch shape and replayed: docs/decisions/training.md has the measurement.
-
-What the loop tells whoever watches it, a few times a second.
+The unprotected step runs eagerly on a CPU and is replayed as a CUDA graph on a GPU. Small encoders spend most of a GPU
+step launching kernels, so the step (forward, backward, optimizer) is captured once per batch shape:
+docs/decisions/training.md has the measurement.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,63 +24,61 @@ from discreet.training.parts import autocast
 from discreet.training.plan import TrainingPlan
 
 
-class Step(Protocol):
-    """One step of training, private or not."""
+class Step(ABC):
+    """One step of training, protected or not.
 
-    run: str  # the identity of the training, part of the name under which a private step is counted
+    `run` is the identity of the training, part of the name under which a protected step is counted.
+    """
 
-    @property
-    def rows(self) -> Tokens | Vectors:
-        """The rows it draws from."""
-        ...
+    rows: Tokens | Vectors
+    plan: TrainingPlan
+    run: str
 
     @property
     def protection(self) -> str | None:
-        """The name of the protection, or None; under one, nothing else computed from the rows may be kept."""
-        ...
+        """Name of the protection, or None; with one, nothing else computed from the rows may be stored."""
+        return None if self.plan.protect is None else self.plan.protect.name
 
     @property
     def per_epoch(self) -> int:
-        """How many steps read the corpus once."""
-        ...
+        """Number of steps that read the corpus once."""
+        return self.plan.sampler.steps_per_epoch(len(self.rows))
 
     @property
     def steps(self) -> int:
-        """How many steps the training takes."""
-        ...
+        """Number of steps of the training."""
+        return self.plan.steps
 
+    @abstractmethod
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
-        """Take a step and return its mean loss, still on the device (None for an empty batch), and its rows."""
-        ...
+        """Take a step; return its mean loss, still on the device (None for an empty batch), and its number of rows."""
 
+    @abstractmethod
     def describe(self) -> object:
-        """Return what decides the outcome of the step, for the identity of a training."""
-        ...
+        """Return everything that determines the outcome of the step, for the identity of a training."""
 
-    def check(self, steps: int) -> None:
-        """Refuse to resume after so many steps if they were not accounted for."""
-        ...
+    def check(self, steps: int) -> None:  # noqa: B027
+        """Reject resuming after this many steps if they were not accounted for."""
 
     def layout(self) -> dict[str, Any] | None:
-        """Return in what parts batches are read if that is chosen by the machine, to be kept for a resume."""
-        ...
+        """Return how batches are divided into parts if that depends on the machine, to be stored for a resume."""
+        return None
 
-    def restore(self, layout: dict[str, Any]) -> None:
-        """Read batches in the parts in which a stopped training read them."""
-        ...
+    def restore(self, layout: dict[str, Any]) -> None:  # noqa: B027
+        """Divide batches into parts as a stopped training did."""
 
     def epsilon(self) -> float | None:
-        """Return a bound on what was spent so far, or None if nothing is guaranteed."""
-        ...
+        """Return an upper bound on the epsilon spent so far, or None without a protection."""
+        return None
 
     def guarantee(self) -> Guarantee | None:
-        """Return what all steps so far guarantee, or None if nothing is."""
-        ...
+        """Return the guarantee of all steps so far, or None without a protection."""
+        return None
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What every step is made of; `start` is the hash of the weights that training starts from."""
+    """Inputs of every step; `start` is the hash of the weights that training starts from."""
 
     model: TextModel
     optimizer: torch.optim.Optimizer
@@ -91,10 +89,10 @@ class Parts:
 
 
 @dataclass
-class OpenStep:
+class OpenStep(Step):
     """A step without protection.
 
-    Guarantee: none, ordinary training memorises its data.
+    Guarantee: none, ordinary training memorizes its data.
     """
 
     model: TextModel
@@ -102,7 +100,6 @@ class OpenStep:
     rows: Tokens | Vectors
     plan: TrainingPlan
     run: str = ""
-    protection: ClassVar[None] = None
 
     @classmethod
     def of(cls, parts: Parts) -> OpenStep:
@@ -111,56 +108,28 @@ class OpenStep:
 
     def __post_init__(self) -> None:
         """Choose between eager and captured steps."""
-        asked = self.plan.settings
-        plain = PlainStep(self.model, self.optimizer, asked.gradient_norm, asked.accumulate, asked.precision)
-        self.take: PlainStep | GraphedStep = GraphedStep(plain) if self.model.device.type == "cuda" else plain
-
-    @property
-    def per_epoch(self) -> int:
-        """How many steps read the corpus once."""
-        return self.plan.sampler.steps_per_epoch(len(self.rows))
-
-    @property
-    def steps(self) -> int:
-        """How many steps the training takes."""
-        return self.plan.steps
+        settings = self.plan.settings
+        eager = PlainStep(self.model, self.optimizer, settings.gradient_norm, settings.accumulate, settings.precision)
+        self.take: PlainStep | GraphedStep = GraphedStep(eager) if self.model.device.type == "cuda" else eager
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
-        """Draw a batch and learn from it; an empty one teaches nothing."""
-        drawn = self.plan.sampler.draw(step, len(self.rows), self.plan.rng.fork("sampler"))
-        if not len(drawn):
+        """Sample a batch and train on it; an empty batch changes nothing."""
+        batch = self.plan.sampler.draw(step, len(self.rows), self.plan.rng.fork("sampler"))
+        if not len(batch):
             return None, 0
         self.plan.rng.fork("dropout", step).seed_torch(self.model.device)
-        return self.take(self.rows.batch(drawn)), len(drawn)
+        return self.take(self.rows.batch(batch)), len(batch)
 
     def describe(self) -> object:
         """Return the sampler."""
         return self.plan.sampler
 
-    def check(self, steps: int) -> None:
-        """Accept: nothing is accounted for."""
-
-    def layout(self) -> None:
-        """Return nothing: a batch is read as the settings say."""
-        return
-
-    def restore(self, layout: dict[str, Any]) -> None:
-        """Accept: there is nothing to take up."""
-
-    def epsilon(self) -> None:
-        """Return nothing: nothing is guaranteed."""
-        return
-
-    def guarantee(self) -> None:
-        """Return nothing: nothing is guaranteed."""
-        return
-
 
 @dataclass
 class PlainStep:
-    """Forward, backward, shorten the gradient, and let the optimizer move the weights.
+    """Forward, backward, clip the gradient norm, and step the optimizer.
 
-    Guarantee: none, ordinary training memorises its data.
+    Guarantee: none, ordinary training memorizes its data.
     """
 
     model: TextModel
@@ -168,7 +137,7 @@ class PlainStep:
     gradient_norm: float
     accumulate: int
     precision: str
-    losses: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None  # the model's own, if not given
+    losses: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None  # by default those of the model
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take one step and return the mean loss, still on the device."""
@@ -199,7 +168,7 @@ class _Captured:
 
 @dataclass
 class GraphedStep:
-    """A step that is captured the second time a batch shape is met, and replayed from then on."""
+    """A step that is captured the second time a batch shape occurs, and replayed from then on."""
 
     step: PlainStep
     captured: dict[tuple[int, ...], _Captured | None] = field(default_factory=dict)
@@ -210,15 +179,15 @@ class GraphedStep:
         shape = (*batch.targets.shape, *(size for value in batch.inputs.values() for size in value.shape))
         if shape not in self.captured:
             self.captured[shape] = None  # the first time is a real step that also warms up the libraries
-            return self._aside(batch)
-        found = self.captured[shape] or self._capture(shape, batch)
+            return self._on_side_stream(batch)
+        captured = self.captured[shape] or self._capture(shape, batch)
         for name, value in batch.inputs.items():
-            found.inputs[name].copy_(value, non_blocking=True)
-        found.targets.copy_(batch.targets, non_blocking=True)
-        found.graph.replay()
-        return found.loss.clone()
+            captured.inputs[name].copy_(value, non_blocking=True)
+        captured.targets.copy_(batch.targets, non_blocking=True)
+        captured.graph.replay()
+        return captured.loss.clone()
 
-    def _aside(self, batch: Batch) -> Tensor:
+    def _on_side_stream(self, batch: Batch) -> Tensor:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -234,9 +203,8 @@ class GraphedStep:
             self.pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self.pool):
             loss = self.step(Batch(inputs, targets))
-        found = _Captured(graph, inputs, targets, loss)
-        self.captured[shape] = found
-        return found
+        captured = self.captured[shape] = _Captured(graph, inputs, targets, loss)
+        return captured
 
 
 _REPORT_SECONDS = 0.2
@@ -244,10 +212,10 @@ _REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Report:
-    """Where a training stands; `epsilon` bounds what private training has spent so far.
+    """Progress of a training; `epsilon` bounds what protected training has spent so far.
 
-    There is no rate where the steps have read nothing, as those of a head that was solved at once. In the stage
-    "encoding" a step is a text that the frozen encoder has read.
+    `rows_per_second` is None if the steps read no rows, as for a head that is solved in closed form. In the stage
+    "encoding" a step is one text read by the frozen encoder.
     """
 
     step: int
@@ -260,30 +228,30 @@ class Report:
 
 
 def encoding_watch(watch: Callable[[Report], None] | None) -> Callable[[int, int], None] | None:
-    """Return what to call with the number of texts encoded so far and of all, so that `watch` hears of it."""
+    """Return a callback that takes the number of texts encoded so far and in all, and reports them to `watch`."""
     if watch is None:
         return None
-    began = time.monotonic()
+    start = time.monotonic()
 
     def encoded(done: int, total: int) -> None:
-        rate = done / max(time.monotonic() - began, 1e-9)
+        rate = done / max(time.monotonic() - start, 1e-9)
         watch(Report(done, total, None, rate, (total - done) / max(rate, 1e-9), stage="encoding"))
 
     return encoded
 
 
 class Meter:
-    """Counts rows and losses, and reports a few times a second without making the device wait at every step.
+    """Count rows and losses, and report a few times a second without synchronizing the device at every step.
 
-    Where nobody watches, nothing is worked out: an epsilon may take as long as many steps.
+    Without `watch` nothing is computed: an epsilon may take as long as many steps.
     """
 
     def __init__(
         self, steps: int, first: int, watch: Callable[[Report], None] | None, epsilon: Callable[[], float | None]
     ) -> None:
-        """Begin to count at step `first` of `steps`."""
+        """Start counting at step `first` of `steps`."""
         self.steps, self.first, self.watch, self.epsilon = steps, first, watch, epsilon
-        self.begun = self.reported = time.monotonic()
+        self.start = self.reported = time.monotonic()
         self.rows = 0
         self.losses: list[torch.Tensor] = []
 
@@ -297,10 +265,10 @@ class Meter:
         now = time.monotonic()
         if now - self.reported > _REPORT_SECONDS or step == self.steps:
             self.reported = now
-            spent = max(now - self.begun, 1e-9)
-            left = spent / max(1, step - self.first) * (self.steps - step)
+            elapsed = max(now - self.start, 1e-9)
+            left = elapsed / max(1, step - self.first) * (self.steps - step)
             recent = torch.stack(self.losses[-20:]).mean().item() if self.losses else None
-            rate = self.rows / spent if self.rows else None
+            rate = self.rows / elapsed if self.rows else None
             self.watch(Report(step, self.steps, recent, rate, left, self.epsilon()))
 
     def mean(self) -> float | None:

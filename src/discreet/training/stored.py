@@ -1,4 +1,4 @@
-"""Training on what was protected before it began: texts rewritten once, or vectors released once and stored."""
+"""Training on data that was protected before training: rewritten texts, or vectors released once and stored."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from discreet.training.steps import OpenStep, Parts
 
 
 def release_once(rows: Vectors, once: Once, account: Account, run: str) -> Vectors:
-    """Return the vectors as they leave; the cost is in the ledger before the noise is used."""
+    """Return the released vectors; the cost is written to the ledger before the noise is used."""
     account.spend(once.event, f"{run} release")
     vectors, targets = once(rows.vectors, rows.targets)
     return Vectors(vectors, targets, rows.truncated, rows.steady)
 
 
 def rewrite_once(corpus: Corpus, plan: TrainingPlan, ledger: Ledger, secret: Rng) -> Corpus:
-    """Return a corpus as it is rewritten; the cost is in the ledger before anything random is drawn.
+    """Return the rewritten corpus; the cost is written to the ledger before any randomness is used.
 
-    The name of the spend holds what decides the draw: the texts, who owns them, the settings and the secret.
+    The name of the spend is a hash of everything that determines the result: texts, units, settings and secret.
     """
     protect = plan.protect
     assert isinstance(protect, TextProtection)
     run = digest(NOISE_FORMAT, protect.identity(), secret, corpus.texts, corpus.second, corpus.unit_index)
-    account = Account.of(ledger, secret, plan, corpus, protect)
+    account = Account.of(ledger, secret, plan, protect)
     account.spend(protect.cost(corpus), f"{spend_name(run, secret, ledger)} rewrite")
     return protect.rewrite(corpus, secret.fork("rewrite", run[:16]))
 
 
 def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
-    """Fit a linear head to noisy vectors in closed form, and say whether that was possible.
+    """Fit a linear head to noisy vectors in closed form, and return whether that was possible.
 
-    What is known of the noise is used: it is taken off the spread of the vectors, and as much is added as a spread that
-    was estimated from so many noisy vectors can be wrong. Random steps would need to average the same noise away.
+    The known variance of the noise is subtracted from the covariance of the vectors, and an allowance for the error of
+    that estimate is added. Stochastic steps would have to average the same noise out.
     """
     noise = once.noise_variance
     layer = model.head
     if noise is None or model.pooler is not None or not isinstance(layer, torch.nn.Linear):
         return False
     count, width = rows.vectors.shape
-    doubt = 2 * noise * math.sqrt(width / max(1, count))
+    allowance = 2 * noise * math.sqrt(width / max(1, count))
     vectors, targets = rows.vectors, rows.targets
     if model.task == "regression":
-        weights, bias = fit_score(vectors, targets, noise=noise, query_noise=doubt)
+        weights, bias = fit_score(vectors, targets, noise=noise, query_noise=allowance)
     elif targets.ndim == 1:
         weights, bias = fit_classes(
-            vectors, targets, len(model.label_names), noise=noise, query_noise=doubt, truth=once.label_truth
+            vectors, targets, len(model.label_names), noise=noise, query_noise=allowance, truth=once.label_truth
         )
-    else:  # mixtures have no class of their own
+    else:  # mixtures have no single class
         return False
     with torch.no_grad():
         layer.weight.copy_(weights)
@@ -72,63 +72,58 @@ def solve_head(model: Classifier, rows: Vectors, once: Once) -> bool:
 
 @dataclass
 class StoredStep(OpenStep):
-    """An ordinary step on vectors or texts that were protected before: it is post-processing and costs nothing.
+    """An ordinary step on vectors or texts that are already protected: it is post-processing and costs nothing.
 
-    Guarantee: that of the release it learns from.
+    Guarantee: that of the release it is trained on.
     """
 
     account: Account | None = None
-    solved: bool = False  # whether the head was fitted in closed form, so that no step has anything to do
+    solved: bool = False  # whether the head was fitted in closed form, so that the steps have nothing to do
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> StoredStep:  # type: ignore[override]
-        """Return the step of a training whose texts were rewritten, or whose vectors are released now and stored."""
+        """Return the step of a training on rewritten texts, or on vectors that are released now and stored."""
         model, rows, plan = parts.model, parts.rows, parts.plan
         protect, solved = plan.protect, False
         if isinstance(protect, TextProtection):
-            account = Account.of(ledger, secret, plan, parts.corpus, protect)
+            account = Account.of(ledger, secret, plan, protect)
         else:
             assert isinstance(protect, RepresentationProtection)
             if not isinstance(rows, Vectors):
-                remedy = "Vectors are released once, so the encoder keeps its weights."
+                remedy = "Vectors are released once, so the encoder must be frozen."
                 raise invalid("train", model.settings.train, f"head or pooler+head for a stored {protect.name}", remedy)
             owners = parts.corpus.unit_index
-            said = (protect.identity(), secret, owners)
-            run = identity(model, rows, plan.settings, said, plan.rng, parts.start)
+            described = (protect.identity(), secret, owners)
+            run = identity(model, rows, plan.settings, described, plan.rng, parts.start)
             once = protect.once(owners, model.width, model.classes, secret.fork("release", run[:16]))
-            account = Account.of(ledger, secret, plan, parts.corpus, once)
+            account = Account.of(ledger, secret, plan, once)
             rows = release_once(rows, once, account, spend_name(run, secret, ledger))
             solved = solve_head(classifier_of(model, protect.name), rows, once)
         return cls(model, parts.optimizer, rows, plan, account=account, solved=solved)
 
     @property
     def per_epoch(self) -> int:
-        """How many steps read the release once; a solved head has looked at all of it."""
+        """Number of steps that read the release once; 1 for a solved head."""
         return 1 if self.solved else super().per_epoch
 
     @property
     def steps(self) -> int:
-        """How many steps read the release so many times; it may hold fewer rows than the corpus, or a solved head."""
+        """Number of steps of all epochs; the release may have fewer rows than the corpus."""
         return max(1, round(self.plan.settings.passes * self.per_epoch))
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
-        """Take an ordinary step, or none where the head is solved: it then reads no row."""
+        """Take an ordinary step, or none if the head is solved."""
         return (None, 0) if self.solved else super().__call__(step)
-
-    @property
-    def protection(self) -> str | None:  # type: ignore[override]
-        """The name of the protection."""
-        return None if self.plan.protect is None else self.plan.protect.name
 
     def describe(self) -> object:
         """Return the sampler, the protection and a fingerprint of the secret."""
         assert self.account is not None
         return self.plan.sampler, self.protection, self.account.secret
 
-    def epsilon(self) -> float | None:  # type: ignore[override]
-        """Return a bound on what was spent, infinite if nothing is guaranteed."""
+    def epsilon(self) -> float | None:
+        """Return an upper bound on the epsilon spent, infinite if nothing is guaranteed."""
         return self.account.epsilon() if self.account else None
 
-    def guarantee(self) -> Guarantee | None:  # type: ignore[override]
-        """Return what the release guarantees."""
+    def guarantee(self) -> Guarantee | None:
+        """Return the guarantee of the release."""
         return self.account.guarantee() if self.account else None

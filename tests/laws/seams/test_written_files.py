@@ -32,7 +32,7 @@ from discreet.data.sources import Columns, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, run_training
 from discreet.experiment import training as story
 from discreet.models.classifier import ModelSettings
-from discreet.training.private import numbered
+from discreet.training.private import unit_numbers
 from discreet.training.settings import TrainSettings
 
 WEIGHTS = {"model.safetensors", "client/path.safetensors", "server/head.safetensors"}
@@ -206,7 +206,7 @@ def test_who_is_in_a_batch_does_not_depend_on_where_a_unit_first_appears(tmp_pat
         for each in (one, two):
             assert each.units is not None
             units = set(Poisson(0.3).draw(step, each.unit_count, Rng(1)).tolist())
-            drawn.append({each.units[row] for row, unit in enumerate(numbered(each).tolist()) if unit in units})
+            drawn.append({each.units[row] for row, unit in enumerate(unit_numbers(each).tolist()) if unit in units})
         assert drawn[0] == drawn[1]
 
 

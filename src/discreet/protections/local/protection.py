@@ -27,7 +27,7 @@ from discreet.core.errors import (
 )
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import DELTA, Conditions, Place, Position, Protection
 from discreet.protections.local.decoys import Decoys
@@ -64,55 +64,39 @@ class LocalPrivacy(Protection):
     samples a batch) or coins (each step sends every sentence with the same probability).
     """
 
-    epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of one unit; all of its training sentences share it.", "Budget")
+    epsilon: float | None = option_field(
+        None, "Privacy budget of one unit; all of its training sentences share it.", "Budget"
     )
-    epsilon_per_message: float | None = field(
-        default=None,
-        metadata=option(
-            "Instead of epsilon: privacy budget of each training sentence; those of one unit add up.", "Budget"
-        ),
+    epsilon_per_message: float | None = option_field(
+        None, "Instead of epsilon: privacy budget of each training sentence; those of one unit add up.", "Budget"
     )
-    inference_epsilon: float | None = field(
-        default=None, metadata=option("Privacy budget of each query.", "Budget", "that of training")
-    )
+    inference_epsilon: float | None = option_field(None, "Privacy budget of each query.", "Budget", "that of training")
     delta: float | None = field(default=None, metadata=DELTA)
-    mechanism: str = field(default="privunit", metadata=option("Noise: privunit, vmf or gaussian.", "Method"))
-    position: str = field(
-        default="sentence",
-        metadata=option("What gets noise: the sentence vector, or every token (gaussian only).", "Method"),
+    mechanism: str = option_field("privunit", "Noise: privunit, vmf or gaussian.", "Method")
+    position: str = option_field(
+        "sentence", "What gets noise: the sentence vector, or every token (gaussian only).", "Method"
     )
-    dimension: int = field(
-        default=32, metadata=option("Project vectors to this many dimensions in training.", "Method")
+    dimension: int = option_field(32, "Project vectors to this many dimensions in training.", "Method")
+    query_dimension: int = option_field(8, "Numbers in a query, on the axes that the head has learned.", "Method")
+    clip_norm: float = option_field(1.0, "Vectors are clipped to this norm.", "Method")
+    projection: str = option_field(
+        "principal", "principal, labels (uses the labels of the public text), or whole (no projection).", "Method"
     )
-    query_dimension: int = field(
-        default=8, metadata=option("Numbers in a query, on the axes that the head has learned.", "Method")
+    public: str | None = option_field(
+        None, "Public data from which the projection is learned.", "Method", "built-in sentences"
     )
-    clip_norm: float = field(default=1.0, metadata=option("Vectors are clipped to this norm.", "Method"))
-    projection: str = field(
-        default="principal",
-        metadata=option("principal, labels (uses the labels of the public text), or whole (no projection).", "Method"),
+    label_epsilon: float | None = option_field(
+        None, "The part of epsilon that hides the label; without it labels are public.", "Budget"
     )
-    public: str | None = field(
-        default=None,
-        metadata=option("Public data from which the projection is learned.", "Method", "built-in sentences"),
+    sampling: str = option_field(
+        "once",
+        "once (each sentence is sent once), fixed (a batch at each step) or coins (a Poisson batch at each step).",
+        "Method",
     )
-    label_epsilon: float | None = field(
-        default=None,
-        metadata=option("The part of epsilon that hides the label; without it labels are public.", "Budget"),
+    calibration: str = option_field(
+        "sound", "sound (proven), or paper (as published; then epsilon is an estimate).", "Method"
     )
-    sampling: str = field(
-        default="once",
-        metadata=option(
-            "once (each sentence is sent once), fixed (a batch at each step) or coins (a Poisson batch at each step).",
-            "Method",
-        ),
-    )
-    calibration: str = field(
-        default="sound",
-        metadata=option("sound (proven), or paper (as published; then epsilon is an estimate).", "Method"),
-    )
-    queries: int = field(default=1000, metadata=option("Number of queries that the client's ledger allows.", "Budget"))
+    queries: int = option_field(1000, "Number of queries that the client's ledger allows.", "Budget")
     name: ClassVar[str] = "ldp"
     place: ClassVar[Place] = "representation"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE

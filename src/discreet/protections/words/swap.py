@@ -24,7 +24,7 @@ import torch
 from discreet.core.errors import DataError, SettingError, invalid, one_of, open_probability, positive, setting
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee, in_digits
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
-from discreet.core.settings import option
+from discreet.core.settings import option_field
 from discreet.core.types import TextRelease
 from discreet.data.tables import STDIN, read_lines
 from discreet.mechanisms.word_metric import Rows, choose, nearest_to_noisy
@@ -286,21 +286,15 @@ def release_guarantee(event: DpEvent, delta: float, unit: str, assumptions: tupl
 class SanText(Protection):
     """Replace every word by the exponential mechanism, once; training reads the rewritten text."""
 
-    epsilon_per_word: float | None = field(
-        default=None,
-        metadata=option(
-            "Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.", "Budget"
-        ),
+    epsilon_per_word: float | None = option_field(
+        None, "Privacy budget of one word: at 8 nearly every word changes, at 40 about one in five.", "Budget"
     )
     delta: float | None = field(default=None, metadata=DELTA)
-    keep_marks: bool = field(default=False, metadata=option("Keep punctuation (. , ; : ! ?) as it is.", "Method"))
-    unknown: str = field(
-        default="pieces",
-        metadata=option(
-            "Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).", "Method"
-        ),
+    keep_marks: bool = option_field(False, "Keep punctuation (. , ; : ! ?) as it is.", "Method")
+    unknown: str = option_field(
+        "pieces", "Words outside the vocabulary: pieces (replace their pieces), or refuse (reject the text).", "Method"
     )
-    rewrite_queries: bool = field(default=True, metadata=option("Rewrite held-out text too.", "Method"))
+    rewrite_queries: bool = option_field(True, "Rewrite held-out text too.", "Method")
     name: ClassVar[str] = SANTEXT
     place: ClassVar[Place] = "text"
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
@@ -346,12 +340,8 @@ class NoisyWords(SanText):
 class SanTextPlus(SanText):
     """Replace only the words of a list and words outside the vocabulary, by words of the list."""
 
-    sensitive: str | None = field(
-        default=None, metadata=option("File with the sensitive words, one on each line.", "Method")
-    )
-    sample_others: float = field(
-        default=0.2, metadata=option("Probability that a word that is not sensitive is replaced too.", "Method")
-    )
+    sensitive: str | None = option_field(None, "File with the sensitive words, one on each line.", "Method")
+    sample_others: float = option_field(0.2, "Probability that a word that is not sensitive is replaced too.", "Method")
     name: ClassVar[str] = SANTEXT_PLUS
     mechanism: ClassVar[str] = SANTEXT_PLUS
 
