@@ -120,18 +120,18 @@ FAULTS = (
     ),
     Fault(
         "the ledger is spent after the noise is used",
-        "                self.ledger.spend(event, named, terms=self.terms)\n"
-        "                gathered = self.gather(drawn, step)\n"
+        "                self.ledger.spend(event, spend, terms=self.terms)\n"
+        "                gathered = self.gather(units, step)\n"
         "            if gathered is None:\n"
         "                self.parts.shrink()\n"
         "        sums, loss, count = gathered\n"
         '        released = self.protect.release(sums, self.source.fork("noise", step))\n',
-        "                gathered = self.gather(drawn, step)\n"
+        "                gathered = self.gather(units, step)\n"
         "            if gathered is None:\n"
         "                self.parts.shrink()\n"
         "        sums, loss, count = gathered\n"
         '        released = self.protect.release(sums, self.source.fork("noise", step))\n'
-        "        self.ledger.spend(event, named, terms=self.terms)\n",
+        "        self.ledger.spend(event, spend, terms=self.terms)\n",
         ("test_the_ledger_is_spent_before_the_noise_is_drawn",),
     ),
     Fault(
@@ -160,8 +160,8 @@ FAULTS = (
     ),
     Fault(
         "a fixed seed counts as a secret",
-        "if source.is_secret else Terms(assumptions, frozenset({Caveat.FIXED_SEED}))",
-        "if True else Terms()",
+        "    if source.is_secret:\n        return Terms((SECRET_SEED, *assumptions))\n",
+        "    if True:\n        return Terms((SECRET_SEED, *assumptions))\n",
         ("test_a_given_seed_makes_the_figure_an_estimate",),
     ),
     Fault(

@@ -151,7 +151,7 @@ def test_what_does_not_go_is_refused() -> None:
     assert len(TextHide(masks=4).views(8, Rng(0))(torch.ones(2, 8))) == 4  # type: ignore[misc]
     with pytest.raises(SettingError, match="masks to be <= 65536.*, got 100000"):
         TextHide(masks=100_000)
-    with pytest.raises(UnsupportedError, match="Expected texthide live"):
+    with pytest.raises(UnsupportedError, match="got texthide"):
         TextHide().once(np.arange(3), 8, 2, Rng(0))
 
 

@@ -298,7 +298,7 @@ def test_settings_outside_their_rules_are_refused(tmp_path: Path) -> None:
 
 def test_a_client_without_its_ledger_is_refused(finished: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
     shutil.copytree(finished[0] / "client", tmp_path / "client", ignore=shutil.ignore_patterns("ledger*"))
-    with pytest.raises(ModelError, match="what was spent is not known"):
+    with pytest.raises(ModelError, match="the spent budget is unknown"):
         UserSide.load(tmp_path / "client")
 
 

@@ -105,9 +105,9 @@ def test_a_checkpoint_is_not_resumed_with_other_settings(
         return train(model, rows, settings, seed=0, workspace=tmp_path, should_stop=stop_after(2))
 
     go(1e-3)
-    with pytest.raises(ModelError, match="resume with the same command"):
+    with pytest.raises(ModelError, match="Resume with the same command"):
         go(2e-3)
-    with pytest.raises(ModelError, match="resume with the same command"):
+    with pytest.raises(ModelError, match="Resume with the same command"):
         go(1e-3, corpus.take(range(len(corpus) - 1, -1, -1)))
 
 

@@ -43,7 +43,7 @@ def test_an_unfinished_run_is_not_resumed(old: Path) -> None:
     model = Classifier.build(corpus, rng=Rng(0).fork("model"), encoder=str(old / "encoder"), train="head")
     with (
         Ledger.open(None, unit="row", adjacency=DPSGD(1.0).adjacency) as ledger,
-        pytest.raises(ModelError, match="What its ledger counts stays spent"),
+        pytest.raises(ModelError, match="The spends in its ledger stay recorded"),
     ):
         train(
             model, corpus, TrainSettings(epochs=2, batch_size=16), seed=0, protect=DPSGD(1.0), ledger=ledger,

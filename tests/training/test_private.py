@@ -174,7 +174,7 @@ def test_a_private_run_is_not_resumed_on_other_rows_even_before_its_first_checkp
         model = build(corpus, tiny_encoder("bert"), train="head")
         train(model, corpus, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path)
     fewer = corpus.take(range(1, len(corpus)))
-    with pytest.raises(ModelError, match="resume with the same command"):
+    with pytest.raises(ModelError, match="Resume with the same command"):
         model = build(fewer, tiny_encoder("bert"), train="head")
         train(model, fewer, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path)
 
@@ -225,7 +225,7 @@ def test_other_owners_or_another_unit_are_refused(
     model = build(corpus, tiny_encoder("bert"), train="head")
     train(model, corpus, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path, should_stop=lambda: True)
     other = replace(corpus, units=tuple(f"p{i // 3}" for i in range(len(corpus))))
-    with pytest.raises(ModelError, match="resume with the same command"):
+    with pytest.raises(ModelError, match="Resume with the same command"):
         model = build(other, tiny_encoder("bert"), train="head")
         train(model, other, settings, seed=0, protect=DPSGD(1.0), workspace=tmp_path)
     with (

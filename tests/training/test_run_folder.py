@@ -61,9 +61,9 @@ def test_the_held_out_rows_of_an_old_run_are_not_taken_for_unseen_ones(
     path.write_text(path.read_text(encoding="utf-8").replace("format = 3", "format = 1"), encoding="utf-8")
     old = load_run(tmp_path / "a")
     assert old.settings.format == 1 and len(predict(old.model, load(toy_csv)).values) == 120
-    with pytest.raises(DataError, match="drawn in another way"):
+    with pytest.raises(DataError, match="selected held-out rows in another way"):
         check_split(old.settings)
-    with pytest.raises(DataError, match="drawn in another way"):
+    with pytest.raises(DataError, match="selected held-out rows in another way"):
         load_scene(SceneRequest(run=tmp_path / "a"))
     named = replace(old.settings, data=replace(old.settings.data, validation=str(toy_csv)))
     check_split(named)  # its validation rows were named
