@@ -304,7 +304,7 @@ FAULTS = (
     ),
     Fault(
         "the seed of the noise stays in a finished run",
-        "        # Only now: a run that could not be given its name must still be able to go on with the same noise.\n"
+        "        # Only now: a run that could not be renamed must still be able to resume with the same noise.\n"
         "        forget_secrets(out)\n",
         "",
         ("test_a_budget_is_kept_and_carried_everywhere",),

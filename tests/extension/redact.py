@@ -33,9 +33,9 @@ class Redact(TextProtection):
 
         return NoGuaranteeDpEvent("words are released as they are")
 
-    def stated(self, found: Guarantee) -> Guarantee:
-        """Return the guarantee as it is: none."""
-        return found
+    def stated(self, guarantee: Guarantee) -> Guarantee:
+        """Return the guarantee unchanged: there is none."""
+        return guarantee
 
     def rewrite(self, corpus: C, rng: Rng) -> C:
         """Return the corpus with every digit replaced."""
