@@ -413,6 +413,11 @@ def check_protection(protect: object, *places: str) -> None:
     """
     if isinstance(protect, Protection) and (not places or protect.place in places):
         return
+    if isinstance(protect, list | tuple):
+        raise UnsupportedError(
+            f"Expected one protection, got {len(protect)}. Their costs do not simply add: a mixed record enters many "
+            "mixtures, so that its clipped gradients weigh k times as much. Choose one."
+        )
     expected = " or ".join(_ACTS_ON[place] for place in places or _ACTS_ON)
     got = f"the class {protect.__name__}" if isinstance(protect, type) else type(protect).__name__
     raise UnsupportedError(

@@ -104,11 +104,6 @@ class TrainingPlan:
 
         Guarantee: the training spends at most `budget` for each unit, if there is one.
         """
-        if isinstance(protect, list | tuple):
-            raise UnsupportedError(
-                f"Expected one protection, got {len(protect)}. Their costs do not simply add: a mixed record enters "
-                "many mixtures, so that its clipped gradients weigh k times as much. Choose one."
-            )
         if protect is not None:
             check_protection(protect)
         split = matched_split(corpus, model, "train")
