@@ -106,7 +106,7 @@ def test_what_does_not_go_is_refused(corpus: Corpus, tiny_encoder: Callable[[str
     with pytest.raises(DataError, match="Expected a public corpus"):
         train(model, corpus, FAST, seed=0, protect=TextHide(public="given"))
     pairs = Corpus("web", ("a", "b"), second=("c", "d"))
-    with pytest.raises(DataError, match="Expected single texts in the public corpus 'web', found pairs"):
+    with pytest.raises(DataError, match="Expected single texts in the public corpus 'web', got pairs"):
         train(model, corpus, FAST, seed=0, protect=TextHide(public="given"), public=pairs)
     with pytest.raises(UnsupportedError, match="Expected one protection, got 2"):
         train(model, corpus, FAST, seed=0, protect=(TextHide(), DPSGD(1.0)))  # type: ignore[arg-type]

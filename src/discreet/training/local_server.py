@@ -91,7 +91,7 @@ def _check_vectors(vectors: Any, width: int | None) -> Tensor:
     """Reject anything but a matrix of finite numbers of the right width, in particular text."""
     if not isinstance(vectors, Tensor):
         raise DataError(
-            f"Expected released vectors, got {type(vectors).__name__}. The server accepts no text: protect it on the "
+            f"Expected released vectors, got {type(vectors).__name__}. The server takes no text: protect it on the "
             "user's side and send the release."
         )
     if vectors.ndim != 2 or len(vectors) == 0 or (width is not None and vectors.shape[1] != width):
