@@ -61,7 +61,7 @@ def test_classes_are_matched_by_name(tiny_encoder: Callable[[str], Path]) -> Non
     model = Classifier.build(corpus, rng=Rng(0), encoder=str(tiny_encoder("bert")))
     assert evaluate(model, corpus) == evaluate(model, swapped)
     strange = Corpus("toy", texts, labels=(1, 0) * 3, label_names=("clinic", "moon"))
-    with pytest.raises(DataError, match="found 'moon'.*rename"):
+    with pytest.raises(DataError, match="got 'moon'.*Rename"):
         evaluate(model, strange)
     with pytest.raises(DataError, match="Expected data for classification, found regression"):
         evaluate(model, Corpus("toy", texts, scores=(0.0,) * 6))

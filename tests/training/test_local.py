@@ -137,9 +137,9 @@ def test_a_server_refuses_whatever_is_no_release() -> None:
     for bad, said in (
         (["raw text"], "takes no text"),
         ("raw text", "takes no text"),
-        (torch.zeros(1, 7), "8 wide"),
-        (torch.zeros(8), "8 wide"),
-        (torch.zeros(0, 8), "8 wide"),
+        (torch.zeros(1, 7), "of width 8"),
+        (torch.zeros(8), "of width 8"),
+        (torch.zeros(0, 8), "of width 8"),
         (torch.full((1, 8), float("nan")), "finite"),
         (torch.zeros(1, 8, dtype=torch.int64), "infinity or integers"),
     ):

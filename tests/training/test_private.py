@@ -214,7 +214,7 @@ def test_a_resume_from_python_keeps_its_bill_and_needs_its_ledger(
         go(tmp_path / "lost", None)
     go(tmp_path / "blind", 5)
     (tmp_path / "blind" / "secret").unlink()
-    with pytest.raises(ModelError, match="delete the folder and begin again"):
+    with pytest.raises(ModelError, match="Delete the folder and start again"):
         go(tmp_path / "blind", None)
 
 

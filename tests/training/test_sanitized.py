@@ -111,7 +111,7 @@ def test_under_another_adjacency_a_budget_rejects_and_without_one_it_is_named(
     sanitize(rows, tmp_path / "a.csv", "--unit", "patient_id")
     protect = ["--protect", "dp-sgd", "--noise-multiplier", 5, "--unit", "patient_id"]
     status, _, err = sanitize.train(rows, tmp_path / "run", *protect, "--budget", 100)
-    assert status == 2 and "found 1 release under another adjacency" in err
+    assert status == 2 and "got 1 release under another adjacency" in err
     status, done, _ = sanitize.train(rows, tmp_path / "run", *protect)
     assert status == 0 and "Not in this figure: 1 release under another adjacency." in done["people"]["sentence"]
 
