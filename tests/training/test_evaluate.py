@@ -63,7 +63,7 @@ def test_classes_are_matched_by_name(tiny_encoder: Callable[[str], Path]) -> Non
     strange = Corpus("toy", texts, labels=(1, 0) * 3, label_names=("clinic", "moon"))
     with pytest.raises(DataError, match="got 'moon'.*Rename"):
         evaluate(model, strange)
-    with pytest.raises(DataError, match="Expected data for classification, found regression"):
+    with pytest.raises(DataError, match="Expected data for classification.*got regression"):
         evaluate(model, Corpus("toy", texts, scores=(0.0,) * 6))
 
 
