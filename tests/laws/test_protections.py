@@ -520,7 +520,7 @@ def test_models_and_data_of_another_kind_are_rejected_by_name(
     rejected(protect, model, list(ROWS.texts), "Expected corpus to be a discreet.Corpus, got list")
     rejected(protect, model, dataclasses.replace(ROWS, labels=None), "Expected data for classification")
     scores = dataclasses.replace(ROWS, labels=None, scores=tuple(map(float, range(len(ROWS)))))
-    rejected(protect, model, scores, "Expected data for classification, found regression")
+    rejected(protect, model, scores, "Expected data for classification, got regression")
     rejected(protect, model, ROWS.split("validation"), "Expected a 'train' split in corpus 'toy'")
 
 

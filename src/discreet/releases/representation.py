@@ -99,7 +99,7 @@ def _live_vectors(
 ) -> tuple[RepresentationRelease, Mixture]:
     """Return the rows of some epochs, released batch by batch as in training."""
     from discreet.accounting.events import ComposedDpEvent
-    from discreet.training.hidden import draw_hidden, check_units
+    from discreet.training.hidden import check_units, draw_hidden
     from discreet.training.plan import sampler_for
 
     count = len(rows)
