@@ -418,7 +418,7 @@ def test_the_list_gives_each_training_at_its_own_delta_and_says_that_the_total_i
     for delta in (DELTA, 1e-3):
         alone = in_digits(epsilon(SelfComposedDpEvent(EVENT, 10), delta, Adjacency.ZERO_OUT))
         assert f"10 spends, epsilon {alone} at delta {in_digits(delta)} (zero-out)" in words
-    assert "(zero-out), all at the smallest of their deltas, 1e-05, where an epsilon that was stated at" in words
+    assert "(zero-out), all restated at their smallest delta, 1e-05, which makes an epsilon stated" in words
     assert main(["ledger", "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)["trainings"]
     assert sorted(one["guarantee"]["delta"] for one in kept) == [DELTA, 1e-3]
