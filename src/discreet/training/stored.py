@@ -95,7 +95,10 @@ class StoredStep(OpenStep):
             owners = parts.corpus.unit_index
             described = (protect.identity(), secret, owners)
             run = identity(model, rows, plan.settings, described, plan.rng, parts.start)
-            once = protect.once(owners, model.width, model.classes, secret.fork("release", run[:16]))
+            # Other data under one secret gets other noise. A fixed seed is for repeating, on any processor: there the
+            # last bits of the vectors, which decide `run`, must not decide the noise.
+            source = secret.fork("release", run[:16]) if secret.is_secret else secret.fork("release")
+            once = protect.once(owners, model.width, model.classes, source)
             account = Account.of(ledger, secret, plan, once)
             rows = release_once(rows, once, account, spend_name(run, secret, ledger))
             solved = solve_head(classifier_of(model, protect.name), rows, once)
