@@ -515,8 +515,8 @@ def test_models_and_data_of_another_kind_are_rejected_by_name(
     case: str, resolved: Callable[..., Any], encoder: Path
 ) -> None:
     protect, model = resolved(case), model_of(encoder)
-    rejected(protect, nn.Linear(2, 2), ROWS, "Expected model to be a discreet.Classifier, got Linear", UnsupportedError)
-    rejected(protect, model.encoder, ROWS, "Expected model to be a discreet.Classifier, got BertModel")
+    rejected(protect, nn.Linear(2, 2), ROWS, "Classifier or LanguageModel, got Linear", UnsupportedError)
+    rejected(protect, model.encoder, ROWS, "Classifier or LanguageModel, got BertModel")
     rejected(protect, model, list(ROWS.texts), "Expected corpus to be a discreet.Corpus, got list")
     rejected(protect, model, dataclasses.replace(ROWS, labels=None), "Expected data for classification")
     scores = dataclasses.replace(ROWS, labels=None, scores=tuple(map(float, range(len(ROWS)))))
