@@ -4,26 +4,32 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.integrations import trainer_process
 from tests.integrations.two_ranks import train
 
 from discreet.accounting.ledger import Ledger
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
+TRAINER = Path(__file__).with_name("trainer_process.py")
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-def torchrun(folder: Path, *actions: str) -> subprocess.CompletedProcess[str]:
+def torchrun(folder: Path, *actions: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(
-        [*command, str(SCRIPT), str(folder), *actions], capture_output=True, text=True, env=environment, timeout=300
+        [*command, str(script), str(folder), *actions], capture_output=True, text=True, env=environment(), timeout=300
     )
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def results(folder: Path, action: str) -> list[dict[str, Any]]:
@@ -62,3 +68,42 @@ def test_a_rank_that_dies_stops_the_run_and_it_resumes_with_two_and_not_with_one
     first, second = results(tmp_path, "resume")
     assert first["weights"] == second["weights"] and first["spends"] == 6
     assert largest_difference(first, alone) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of transformers and accelerate
+def test_a_trainer_in_two_processes_ends_with_the_weights_of_one(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = trainer_process.weights(trainer_process.train(tmp_path / "alone"))
+    done = torchrun(tmp_path, script=TRAINER)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = (torch.tensor(json.loads((tmp_path / f"weights.{rank}.json").read_text())) for rank in range(2))
+    assert torch.equal(first, second) and float((first - alone).abs().max()) < 1e-6
+    assert Ledger.read(tmp_path / "out" / "ledger.jsonl").spends == trainer_process.STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_that_is_killed_again_and_again_ends_with_the_same_weights(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = trainer_process.weights(trainer_process.train(tmp_path / "alone"))
+    ledger, most = tmp_path / "out" / "ledger.jsonl", 0
+    for kill in range(4):
+        process = subprocess.Popen(
+            [sys.executable, str(TRAINER), str(tmp_path), "resume"], env=environment(), stderr=subprocess.DEVNULL
+        )
+        # After so many spends: while a part is computed, while a checkpoint is written, or anywhere between.
+        while process.poll() is None and spends_in(ledger) < 2 + 3 * kill:
+            time.sleep(0.002 * (kill + 1))
+        process.kill()
+        process.wait()
+        assert spends_in(ledger) >= most, "the ledger never goes back"
+        most = spends_in(ledger)
+    last = subprocess.run([sys.executable, str(TRAINER), str(tmp_path), "resume"], env=environment(), timeout=300)
+    assert last.returncode == 0
+    assert spends_in(ledger) == trainer_process.STEPS
+    assert json.loads((tmp_path / "weights.0.json").read_text()) == alone.tolist()
+
+
+def spends_in(ledger: Path) -> int:
+    return Ledger.read(ledger).spends if ledger.exists() else 0

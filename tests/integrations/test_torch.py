@@ -245,8 +245,8 @@ class TestGuarantee:
 
     def test_the_size_of_parts_does_not_depend_on_the_number_of_rows(self, model: Net, dataset: TensorDataset) -> None:
         with make_private(model, NOISE, population=100, batch_size=20, steps=2) as private:
-            few = private._rows(TensorDataset(*dataset[:30]), list, None, None)
-            many = private._rows(dataset, list, [row % 30 for row in range(ROWS)], None)
+            few = private.rows(TensorDataset(*dataset[:30]))
+            many = private.rows(dataset, unit_of=[row % 30 for row in range(ROWS)])
         assert few.shapes == many.shapes
 
     def test_training_ends_at_the_budget(self, model: Net, dataset: TensorDataset) -> None:

@@ -145,8 +145,8 @@ def make_private(
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows to draw from, in parts of fixed sizes."""
+class Rows:
+    """The rows that a training draws from, in parts of fixed sizes; `PrivateTraining.rows` makes them."""
 
     dataset: Dataset
     collate: Callable[[list[Any]], Any]
@@ -248,9 +248,7 @@ class PrivateTraining:
         A batch without units releases its noise without a part. The iterator ends when the budget is used up
         (`out_of_budget`).
         """
-        self._check_open()
-        rows = self._rows(dataset, collate or default_collate, unit_of, max_rows)
-        return self._generate(rows)
+        return self._generate(self.rows(dataset, collate, unit_of=unit_of, max_rows=max_rows))
 
     def step(self, losses: Tensor, optimizer: torch.optim.Optimizer) -> bool:
         """Take the losses of the part at hand, one for each row; on the last part of a batch, move the optimizer.
@@ -262,12 +260,9 @@ class PrivateTraining:
                 "Expected a part of private.batches(...) before private.step(losses, optimizer), got none. Call step "
                 "once for each part, inside the loop over the parts."
             )
-        self._check_optimizer(optimizer)
+        self.check_optimizer(optimizer)
         opened, self._open = self._open, None
-        part = opened.part
-        weights = torch.from_numpy((part.rows >= 0).astype(np.float32))
-        owners = torch.arange(part.units).repeat_interleave(part.rows_each) if part.rows_each > 1 else None
-        self._take(losses, owners, opened.number, part, weights)
+        self._take_part(losses, opened.part, opened.number)
         self._optimizer = optimizer
         if opened.last:
             self._finish(optimizer)
@@ -291,7 +286,7 @@ class PrivateTraining:
         chosen = [rows[index] for index in range(len(rows))]
         self._separation = Separation(self.tape, losses_of, chosen, collate or default_collate)
 
-    # For those who draw their own batches
+    # With batches of the caller
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -332,8 +327,56 @@ class PrivateTraining:
             raise UnsupportedError(
                 "Expected private.record() and private.accumulate(losses) before private.release(optimizer)."
             )
-        self._check_optimizer(optimizer)
+        self.check_optimizer(optimizer)
         self._finish(optimizer)
+
+    # Step by step
+
+    def rows(
+        self,
+        dataset: Dataset,
+        collate: Callable[[list[Any]], Any] | None = None,
+        *,
+        unit_of: Sequence[Any] | str | None = None,
+        max_rows: int | None = None,
+    ) -> Rows:
+        """Return the rows of a dataset, to draw from with `gradients`; the arguments are those of `batches`."""
+        self._check_open()
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UnsupportedError(
+                f"Expected a map-style dataset with a length, got {type(dataset).__name__}. A DataLoader or a stream "
+                "draws its own batches, which the guarantee cannot count; pass the dataset itself."
+            )
+        count = len(dataset)
+        if not count:
+            raise DataError("Expected a dataset with rows, got an empty one.")
+        owners = np.arange(count, dtype=np.int64) if unit_of is None else _numbered(dataset, unit_of, count)
+        units = Grouped.of(owners)
+        self._processes.check_equal("the dataset and its units", digest(count, owners))
+        if self.plan.population is None and len(units) != self.plan.units:
+            raise DataError(
+                f"Expected {self.plan.units:,} {self.plan.unit}s, as make_private was told, got {len(units):,} in the "
+                f"dataset. Pass {setting('units', len(units))}; the sampling rate and the noise follow from it."
+            )
+        expected = math.ceil(self.plan.sampler.expected_size(self.plan.units))  # public, unlike the number of rows
+        most = _default_rows(self._device.type, expected) if max_rows is None else whole("max_rows", max_rows)
+        return Rows(dataset, collate or default_collate, units, Shapes("cpu", 1, ((1, most),)))
+
+    def gradients(self, rows: Rows, losses_of: Callable[[Any], Tensor]) -> bool:
+        """Draw the next batch and leave its protected mean gradient in `.grad`, for a caller who moves the optimizer.
+
+        Returns False, with no gradient, if the budget is used up. `losses_of` returns the losses of a collated part.
+        """
+        if not self._begin_within_budget():
+            return False
+        try:
+            for number, part in self._own_parts(rows):
+                batch = self._open_part(rows, number, part)
+                self._take_part(losses_of(batch), part, number)
+            self._set_gradients()
+        finally:
+            self._abandon()
+        return True
 
     # What it costs
 
@@ -351,6 +394,11 @@ class PrivateTraining:
         """What all steps so far guarantee, with everything else that its ledger holds."""
         terms = self._terms()
         return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+
+    @property
+    def caveats(self) -> frozenset[Caveat]:
+        """Why the figures so far are estimates; empty if they are proven bounds."""
+        return self._terms().caveats | self.ledger.statement.terms.caveats
 
     @property
     def epsilon(self) -> float:
@@ -412,7 +460,8 @@ class PrivateTraining:
         self._closed = True
         if self._owns_ledger and self._ledger is not None:
             self._ledger.close()
-        if self._secret_path is not None and self.position >= self.steps and self._processes.is_first:
+        ended = self.position >= self.steps or self.out_of_budget
+        if self._secret_path is not None and ended and self._processes.is_first:
             self._secret_path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -431,26 +480,20 @@ class PrivateTraining:
 
     # How it works
 
-    def _generate(self, rows: _Rows) -> Iterator[Any]:
-        processes = self._processes
+    def _generate(self, rows: Rows) -> Iterator[Any]:
         try:
             while self.position < self.steps:
-                step = self.position
                 if not self._begin_within_budget():
                     return
-                drawn = self.plan.sampler.draw(step, len(rows.units), self._source.fork("sampler"))
-                parts = list(enumerate(rows.parts(drawn)))
-                mine = parts[processes.rank :: processes.size]
-                if not mine and self._optimizer is not None:
+                parts = self._own_parts(rows)
+                if not parts and self._optimizer is not None:
                     self._finish(self._optimizer)
                     continue
-                mine = mine or [(len(parts) + processes.rank, rows.filler())]
-                for number, part in mine:
-                    if self._separation is not None:
-                        self._separation.prepare(part.units, part.rows_each)
-                    self._enter(number, partial(rows.batch, part))
-                    self._open = _Open(part, number, part is mine[-1][1])
-                    yield self._batch
+                parts = parts or [(self._processes.rank, rows.filler())]  # to be told the optimizer
+                for number, part in parts:
+                    batch = self._open_part(rows, number, part)
+                    self._open = _Open(part, number, part is parts[-1][1])
+                    yield batch
                     if self._open is not None:
                         raise UnsupportedError(
                             "Expected private.step(losses, optimizer) for every part of private.batches(...), got none "
@@ -458,6 +501,17 @@ class PrivateTraining:
                         )
         finally:
             self._abandon()
+
+    def _own_parts(self, rows: Rows) -> list[tuple[int, Part]]:
+        """Return the parts of the batch at hand that this process takes, each with its number in the batch."""
+        drawn = self.plan.sampler.draw(self.position, len(rows.units), self._source.fork("sampler"))
+        return list(enumerate(rows.parts(drawn)))[self._processes.rank :: self._processes.size]
+
+    def _open_part(self, rows: Rows, number: int, part: Part) -> Any:
+        """Return the collated rows of a part, and record the forward pass from now on."""
+        if self._separation is not None:
+            self._separation.prepare(part.units, part.rows_each)
+        return self._enter(number, partial(rows.batch, part))
 
     def _begin_within_budget(self) -> bool:
         try:
@@ -486,23 +540,29 @@ class PrivateTraining:
         self._processes.from_first(spend)
         self._begun, self._sums, self._gathered = True, {}, 0
 
-    def _enter(self, number: int, batch: Callable[[], Any] | None = None) -> None:
-        """Start to record, with torch's random numbers drawn from the secret."""
+    def _enter(self, number: int, batch: Callable[[], Any] = lambda: None) -> Any:
+        """Start to record, with torch's random numbers drawn from the secret, and return the batch made with them."""
         device = self._device
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
             self._source.fork("dropout", self.position, number).seed_torch(device)
-            self._batch = None if batch is None else batch()
+            rows = batch()
             stack.enter_context(fixed_kernels(self._separation is not None and self._separation.plain_attention))
             self._shape = stack.enter_context(shapes_seen(self.model))
             self._versions = self._buffer_versions()
             self.tape.__enter__()
             self._on_tape, self._recording = True, stack.pop_all()
+        return rows
 
     def _leave_tape(self, error: BaseException | None = None) -> None:
         if self._on_tape:
             self._on_tape = False
             self.tape.__exit__(type(error) if error is not None else None, error, None)
+
+    def _take_part(self, losses: Tensor, part: Part, number: int) -> None:
+        weights = torch.from_numpy((part.rows >= 0).astype(np.float32))
+        owners = torch.arange(part.units).repeat_interleave(part.rows_each) if part.rows_each > 1 else None
+        self._take(losses, owners, number, part, weights)
 
     def _take(
         self,
@@ -542,6 +602,13 @@ class PrivateTraining:
 
     def _finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and move the optimizer."""
+        self._set_gradients()
+        optimizer.step()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def _set_gradients(self) -> None:
+        """Release the sums of the step, divided by the expected size of a batch, into `.grad`."""
         if not self._gathered:
             self.protect.gather(self.tape.empty(), self._sums, self._source.fork("directions", self.position))
         self._state_caveats()
@@ -554,9 +621,6 @@ class PrivateTraining:
             divisor = self.plan.sampler.expected_size(self.plan.units)
             for name, parameter in self.parameters.items():
                 parameter.grad = (released[name] / divisor).to(parameter.dtype)
-        optimizer.step()
-        for parameter in self.parameters.values():
-            parameter.grad = None
         self.position += 1
         self._begun, self._sums, self._gathered = False, {}, 0
 
@@ -583,35 +647,8 @@ class PrivateTraining:
             self._leave_tape(UnsupportedError("The part was not used."))
             self._recording.close()
             self._recording = None
-        self._open, self._batch = None, None
+        self._open = None
         self._begun, self._sums, self._gathered = False, {}, 0
-
-    def _rows(
-        self,
-        dataset: Dataset,
-        collate: Callable[[list[Any]], Any],
-        unit_of: Sequence[Any] | str | None,
-        max_rows: int | None,
-    ) -> _Rows:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise UnsupportedError(
-                f"Expected a map-style dataset with a length, got {type(dataset).__name__}. A DataLoader or a stream "
-                "draws its own batches, which the guarantee cannot count; pass the dataset itself."
-            )
-        count = len(dataset)
-        if not count:
-            raise DataError("Expected a dataset with rows, got an empty one.")
-        owners = np.arange(count, dtype=np.int64) if unit_of is None else _numbered(dataset, unit_of, count)
-        units = Grouped.of(owners)
-        self._processes.check_equal("the dataset and its units", digest(count, owners))
-        if self.plan.population is None and len(units) != self.plan.units:
-            raise DataError(
-                f"Expected {self.plan.units:,} {self.plan.unit}s, as make_private was told, got {len(units):,} in the "
-                f"dataset. Pass {setting('units', len(units))}; the sampling rate and the noise follow from it."
-            )
-        expected = math.ceil(self.plan.sampler.expected_size(self.plan.units))  # public, unlike the number of rows
-        most = _default_rows(self._device.type, expected) if max_rows is None else whole("max_rows", max_rows)
-        return _Rows(dataset, collate, units, Shapes("cpu", 1, ((1, most),)))
 
     @property
     def _device(self) -> torch.device:
@@ -706,7 +743,8 @@ class PrivateTraining:
                     "learns from private rows is not protected; switch its updates off."
                 )
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Reject an optimizer that moves parameters whose gradients are not protected, or none of the model's."""
         own = {id(parameter) for parameter in self.parameters.values()}
         found = False
         for group in optimizer.param_groups:
@@ -747,7 +785,11 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _numbered(dataset: Dataset, unit_of: Sequence[Any] | str, count: int) -> Any:
     """Return the number of each row's unit, units counted in the order of their ids, not of their appearance."""
-    ids = dataset[unit_of] if isinstance(unit_of, str) else unit_of  # type: ignore[index]
+    ids: Any = unit_of
+    if isinstance(unit_of, str):  # a column; only a `datasets.Dataset` gives it as a whole
+        table: Any = dataset
+        whole_column = hasattr(dataset, "column_names")
+        ids = table[unit_of] if whole_column else [table[row][unit_of] for row in range(count)]
     ids = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
     if len(ids) != count:
         raise DataError(
