@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import random
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -237,6 +239,37 @@ class TestGuarantee:
         assert found[None].caveats == {Caveat.UNSTEADY_KERNELS}
         assert found[6].certified
 
+    def test_another_precision_than_the_one_that_was_checked_is_an_estimate(
+        self, model: Net, dataset: TensorDataset
+    ) -> None:
+        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=2) as private:
+            private.check(lambda batch: losses_of(model, batch), made_up())
+            optimizer = adam(model)
+            for part in private.batches(dataset):
+                with torch.autocast("cpu", torch.bfloat16):
+                    losses = losses_of(model, part)
+                private.step(losses, optimizer)
+            assert private.guarantee.caveats == {Caveat.UNSTEADY_KERNELS}
+
+    def test_a_collate_function_with_random_masks_can_be_certified(self, model: Net) -> None:
+        rows = [{"ids": ids, "labels": label} for ids, label in made_up() * 5]
+
+        def masked(chosen: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+            batch = torch.utils.data.default_collate(chosen)
+            hidden = torch.rand(batch["ids"].shape) < 0.3
+            hidden[:, 0] = False
+            return batch | {"ids": batch["ids"].masked_fill(hidden, 0)}
+
+        def losses(batch: dict[str, Tensor]) -> Tensor:
+            return losses_of(model, (batch["ids"], batch["labels"]))
+
+        with make_private(model, DPSGD(epsilon=8), units=40, batch_size=10, steps=3) as private:
+            private.check(losses, rows[:8], masked)
+            optimizer = adam(model)
+            for part in private.batches(rows, masked):
+                private.step(losses(part), optimizer)
+            assert private.guarantee.certified
+
     def test_a_population_hides_the_number_of_units(self, model: Net, dataset: TensorDataset) -> None:
         with make_private(model, DPSGD(epsilon=8), population=100, batch_size=10, steps=2) as private:
             found = trained(model, dataset, private, max_rows=1).guarantee
@@ -341,6 +374,9 @@ class TestRejected:
                 private.batches(dataset, unit_of=people)
             with pytest.raises(DataError, match="one unit for each"):
                 private.batches(dataset, unit_of=people[:-1])
+            for ids in ([*range(ROWS - 1), None], [*range(ROWS - 1), "7"], [*map(float, range(ROWS - 1)), math.nan]):
+                with pytest.raises(DataError, match="one type"):
+                    private.batches(dataset, unit_of=ids)
             with pytest.raises(DataError, match="empty"):
                 private.batches([])
             assert private.ledger.statement.spends == 0
@@ -461,6 +497,7 @@ class TestResume:
         assert stat.S_IMODE(key.stat().st_mode) == 0o600 and key.read_text() not in repr(saved[0])
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "secret").write_text(key.read_text())
+        (tmp_path / "other" / "secret").chmod(0o600)
         with self.make(resumed, tmp_path) as private:
             self.run(resumed, dataset, private, saved)
             assert private.position == 9 == private.ledger.statement.spends
@@ -541,9 +578,25 @@ class TestResume:
                 private.load_state_dict(saved[0])
 
     def test_a_broken_secret_is_rejected(self, model: Net, tmp_path: Path) -> None:
-        (tmp_path / "secret").write_text("not a key")
-        with pytest.raises(SettingError, match="secret"):
-            self.make(model, tmp_path)
+        for number, text in enumerate(("not a key", "", "ab" * 31)):
+            (tmp_path / f"secret{number}").write_text(text)
+            (tmp_path / f"secret{number}").chmod(0o600)
+            with pytest.raises(SettingError, match="secret"):
+                self.make(model, tmp_path, f"secret{number}")
+        (tmp_path / "shared").write_text("ab" * 32)
+        (tmp_path / "shared").chmod(0o644)
+        with pytest.raises(SettingError, match="only its owner"):
+            self.make(model, tmp_path, "shared")
+
+    def test_a_resumed_training_reads_its_batches_in_the_same_parts(
+        self, model: Net, dataset: TensorDataset, tmp_path: Path
+    ) -> None:
+        saved = self.stopped(model, dataset, tmp_path)
+        with self.make(model, tmp_path) as private:
+            private.load_state_dict(saved[0])
+            with pytest.raises(SettingError, match="max_rows"):
+                private.batches(dataset, max_rows=9)
+            assert private.rows(dataset).shapes.rows == ((1, 8),)
 
 
 def test_dropout_draws_from_the_secret_and_leaves_torch_alone(dataset: TensorDataset) -> None:
@@ -551,17 +604,23 @@ def test_dropout_draws_from_the_secret_and_leaves_torch_alone(dataset: TensorDat
 
     class Dropped(Net):
         def forward(self, ids: Tensor) -> Tensor:
-            masks.append(F.dropout(torch.ones(50), 0.5))
+            draws = torch.tensor([random.random(), np.random.rand()])  # noqa: NPY002
+            masks.append(torch.cat((F.dropout(torch.ones(50), 0.5), draws)))
             return super().forward(ids)
 
     for secret in (Rng(1), Rng(1), Rng(2)):
         torch.manual_seed(7)
         model = Dropped()
         torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)  # noqa: NPY002
         with make_private(model, NOISE, units=ROWS, batch_size=5, steps=1, secret=secret) as private:
             trained(model, dataset, private, max_rows=60)
+        assert random.random() == random.Random(7).random()
+        assert np.random.rand() == np.random.RandomState(7).rand()  # noqa: NPY002
         assert torch.initial_seed() == 7 and torch.equal(torch.rand(3), torch.rand(3, generator=seeded(7)))
-    assert torch.equal(masks[0], masks[1]) and not torch.equal(masks[0], masks[2])
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0][:50], masks[2][:50]) and bool((masks[0][50:] != masks[2][50:]).all())
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -196,24 +196,25 @@ def _sized(module: nn.Module, tape: Tape) -> Forward:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if tape.batch_size is None:
-            tape.batch_size = max((t.shape[0] for t in _tensors([*args, *kwargs.values()]) if t.dim()), default=None)
+            tape.batch_size = max((t.shape[0] for t in tensors_in([*args, *kwargs.values()]) if t.dim()), default=None)
         return own(*args, **kwargs)
 
     return forward
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings, lists, tuples and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+            yield from tensors_in(getattr(value, field.name))
 
 
 def _check_losses(losses: Tensor, size: int | None) -> None:

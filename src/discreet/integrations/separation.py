@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from discreet.clipping.clip import Flat, clipped_sum
 from discreet.clipping.independence import bitwise_invariant, check_independent, recorded
-from discreet.clipping.tape import Tape
+from discreet.clipping.tape import Tape, tensors_in
 from discreet.core.errors import DataError
-from discreet.training.parts import fixed_kernels
+from discreet.training.parts import BYTES_A_WEIGHT, fixed_kernels, free_on_cuda
 
 Shape = tuple[Any, ...]
 _LEAST_ROWS = 4  # of made-up rows: three rows may mix where two do not
+_FEW_ROWS = 8  # of the smaller of two made-up parts whose peaks of memory are compared
+_SHARE_OF_MEMORY = 0.5  # of what is free, for one part: the user's own rows may be longer than those made up
 _MOST_FILLED = 8  # made-up rows with which a whole part is filled, to see that its shape stays the same
 
 
@@ -42,6 +45,7 @@ class Separation:
     collate: Callable[[list[Any]], Any]
     plain_attention: bool = False
     _shapes: dict[tuple[int, int], Shape | None] = field(default_factory=dict)  # None where units are not apart
+    _pool: Mapping[str, Tensor] | None = None  # the rows, collated once, where the collate function draws at random
 
     def __post_init__(self) -> None:
         """Reject too few rows, and a loss in which one row depends on another."""
@@ -51,6 +55,7 @@ class Separation:
                 "as the collate function takes them."
             )
         with self._quiet():
+            self._pool = self._drawn_once()
             check_independent(self.tape, lambda chosen: self._losses(chosen.tolist()), rows=len(self.rows))
 
     def prepare(self, units: int, rows_each: int) -> None:
@@ -67,12 +72,52 @@ class Separation:
         """Return whether units did not change each other in a part of this size, whose tensors had this shape."""
         return units == 1 or self._shapes.get((units, rows_each)) == shape
 
+    def rows_that_fit(self) -> int | None:
+        """Return how many rows of a part fit a GPU's memory, from the peaks of two made-up parts; None elsewhere."""
+        device = self._device
+        if device.type != "cuda":
+            return None
+
+        def peak(count: int) -> int:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            with self.tape:
+                losses = self._losses(range(count))
+            clipped_sum(self.tape.backward(losses), Flat(1.0))
+            torch.cuda.synchronize(device)
+            return int(torch.cuda.max_memory_allocated(device)) - before
+
+        with self._quiet():
+            peak(_FEW_ROWS)  # the first time, libraries take memory of their own
+            small, large = peak(_FEW_ROWS), peak(2 * _FEW_ROWS)
+        each = max(1.0, (large - small) / _FEW_ROWS)
+        weights = sum(p.numel() for p in self.tape.model.parameters() if p.requires_grad)
+        room = _SHARE_OF_MEMORY * free_on_cuda(device) - weights * BYTES_A_WEIGHT - max(0.0, small - _FEW_ROWS * each)
+        return max(1, int(room / each))
+
     @property
     def _device(self) -> torch.device:
         return next(self.tape.model.parameters()).device
 
+    def _collated(self, numbers: Sequence[int]) -> Any:
+        return self.collate([self.rows[number % len(self.rows)] for number in numbers])
+
+    def _drawn_once(self) -> Mapping[str, Tensor] | None:
+        """Return the collated rows if collating them again gives other values, as random masks of words are."""
+        numbers = range(len(self.rows))
+        batch, again = self._collated(numbers), self._collated(numbers)
+        pairs = list(zip(tensors_in(batch), tensors_in(again), strict=False))
+        if not isinstance(batch, Mapping) or all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
+            return None
+        rows = all(isinstance(value, Tensor) and value.shape[:1] == (len(self.rows),) for value in batch.values())
+        return batch if rows else None
+
     def _losses(self, numbers: Sequence[int]) -> Tensor:
-        return self.losses_of(self.collate([self.rows[number % len(self.rows)] for number in numbers]))
+        if self._pool is None:
+            return self.losses_of(self._collated(numbers))
+        at = torch.tensor([number % len(self.rows) for number in numbers])
+        return self.losses_of({name: value[at.to(value.device)] for name, value in self._pool.items()})
 
     def _try(self, units: int, rows_each: int) -> Shape | None:
         """Return the one shape of all parts of this size in which units do not change each other, or None."""
@@ -91,7 +136,7 @@ class Separation:
             steady = bitwise_invariant(values_of, units, 1)
             for number in range(min(len(self.rows), _MOST_FILLED)):  # a part of short rows alone, of long rows alone
                 with shapes_seen(self.tape.model) as seen:
-                    self._losses([number] * (units * rows_each))
+                    self.losses_of(self._collated([number] * (units * rows_each)))
                 shapes.add(tuple(seen))
         return next(iter(shapes)) if steady and len(shapes) == 1 and all(shapes) else None
 
@@ -113,30 +158,22 @@ class Separation:
 
 @contextmanager
 def shapes_seen(model: torch.nn.Module) -> Iterator[list[Any]]:
-    """Yield a list that receives the shapes and types of all tensors given to the model inside."""
+    """Yield a list that receives what decides the kernels of the model's forward passes inside.
+
+    These are the shapes and types of all tensors given to the model, and the precision in which it computes.
+    """
     seen: list[Any] = []
 
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():  # and not an evaluation beside the training
-            seen.extend((tuple(t.shape), t.dtype) for t in tensors_in([*args, *kwargs.values()]))
+            tensors = list(tensors_in([*args, *kwargs.values()]))
+            seen.extend((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+            for kind in sorted({tensor.device.type for tensor in tensors}):
+                cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                seen.append((kind, cast, torch.get_float32_matmul_precision()))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         yield seen
     finally:
         handle.remove()
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested mappings, lists, tuples and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            yield from tensors_in(getattr(value, each.name))

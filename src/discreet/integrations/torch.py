@@ -19,12 +19,12 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -47,13 +47,16 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.processes import Processes
-from discreet.integrations.separation import Separation, shapes_seen
+from discreet.integrations.recording import Recording
+from discreet.integrations.rows import Dataset, Rows
+from discreet.integrations.separation import Separation
 from discreet.protections.base import GradientProtection, Protection
-from discreet.training.parts import Part, Shapes, fixed_kernels
+from discreet.training.parts import Part
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import Grouped, check_ledger, terms_of
+from discreet.training.private import check_ledger, terms_of
 
 _FORMAT = 1  # of a state_dict
+_KEY_BYTES = 32  # of a secret
 _NAME_BYTES = 8  # of the random name that a training's spends have in the ledger
 # Rows of a part, at most, where nothing else is said. Larger parts are no faster on a CPU.
 _ROWS = {"cpu": 16, "cuda": 64}
@@ -75,18 +78,6 @@ _POPULATION = (
 )
 _RESUMED = "a stopped training was resumed with the data, the code and the settings it was started with"
 _PROCESSES = "the processes of the training, and the network between them, are trusted"
-
-
-class Dataset(Protocol):
-    """A map-style dataset: a list, a `torch.utils.data.Dataset`, or a `datasets.Dataset`."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        ...
-
-    def __getitem__(self, index: int, /) -> Any:
-        """Return one row."""
-        ...
 
 
 def make_private(
@@ -144,37 +135,6 @@ def make_private(
     return PrivateTraining(model, tape, plan, ledger, secret)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows that a training draws from, in parts of fixed sizes; `PrivateTraining.rows` makes them."""
-
-    dataset: Dataset
-    collate: Callable[[list[Any]], Any]
-    units: Grouped
-    shapes: Shapes
-
-    def parts(self, drawn: Any) -> list[Part]:
-        """Return the drawn units in parts; a unit's rows stay together."""
-        rows, starts = self.units.of_units(drawn)
-        return list(self.shapes.parts(rows, starts, np.ones(len(self.dataset), dtype=np.int64)))
-
-    def filler(self) -> Part:
-        """Return a part without units."""
-        size = self.shapes.units_of(1, 1)
-        return Part(np.full(size, -1, dtype=np.int64), size, 1, 1, 0)
-
-    def batch(self, part: Part) -> Any:
-        """Return the rows of a part, collated; a missing row is filled with a row of its own unit.
-
-        So no unit's gradient can become NaN by a row of another one.
-        """
-        rows = part.rows.reshape(part.units, part.rows_each)
-        spare = rows[0, 0] if part.real else self.units.rows[0]
-        first = np.where(rows[:, 0] < 0, spare, rows[:, 0])
-        filled = np.where(rows < 0, first[:, None], rows).reshape(-1)
-        return self.collate([self.dataset[int(row)] for row in filled])
-
-
 @dataclass
 class _Open:
     """A part that was handed out, until its losses come back."""
@@ -214,12 +174,11 @@ class PrivateTraining:
         self._ledger_name = self._processes.from_first(lambda: self._open_ledger(ledger))
         self._runs = [(self._new_name(), 0)]  # names of spends, and the step from which each is used
         self._resumed = False
+        self._max_rows: int | None = None  # of a part
         self._caveats: set[Caveat] = set()
         self._stated: set[Caveat] = set()  # those in the ledger
         self._separation: Separation | None = None
-        self._recording: ExitStack | None = None
-        self._on_tape = False
-        self._shape: list[Any] = []
+        self._recording: Recording | None = None
         self._open: _Open | None = None
         self._begun = False  # whether the step at `position` is counted
         self._gathered = 0  # parts of that step
@@ -241,9 +200,10 @@ class PrivateTraining:
         """Return an iterator over the parts of all remaining batches, each collated as a `DataLoader` would.
 
         `unit_of` gives the id of each row's unit, as a sequence or as the name of a column of the dataset; without it
-        every row is a unit. A part holds at most `max_rows` rows, or the rows of one unit. Parts of one size always
-        have the same number of rows: missing ones are filled with rows whose losses `step` weighs with zero. Between a
-        part and its `step`, the forward pass of the model is recorded.
+        every row is a unit. A part holds at most `max_rows` rows, or the rows of one unit; by default as many as fit a
+        GPU, where `check` was called, and few elsewhere. Parts of one size always have the same number of rows: missing
+        ones are filled with rows whose losses `step` weighs with zero. Between a part and its `step`, the forward pass
+        of the model is recorded.
 
         A batch without units releases its noise without a part. The iterator ends when the budget is used up
         (`out_of_budget`).
@@ -303,13 +263,14 @@ class PrivateTraining:
         self._caveats.add(Caveat.OWN_BATCHES)
         if not self._begun:
             self._begin()
-        self._enter(self._gathered * self._processes.size + self._processes.rank)
+        self._record(self._gathered * self._processes.size + self._processes.rank)
+        assert self._recording is not None
         try:
             yield
         except BaseException:
             self._abandon()
             raise
-        self._leave_tape()
+        self._recording.stop()
 
     def accumulate(self, losses: Tensor, units: Tensor | None = None) -> None:
         """Add the clipped gradients of a recorded part; `units` numbers each row's unit from 0, else each row is one.
@@ -342,25 +303,15 @@ class PrivateTraining:
     ) -> Rows:
         """Return the rows of a dataset, to draw from with `gradients`; the arguments are those of `batches`."""
         self._check_open()
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise UnsupportedError(
-                f"Expected a map-style dataset with a length, got {type(dataset).__name__}. A DataLoader or a stream "
-                "draws its own batches, which the guarantee cannot count; pass the dataset itself."
-            )
-        count = len(dataset)
-        if not count:
-            raise DataError("Expected a dataset with rows, got an empty one.")
-        owners = np.arange(count, dtype=np.int64) if unit_of is None else _numbered(dataset, unit_of, count)
-        units = Grouped.of(owners)
-        self._processes.check_equal("the dataset and its units", digest(count, owners))
-        if self.plan.population is None and len(units) != self.plan.units:
+        self._max_rows = self._processes.from_first(lambda: self._rows_of_a_part(max_rows))
+        rows = Rows.of(dataset, collate or default_collate, unit_of, self._max_rows)
+        self._processes.check_equal("the dataset and its units", digest(rows.units))
+        if self.plan.population is None and len(rows.units) != self.plan.units:
             raise DataError(
-                f"Expected {self.plan.units:,} {self.plan.unit}s, as make_private was told, got {len(units):,} in the "
-                f"dataset. Pass {setting('units', len(units))}; the sampling rate and the noise follow from it."
+                f"Expected {self.plan.units:,} {self.plan.unit}s, as make_private was told, got {len(rows.units):,} in "
+                f"the dataset. Pass {setting('units', len(rows.units))}; sampling rate and noise follow from it."
             )
-        expected = math.ceil(self.plan.sampler.expected_size(self.plan.units))  # public, unlike the number of rows
-        most = _default_rows(self._device.type, expected) if max_rows is None else whole("max_rows", max_rows)
-        return Rows(dataset, collate or default_collate, units, Shapes("cpu", 1, ((1, most),)))
+        return rows
 
     def gradients(self, rows: Rows, losses_of: Callable[[Any], Tensor]) -> bool:
         """Draw the next batch and leave its protected mean gradient in `.grad`, for a caller who moves the optimizer.
@@ -422,6 +373,7 @@ class PrivateTraining:
             "plan": self._identity(),
             "secret": digest(self._secret),
             "world_size": self._processes.size,
+            "max_rows": self._max_rows,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -450,7 +402,7 @@ class PrivateTraining:
         self.position = int(state["position"])
         self._runs = [(str(name), int(first)) for name, first in state["runs"]]
         if state["secret"] == digest(self._secret):
-            self._resumed = True
+            self._resumed, self._max_rows = True, state["max_rows"]
         else:
             self._runs.append((self._new_name(), self.position))
 
@@ -511,7 +463,7 @@ class PrivateTraining:
         """Return the collated rows of a part, and record the forward pass from now on."""
         if self._separation is not None:
             self._separation.prepare(part.units, part.rows_each)
-        return self._enter(number, partial(rows.batch, part))
+        return self._record(number, partial(rows.batch, part))
 
     def _begin_within_budget(self) -> bool:
         try:
@@ -540,24 +492,12 @@ class PrivateTraining:
         self._processes.from_first(spend)
         self._begun, self._sums, self._gathered = True, {}, 0
 
-    def _enter(self, number: int, batch: Callable[[], Any] = lambda: None) -> Any:
-        """Start to record, with torch's random numbers drawn from the secret, and return the batch made with them."""
-        device = self._device
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-            self._source.fork("dropout", self.position, number).seed_torch(device)
-            rows = batch()
-            stack.enter_context(fixed_kernels(self._separation is not None and self._separation.plain_attention))
-            self._shape = stack.enter_context(shapes_seen(self.model))
-            self._versions = self._buffer_versions()
-            self.tape.__enter__()
-            self._on_tape, self._recording = True, stack.pop_all()
-        return rows
-
-    def _leave_tape(self, error: BaseException | None = None) -> None:
-        if self._on_tape:
-            self._on_tape = False
-            self.tape.__exit__(type(error) if error is not None else None, error, None)
+    def _record(self, number: int, batch: Callable[[], Any] = lambda: None) -> Any:
+        """Start to record, and return the batch, made with random numbers from the secret."""
+        plain = self._separation is not None and self._separation.plain_attention
+        source = self._source.fork("dropout", self.position, number)
+        self._recording = Recording(self.tape, source, batch, plain)
+        return self._recording.batch
 
     def _take_part(self, losses: Tensor, part: Part, number: int) -> None:
         weights = torch.from_numpy((part.rows >= 0).astype(np.float32))
@@ -574,25 +514,11 @@ class PrivateTraining:
     ) -> None:
         """Run the backward pass of a part and add the contributions of its units to the sums."""
         assert self._recording is not None
-        try:
-            self._leave_tape()
-            self._check_buffers()
-            if not isinstance(losses, Tensor):
-                raise invalid("losses", type(losses).__name__, "a tensor with one loss for each row")
-            if weights is not None and losses.dim() == 1 and len(losses) != len(weights):
-                raise UnsupportedError(
-                    f"Expected one loss for each of the {len(weights)} rows of the part, got {len(losses)}. Rows that "
-                    "fill a part up are weighed with zero by step; leave none out."
-                )
-            weights = None if weights is None else weights.to(losses.device, losses.dtype)
-            owners = None if owners is None else owners.to(losses.device)
-            record = self.tape.backward(losses, owners, seeds=weights)
-        finally:
-            self._recording.close()
-            self._recording = None
+        recording, self._recording = self._recording, None
+        record = recording.backward(losses, owners, weights)
         if part is not None:
             record.padding = part.units - part.real
-            self._judge(part)
+            self._judge(part, recording)
         elif self._separation is None:
             self._caveats.add(Caveat.UNCHECKED_LOSSES)
         empty = part is not None and part.real == 0
@@ -624,13 +550,13 @@ class PrivateTraining:
         self.position += 1
         self._begun, self._sums, self._gathered = False, {}, 0
 
-    def _judge(self, part: Part) -> None:
+    def _judge(self, part: Part, recording: Recording) -> None:
         """Record a caveat where units of this part may have changed each other."""
         if part.units == 1:
             return  # nobody else is there
         if self._separation is None:
             self._caveats.add(Caveat.UNCHECKED_LOSSES)
-        elif not self._separation.units_apart(part.units, part.rows_each, tuple(self._shape)):
+        elif not self._separation.units_apart(part.units, part.rows_each, recording.shape):
             self._caveats.add(Caveat.UNSTEADY_KERNELS)
 
     def _state_caveats(self) -> None:
@@ -644,11 +570,23 @@ class PrivateTraining:
     def _abandon(self) -> None:
         """Stop recording and forget what was gathered of an unfinished step; it is counted and releases nothing."""
         if self._recording is not None:
-            self._leave_tape(UnsupportedError("The part was not used."))
             self._recording.close()
             self._recording = None
         self._open = None
         self._begun, self._sums, self._gathered = False, {}, 0
+
+    def _rows_of_a_part(self, max_rows: int | None) -> int:
+        """Return the most rows of a part: as given, as before a resume, or by the memory; never by private rows."""
+        if self._resumed and self._max_rows is not None:
+            if max_rows not in (None, self._max_rows):
+                remedy = "A resumed training reads its batches in the parts in which it read them before."
+                raise invalid("max_rows", max_rows, f"{self._max_rows}, as in the checkpoint", remedy)
+            return self._max_rows
+        if max_rows is not None:
+            return whole("max_rows", max_rows)
+        expected = math.ceil(self.plan.sampler.expected_size(self.plan.units))
+        fit = None if self._separation is None else self._separation.rows_that_fit()
+        return _default_rows(self._device.type, expected, fit)
 
     @property
     def _device(self) -> torch.device:
@@ -679,7 +617,7 @@ class PrivateTraining:
             self._processes.check_equal("secret", digest(secret))
             return secret
         if secret is None:
-            key = self._processes.from_first(lambda: os.urandom(32).hex())
+            key = self._processes.from_first(lambda: os.urandom(_KEY_BYTES).hex())
         else:
             self._secret_path = Path(secret)
             key = self._processes.from_first(lambda: _key_in(Path(secret)))
@@ -732,17 +670,6 @@ class PrivateTraining:
     def _new_name(self) -> str:
         return self._processes.from_first(lambda: secrets.token_hex(_NAME_BYTES))
 
-    def _buffer_versions(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(buffer), buffer._version) for name, buffer in _persistent_buffers(self.model)}
-
-    def _check_buffers(self) -> None:
-        for name, state in self._buffer_versions().items():
-            if self._versions.get(name, state) != state:
-                raise UnsupportedError(
-                    f"Expected buffer {name!r} unchanged by the forward pass. It is saved with the model, and what it "
-                    "learns from private rows is not protected; switch its updates off."
-                )
-
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Reject an optimizer that moves parameters whose gradients are not protected, or none of the model's."""
         own = {id(parameter) for parameter in self.parameters.values()}
@@ -776,45 +703,30 @@ def _check_plain(model: nn.Module) -> None:
         )
 
 
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}".lstrip("."), buffer
+def _default_rows(device: str, expected: int, fit: int | None = None) -> int:
+    """Return how many rows a part holds if nothing is said; `fit` is how many are known to fit the memory of a GPU.
 
-
-def _numbered(dataset: Dataset, unit_of: Sequence[Any] | str, count: int) -> Any:
-    """Return the number of each row's unit, units counted in the order of their ids, not of their appearance."""
-    ids: Any = unit_of
-    if isinstance(unit_of, str):  # a column; only a `datasets.Dataset` gives it as a whole
-        table: Any = dataset
-        whole_column = hasattr(dataset, "column_names")
-        ids = table[unit_of] if whole_column else [table[row][unit_of] for row in range(count)]
-    ids = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-    if len(ids) != count:
-        raise DataError(
-            f"Expected one unit for each of {count:,} rows, got {len(ids):,}. Give every row its unit's id."
-        )
-    order = sorted(set(ids), key=lambda one: (type(one).__name__, one))
-    rank = {one: number for number, one in enumerate(order)}
-    return np.array([rank[one] for one in ids], dtype=np.int64)
-
-
-def _default_rows(device: str, expected: int) -> int:
-    """Return how many rows a part holds if nothing is said.
-
-    >>> _default_rows("cpu", 8), _default_rows("cpu", 1000), _default_rows("cuda", 128)
-    (4, 16, 32)
+    >>> _default_rows("cpu", 8), _default_rows("cuda", 128), _default_rows("cuda", 1024, fit=400)
+    (4, 32, 400)
     """
-    return min(_ROWS.get(device, 16), max(4, math.ceil(expected / _PARTS)))
+    if fit is None:
+        return min(_ROWS.get(device, 16), max(4, math.ceil(expected / _PARTS)))
+    # Two parts, with a margin for how much the size of a Poisson batch varies.
+    return max(1, min(fit, math.ceil((expected + 4 * math.sqrt(expected)) / 2)))
 
 
 def _key_in(path: Path) -> str:
     """Return the key in a private file, which is made if it is not there."""
     try:
         if not path.exists():
-            write_atomic(path, os.urandom(32).hex(), replace=False)
-        return bytes.fromhex(path.read_text(encoding="ascii")).hex()
-    except (OSError, ValueError) as error:
-        remedy = "Give a path that can be written, or leave it out for a secret that is not kept."
-        raise invalid("secret", str(path), "a file with a key of 64 hexadecimal digits", remedy) from error
+            write_atomic(path, os.urandom(_KEY_BYTES).hex(), replace=False)
+        key = bytes.fromhex(path.read_text(encoding="ascii"))
+        is_private = path.stat().st_mode & 0o077 == 0
+    except (OSError, ValueError):
+        key, is_private = b"", False
+    if len(key) != _KEY_BYTES or not is_private:
+        remedy = (
+            "Name a file that does not exist yet, in a folder of yours, or leave it out for a secret that is not kept."
+        )
+        raise invalid("secret", str(path), "a key of 64 hexadecimal digits that only its owner can read", remedy)
+    return key.hex()

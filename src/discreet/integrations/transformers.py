@@ -32,7 +32,8 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
-from discreet.integrations.torch import PrivateTraining, Rows, make_private
+from discreet.integrations.rows import Rows
+from discreet.integrations.torch import PrivateTraining, make_private
 from discreet.protections.base import Protection, check_protection
 from discreet.training.plan import sampler_for
 
@@ -194,13 +195,13 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         self.private.check_optimizer(self.optimizer)
         # The collator leaves out what the model does not take, such as the column with the unit.
         collate = self._get_collator_with_removed_columns(self.data_collator)
-        rows = self.args.per_device_train_batch_size
-        self._rows: Rows = self.private.rows(self.train_dataset, collate, unit_of=self._unit_ids, max_rows=rows)
         if resume_from_checkpoint is not None:
             self.private.load_state_dict(_read(Path(resume_from_checkpoint) / STATE))
         elif self._from_start:
             self.private.load_state_dict(_read(folder / START))
-        elif self.is_world_process_zero():
+        size = self.args.per_device_train_batch_size
+        self._rows: Rows = self.private.rows(self.train_dataset, collate, unit_of=self._unit_ids, max_rows=size)
+        if resume_from_checkpoint is None and not self._from_start and self.is_world_process_zero():
             write_atomic(folder / START, json.dumps(self.private.state_dict()), private=False)
         made_up = self._made_up if self._made_up is not None else self._made_up_rows(collate)
         if made_up is not None:

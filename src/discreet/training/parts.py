@@ -39,7 +39,7 @@ from discreet.models.base import TextModel
 UNPADDED = 4  # every fourth synthetic unit has no padding
 _SHARE_OF_MEMORY = 0.8  # share of the free memory for one part; the allocator cannot use all of it
 # Bytes per trained weight in addition to a part: its sum, the optimizer's two moments, noise in float64.
-_BYTES_A_WEIGHT = 24
+BYTES_A_WEIGHT = 24
 _TEST_TOKENS = 2048  # tokens in the smaller of two synthetic parts whose peak memory is compared
 
 
@@ -77,9 +77,9 @@ class PrivateParts:
         """Return the same with parts that fit into memory, as measured on synthetic rows."""
         weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         if self.model.device.type == "cuda":
-            rows = rows_on_cuda(self.shapes, self._measure, self.model.device, weights * _BYTES_A_WEIGHT)
+            rows = rows_on_cuda(self.shapes, self._measure, self.model.device, weights * BYTES_A_WEIGHT)
         else:
-            rows = rows_on_cpu(self.shapes, self.tape, weights * _BYTES_A_WEIGHT)
+            rows = rows_on_cpu(self.shapes, self.tape, weights * BYTES_A_WEIGHT)
         return replace(self, shapes=self.shapes.at_most(rows))
 
     def layout(self) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""The rows that a private training draws from: whose they are, and the parts in which a batch is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from discreet.core.errors import DataError, UnsupportedError
+from discreet.training.parts import Part, Shapes
+from discreet.training.private import Grouped
+
+
+class Dataset(Protocol):
+    """A map-style dataset: a list, a `torch.utils.data.Dataset`, or a `datasets.Dataset`."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return one row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that a training draws from, in parts of fixed sizes; `PrivateTraining.rows` makes them."""
+
+    dataset: Dataset
+    collate: Callable[[list[Any]], Any]
+    units: Grouped
+    shapes: Shapes
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset, collate: Callable[[list[Any]], Any], unit_of: Sequence[Any] | str | None, max_rows: int
+    ) -> Rows:
+        """Return the rows of a dataset by unit, in parts of at most `max_rows` rows, or of one unit."""
+        return cls(dataset, collate, Grouped.of(unit_numbers(dataset, unit_of)), Shapes("cpu", 1, ((1, max_rows),)))
+
+    def parts(self, drawn: Any) -> list[Part]:
+        """Return the drawn units in parts; a unit's rows stay together."""
+        rows, starts = self.units.of_units(drawn)
+        return list(self.shapes.parts(rows, starts, np.ones(len(self.dataset), dtype=np.int64)))
+
+    def filler(self) -> Part:
+        """Return a part without units."""
+        size = self.shapes.units_of(1, 1)
+        return Part(np.full(size, -1, dtype=np.int64), size, 1, 1, 0)
+
+    def batch(self, part: Part) -> Any:
+        """Return the rows of a part, collated; a missing row is filled with a row of its own unit.
+
+        So no unit's gradient can become NaN by a row of another one.
+        """
+        rows = part.rows.reshape(part.units, part.rows_each)
+        spare = rows[0, 0] if part.real else self.units.rows[0]
+        first = np.where(rows[:, 0] < 0, spare, rows[:, 0])
+        filled = np.where(rows < 0, first[:, None], rows).reshape(-1)
+        return self.collate([self.dataset[int(row)] for row in filled])
+
+
+def unit_numbers(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> npt.NDArray[np.int64]:
+    """Return the number of each row's unit, units counted in the order of their ids, not of their appearance."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise UnsupportedError(
+            f"Expected a map-style dataset with a length, got {type(dataset).__name__}. A DataLoader or a stream draws "
+            "its own batches, which the guarantee cannot count; pass the dataset itself."
+        )
+    count = len(dataset)
+    if not count:
+        raise DataError("Expected a dataset with rows, got an empty one.")
+    if unit_of is None:
+        return np.arange(count, dtype=np.int64)
+    ids: Any = unit_of
+    if isinstance(unit_of, str):  # a column; only a `datasets.Dataset` gives it as a whole
+        table: Any = dataset
+        whole_column = hasattr(dataset, "column_names")
+        ids = table[unit_of] if whole_column else [table[row][unit_of] for row in range(count)]
+    ids = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    if len(ids) != count:
+        raise DataError(
+            f"Expected one unit for each of {count:,} rows, got {len(ids):,}. Give every row its unit's id."
+        )
+    kinds = sorted({type(one).__name__ for one in ids})
+    if len(kinds) > 1 or any(one is None or one != one for one in ids):
+        raise DataError(
+            f"Expected ids of units of one type, none of them missing, got {', '.join(kinds)}. Somebody under two ids, "
+            "or without one, would be protected less than the guarantee says; give every row its unit's id."
+        )
+    rank = {one: number for number, one in enumerate(sorted(set(ids)))}
+    return np.array([rank[one] for one in ids], dtype=np.int64)
