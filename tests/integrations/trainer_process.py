@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor
 
@@ -61,3 +62,6 @@ if __name__ == "__main__":
     done = train(where, resume="resume" in sys.argv)
     rank = os.environ.get("RANK", "0")
     (where / f"weights.{rank}.json").write_text(json.dumps(weights(done).tolist()))
+    if dist.is_initialized():
+        dist.barrier()  # nobody leaves while another one still sends
+        dist.destroy_process_group()

@@ -76,4 +76,5 @@ if __name__ == "__main__":
         except DiscreetError as error:
             result = {"error": type(error).__name__, "message": str(error)}
         (where / f"{action}.{dist.get_rank()}.json").write_text(json.dumps(result))
+    dist.barrier()  # nobody leaves while another one still sends
     dist.destroy_process_group()
