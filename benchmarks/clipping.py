@@ -1,14 +1,17 @@
-"""What clipping costs: a private step against a plain one, in time and in peak memory, with Opacus beside it.
+"""Cost of clipping: a private step beside a plain one and beside Opacus, in time and in peak memory.
 
 python -m benchmarks.clipping                       on the CPU: MiniLM's shape, 32 sentences of 64 tokens, all layers
 python -m benchmarks.clipping --device cuda         on a GPU: BERT-base's and MiniLM's shapes, eager and graphed
+python -m benchmarks.clipping --device cuda --other-models --steps 30 --json FILE
+                                                    on a GPU, eager, bf16: BERT-base, MiniLM and SmolLM2-135M's shape
+                                                    (frozen embeddings, LoRA, tied embeddings trained), beside Opacus
 python -m benchmarks.clipping --sweep --plot FILE   cost against batch size and length, as a table and as an SVG
 
 All sides run in one process, in the same mode, on the same batch, with the same optimizer; times are medians. Weights
-are random, for they do not matter here. A private step is the forward and backward pass, the clipped sum, its division
-by the batch size and the optimizer's step; `noise` adds Gaussian noise to every gradient, and `parts` reads the batch
-in parts of fixed shapes, as `train` does. Memory is the peak over a step of all that is allocated: weights, optimizer,
-activations, gradients.
+are random. A private step is the forward and backward pass, the clipped sum, its division by the batch size and the
+optimizer's step; `noise` adds Gaussian noise to every gradient, and `parts` reads the batch in parts of fixed shapes,
+as `train` does. Memory is the peak over a step of all that is allocated: weights, optimizer, activations, gradients. On
+the CPU, `operations` counts the torch operations of a step, which is what an eager step on a GPU has to launch.
 """
 
 from __future__ import annotations
@@ -34,8 +37,20 @@ from discreet.clipping import Flat, Tape, clipped_sum
 from discreet.training.parts import Shapes
 
 SHAPES = {"minilm": (384, 6, 12, 1536), "bert-base": (768, 12, 12, 3072), "tiny": (64, 2, 2, 128)}
+CAUSAL = {"smollm2-135m": (576, 30, 9, 3, 1536, 49152), "tiny-lm": (64, 2, 4, 2, 128, 500)}
+# The largest accepted ratio of time to the plain step, for each side, on an H200 in bf16, eager.
+BARS = {
+    ("bert-base", "layers", "ours"): 1.25,
+    ("bert-base", "layers", "noise"): 1.35,
+    ("minilm", "layers", "ours"): 1.3,
+    ("minilm", "layers", "noise"): 1.35,
+    ("smollm2-135m", "layers", "ours"): 1.1,
+    ("smollm2-135m", "lora", "ours"): 1.25,
+    ("smollm2-135m", "all", "ours"): 1.3,
+}
 SIDES = ("plain", "ours", "noise", "parts", "opacus-hooks", "opacus-ghost")
 CLIP = 1.0
+NOISE_AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,7 @@ class Setting:
     shape: str
     batch: int
     length: int
-    train: str  # "all", or "layers": all but the embeddings
+    train: str  # "all"; "layers": all but the embeddings; "lora": adapters of rank 8 on query and value
     precision: str  # "float32", "tf32" or "bf16"
     mode: str  # "eager" or "graph"
     device: str
@@ -56,15 +71,78 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one side took: median seconds a step, and the peak of allocated bytes, or why it did not run."""
+    """Cost of one side: median seconds per step and the peak of allocated bytes, or the reason why it did not run.
+
+    `refined` is the number of units whose norm was recomputed in float64 in the last step.
+    """
 
     side: str
     seconds: float | None = None
     bytes: int | None = None
     reason: str | None = None
+    operations: int | None = None
+    refined: int | None = None
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a low-rank adapter, for machines without peft."""
+
+    def __init__(self, base: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def build_causal(setting: Setting) -> nn.Module:
+    """Return a Llama-shaped causal language model with tied embeddings."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    width, layers, heads, key_heads, inner, vocabulary = CAUSAL[setting.shape]
+    config = LlamaConfig(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    with torch.device(setting.device):
+        model: nn.Module = LlamaForCausalLM(config).train()
+        if setting.train == "layers":
+            model.model.embed_tokens.requires_grad_(False)
+        elif setting.train == "lora":
+            model = adapted(model)
+    return model
+
+
+def adapted(model: nn.Module) -> nn.Module:
+    """Return a model with LoRA on query and value, by peft where it is installed."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        model.requires_grad_(False)
+        for module in list(model.modules()):
+            for name in ("q_proj", "v_proj"):
+                if isinstance(getattr(module, name, None), nn.Linear):
+                    setattr(module, name, Adapted(getattr(module, name)))
+    else:
+        model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and ("lora_B" in name or ".up." in name):
+            nn.init.normal_(parameter, std=0.02)  # a zero matrix would make the gradient of the other one zero
+    return model
 
 
 def build(setting: Setting) -> nn.Module:
+    if setting.shape in CAUSAL:
+        return build_causal(setting)
     from transformers import BertConfig, BertForSequenceClassification
     from transformers.models.bert import modeling_bert
 
@@ -90,11 +168,32 @@ def build(setting: Setting) -> nn.Module:
 
 def batch_of(setting: Setting) -> tuple[dict[str, Tensor], Tensor]:
     torch.manual_seed(1)
+    if setting.shape in CAUSAL:
+        ids = torch.randint(0, CAUSAL[setting.shape][-1], (setting.batch, setting.length + 1), device=setting.device)
+        return {"input_ids": ids[:, :-1].contiguous()}, ids[:, 1:].contiguous()
     ids = torch.randint(1000, 30000, (setting.batch, setting.length), device=setting.device)
     # Opacus needs positions with a batch dimension of their own, so every side is given them.
     places = torch.arange(setting.length, device=setting.device).expand(setting.batch, -1).contiguous()
     labels = torch.randint(0, 2, (setting.batch,), device=setting.device)
     return {"input_ids": ids, "position_ids": places}, labels
+
+
+def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return one loss for each row: of its class, or the mean over its tokens."""
+    if labels.dim() == 1:
+        return F.cross_entropy(logits, labels, reduction="none")
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none").view_as(labels).mean(1)
+
+
+def add_noise(gradients: list[Tensor], scale: float) -> None:
+    """Add Gaussian noise to tensors in place, drawn in few launches."""
+    while gradients:
+        some = [gradients.pop()]
+        while gradients and sum(g.numel() for g in some) + gradients[-1].numel() <= NOISE_AT_ONCE:
+            some.append(gradients.pop())
+        noise = torch.randn(sum(g.numel() for g in some), device=some[0].device)
+        parts = [part.view_as(g) for part, g in zip(noise.split([g.numel() for g in some]), some, strict=True)]
+        torch._foreach_add_(some, parts, alpha=scale)
 
 
 def optimizer_of(setting: Setting, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -112,7 +211,7 @@ def plain_step(setting: Setting) -> Callable[[], None]:
 
     def step() -> None:
         with precise(setting):
-            loss = F.cross_entropy(model(**batch).logits, labels)
+            loss = losses_of(model(**batch).logits, labels).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -122,8 +221,9 @@ def plain_step(setting: Setting) -> Callable[[], None]:
 
 def our_step(setting: Setting, noise: bool = False, parts: bool = False) -> Callable[[], None]:
     model, (batch, labels) = build(setting), batch_of(setting)
-    rows = dict(Shapes.of(setting.device, setting.length, setting.batch).rows)[setting.length]
-    rows = min(rows, setting.batch) if parts else setting.batch
+    rows = setting.batch
+    if parts:
+        rows = min(rows, dict(Shapes.of(setting.device, setting.length, setting.batch).rows)[setting.length])
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_of(setting, list(named.values()))
     tape = Tape(model)
@@ -134,11 +234,12 @@ def our_step(setting: Setting, noise: bool = False, parts: bool = False) -> Call
             some = slice(begun, begun + rows)
             with tape, precise(setting):
                 scores = model(**{name: value[some] for name, value in batch.items()}).logits
-                losses = F.cross_entropy(scores, labels[some], reduction="none")
-            clipped_sum(tape.backward(losses), Flat(CLIP), into=gradients)
+                losses = losses_of(scores, labels[some])
+            record = tape.backward(losses)
+            clipped_sum(record, Flat(CLIP), into=gradients)
+            step.refined = record.refined  # type: ignore[attr-defined]
         if noise:
-            for gradient in gradients.values():
-                gradient.add_(torch.randn_like(gradient), alpha=CLIP)
+            add_noise(list(gradients.values()), CLIP)
         torch._foreach_div_(list(gradients.values()), setting.batch)
         for name, parameter in named.items():
             parameter.grad = gradients[name]
@@ -166,7 +267,13 @@ def opacus_step(setting: Setting, ghost: bool) -> Callable[[], None]:
 
     def step() -> None:
         with precise(setting):
-            loss = criterion(wrapped(**batch).logits, labels)
+            logits = wrapped(**batch).logits
+            if labels.dim() == 1:
+                loss = criterion(logits, labels)
+            elif ghost:
+                loss = criterion(logits.flatten(0, 1).float(), labels.flatten(), shape=labels.shape)
+            else:
+                loss = losses_of(logits, labels).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -220,7 +327,8 @@ def measure_cuda(side: str, setting: Setting, steps: int) -> Cost:
         mark.record()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]
-    return Cost(side, statistics.median(times), torch.cuda.max_memory_allocated() - before)
+    peak = torch.cuda.max_memory_allocated() - before
+    return Cost(side, statistics.median(times), peak, refined=getattr(step, "refined", None))
 
 
 def measure_cpu(sides: list[str], setting: Setting, steps: int) -> list[Cost]:
@@ -229,8 +337,9 @@ def measure_cpu(sides: list[str], setting: Setting, steps: int) -> list[Cost]:
     failed: dict[str, str] = {}
     for side in sides:
         with _reason(failed, side):
-            ready[side] = step_of(side, setting)
-            ready[side]()
+            step = step_of(side, setting)
+            step()
+            ready[side] = step
     times: dict[str, list[float]] = {side: [] for side in ready}
     for _ in range(steps):
         for side, step in ready.items():
@@ -241,15 +350,17 @@ def measure_cpu(sides: list[str], setting: Setting, steps: int) -> list[Cost]:
     for side in sides:
         if side in ready:
             step = ready.pop(side)
-            costs.append(Cost(side, statistics.median(times[side]), cpu_peak(step, setting)))
+            peak, operations = cpu_peak(step, setting)
+            refined = getattr(step, "refined", None)
+            costs.append(Cost(side, statistics.median(times[side]), peak, operations=operations, refined=refined))
             del step
         else:
             costs.append(Cost(side, reason=failed[side]))
     return costs
 
 
-def cpu_peak(step: Callable[[], None], setting: Setting) -> int:
-    """Return the peak of what a step allocates on the CPU, on top of the weights and the optimizer's state."""
+def cpu_peak(step: Callable[[], None], setting: Setting) -> tuple[int, int]:
+    """Return the peak of allocated bytes of a step on the CPU, and the number of its torch operations."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     with tempfile.TemporaryDirectory() as folder:
@@ -264,7 +375,8 @@ def cpu_peak(step: Callable[[], None], setting: Setting) -> int:
         peak = max(peak, running)
     model = build(setting)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return peak + 4 * (sum(p.numel() for p in model.parameters()) + 2 * trained)
+    operations = sum(event.count for event in profile.key_averages() if event.key.startswith("aten::"))
+    return peak + 4 * (sum(p.numel() for p in model.parameters()) + 2 * trained), operations
 
 
 @contextlib.contextmanager
@@ -273,7 +385,7 @@ def _reason(failed: dict[str, str], side: str) -> Iterator[None]:
         yield
     except ImportError:
         failed[side] = "opacus is not installed"
-    except (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, KeyError) as error:
+    except Exception as error:  # whatever Opacus raises for a model that it does not support
         if side in ("plain", "ours", "noise", "parts"):
             raise
         failed[side] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -302,9 +414,25 @@ def table(setting: Setting, costs: list[Cost]) -> str:
             continue
         lines.append(
             f"  {cost.side:13} {1000 * cost.seconds:9.2f} ms {cost.seconds / base.seconds:6.2f}×   "
-            f"{cost.bytes / 2**20:9.0f} MiB {cost.bytes / base.bytes:6.2f}×"
+            f"{cost.bytes / 2**20:9.0f} MiB {cost.bytes / base.bytes:6.2f}×{_remarks(setting, cost)}"
         )
     return "\n".join(lines)
+
+
+def _remarks(setting: Setting, cost: Cost) -> str:
+    bar = BARS.get((setting.shape, setting.train, cost.side)) if setting.mode == "eager" else None
+    remarks = [] if bar is None or setting.device == "cpu" else [f"accepted {bar}×"]
+    remarks += [f"{cost.operations} operations"] if cost.operations else []
+    remarks += [f"{cost.refined} norms in float64"] if cost.refined else []
+    return "   " + ", ".join(remarks) if remarks else ""
+
+
+def other_models(device: str) -> list[tuple[str, int, int, str]]:
+    """Return shape, batch, length and trained layers of the comparison with other people's models."""
+    if device == "cpu":
+        return [("tiny", 4, 16, "layers"), *(("tiny-lm", 4, 16, train) for train in ("layers", "lora", "all"))]
+    shapes = [("bert-base", 64, 128, "layers"), ("minilm", 128, 64, "layers"), ("minilm", 128, 64, "all")]
+    return [*shapes, *(("smollm2-135m", 32, 128, train) for train in ("layers", "lora", "all"))]
 
 
 def settings_of(asked: argparse.Namespace) -> list[tuple[Setting, list[str], int]]:
@@ -314,6 +442,10 @@ def settings_of(asked: argparse.Namespace) -> list[tuple[Setting, list[str], int
     sides = [side for side in SIDES if side in asked.sides]
     pair = [side for side in ("plain", "ours") if side in asked.sides]
     listed: list[tuple[Setting, list[str], int]] = []
+    if asked.other_models:
+        sides = [side for side in sides if side != "parts"]
+        shapes = other_models(asked.device)
+        return [(make(*shape, asked.precisions[0], "eager"), sides, asked.steps) for shape in shapes]
     if asked.device == "cpu":
         if not asked.no_main:
             kinds = [(batch, precision) for batch in asked.batches for precision in asked.precisions]
@@ -348,6 +480,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[32], help="batch sizes on the CPU")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--sweep", action="store_true", help="also cost against batch size and length")
+    parser.add_argument("--other-models", action="store_true", help="only BERT, MiniLM and SmolLM2 shapes, eager")
     parser.add_argument("--no-main", action="store_true", help="leave out the main comparison")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--plot", type=Path, help="file for the sweep as an SVG")
@@ -367,10 +500,15 @@ def main(given: list[str] | None = None) -> list[dict[str, object]]:
         print(table(setting, costs), flush=True)
         rows += [{**asdict(setting), **asdict(cost)} for cost in costs]
         if asked.json:
-            asked.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            environment = {"torch": torch.__version__, "device": _device_name(asked.device)}
+            asked.json.write_text(json.dumps([environment, *rows], indent=1), encoding="utf-8")
     if asked.plot:
         asked.plot.write_text(drawing(rows), encoding="utf-8")
     return rows
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
 
 
 def drawing(rows: list[dict[str, object]]) -> str:

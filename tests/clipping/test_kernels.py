@@ -56,11 +56,17 @@ def test_rows(dtype: torch.dtype) -> None:
 def test_scaling_and_layer_norm(length: int, width: int) -> None:
     x, g = (torch.randn(6, length, width, device="cuda") * 3 + 1 for _ in range(2))
     weights = torch.rand(6, device="cuda")
-    assert torch.allclose(kernels.scaled(x, weights, torch.float32), x * weights[:, None, None])
-    weight, bias = kernels.norm_sums(x, g, 1e-5)
-    normal = F.layer_norm(x.double(), (width,), None, None, 1e-5)
-    assert torch.allclose(weight.double(), (normal * g).sum(1), atol=1e-3)
-    assert torch.allclose(bias.double(), g.double().sum(1), atol=1e-3)
+    for count in (1, 2):
+        scaled = kernels.scaled([x, g][:count], weights, torch.float32)
+        assert torch.allclose(scaled, torch.stack([x, g][:count]) * weights[:, None, None])
+        sums = kernels.time_sums([x, g][:count])
+        assert torch.allclose(sums.double(), torch.stack([x, g][:count]).double().sum(2), atol=1e-3)
+    normalized = F.layer_norm(x.double(), (width,), None, None, 1e-5)
+    for pairs in ([(x, g)], [(x, g), (x, g)]):
+        weights, biases = kernels.norm_sums(pairs, 1e-5)
+        for weight, bias in zip(weights, biases, strict=True):
+            assert torch.allclose(weight.double(), (normalized * g).sum(1), atol=1e-3)
+            assert torch.allclose(bias.double(), g.double().sum(1), atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

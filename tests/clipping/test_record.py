@@ -81,14 +81,14 @@ def test_the_norm_of_a_row_does_not_depend_on_its_place(width: int) -> None:
     torch.testing.assert_close(first.squares, values.double().square().sum(1), rtol=1e-5, atol=0)
 
 
-def test_a_spent_record_says_so(bert_case) -> None:
+def test_a_freed_record_is_rejected(bert_case) -> None:
     tape = Tape(bert_case.model)
     with tape:
         losses = bert_case.losses()
     record = tape.backward(losses)
     record.weighted_sum(torch.ones(6))
     for ask in (record.norms, record.gram, lambda: record.weighted_sum(torch.ones(6))):
-        with pytest.raises(UnsupportedError, match="not spent"):
+        with pytest.raises(UnsupportedError, match="not freed"):
             ask()
 
 

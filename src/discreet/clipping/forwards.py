@@ -28,12 +28,20 @@ class Gradients(Protocol):
 
     rows: int
 
-    def add_matrix(self, name: str, inputs: Tensor, grads: Tensor, transposed: bool = False) -> None:
-        """Add sum_t grad_t input_t^T to the gradients of a matrix; the factors are (rows, time, width)."""
+    def add_matrix(self, name: str, inputs: Tensor, grads: Tensor, transposed: bool = False) -> bool:
+        """Add sum_t grad_t input_t^T to the gradients of a matrix; return whether the factors are kept."""
+        ...
+
+    def add_time_sum(self, name: str, grads: Tensor, kept: bool) -> None:
+        """Add the sum over time of (rows, time, width); if the tensor is kept anyway, all are summed at once later."""
         ...
 
     def add_lookup(self, name: str, ids: Tensor, grads: Tensor, padding: int | None) -> None:
         """Add output gradients (rows, time, width) to the rows of a table that ids (rows, time) name."""
+        ...
+
+    def add_norm(self, weight: str, bias: str, inputs: Tensor, grads: Tensor, eps: float) -> None:
+        """Add the gradients of a layer norm with inputs and output gradients (rows, time, width) on a GPU."""
         ...
 
     def add_vector(self, name: str, values: Tensor) -> None:
@@ -100,11 +108,12 @@ class LinearUse:
         grads = _by_time(grads, gradients.rows)
         if self.outputs is not None:
             grads = F.pad(grads, (self.start, self.outputs - self.start - grads.shape[-1]))
+        kept = False
         if self.weight is not None:
             assert inputs is not None
-            gradients.add_matrix(self.weight, _by_time(inputs, gradients.rows), grads, self.transposed)
+            kept = gradients.add_matrix(self.weight, _by_time(inputs, gradients.rows), grads, self.transposed)
         if self.bias is not None:
-            gradients.add_vector(self.bias, grads.sum(1, dtype=accumulator(grads.dtype)))
+            gradients.add_time_sum(self.bias, grads, kept)
 
 
 @dataclass(frozen=True)
@@ -150,9 +159,7 @@ class NormUse:
         size = torch.Size(self.shape).numel()
         if self.weight and self.bias and inputs is not None and len(self.shape) == 1 and kernels.usable(inputs, grads):
             flat = (rows, -1, size)
-            weight, bias = kernels.norm_sums(inputs.reshape(flat), grads.reshape(flat), self.eps)
-            gradients.add_vector(self.weight, weight)
-            gradients.add_vector(self.bias, bias)
+            gradients.add_norm(self.weight, self.bias, inputs.reshape(flat), grads.reshape(flat), self.eps)
             return
         if self.weight is not None:
             assert inputs is not None
@@ -242,11 +249,15 @@ def _linear(layer: Layer, tape: Recorder) -> Forward:
     use = LinearUse(layer, names.get("weight"), names.get("bias"))
     assert isinstance(module, nn.Linear)
 
+    parameters, kept = module._parameters, use.weight is not None
+
     def forward(input: Tensor) -> Tensor:  # noqa: A002
-        _check_batched(layer, input)
-        inputs = tape.cast(input)
-        out = F.linear(inputs, _detached(module, "weight"), _detached(module, "bias"))
-        return tape.record(use, None if use.weight is None else inputs, out)
+        if input.dim() < 2:
+            _check_batched(layer, input)
+        inputs, weight, bias = tape.cast(input), parameters["weight"], parameters["bias"]
+        assert weight is not None
+        out = F.linear(inputs, weight.detach(), None if bias is None else bias.detach())
+        return tape.record(use, inputs if kept else None, out)
 
     return forward
 

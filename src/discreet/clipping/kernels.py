@@ -1,10 +1,10 @@
-"""Fused CUDA kernels for the places where many small ones cost the most; used where Triton is installed.
+"""Fused CUDA kernels in Triton, used where Triton is installed.
 
-Each computes what ordinary operations compute elsewhere in this package, and is tested against them. Tensors of one
-shape go through one launch: their addresses are sent in a table. While a CUDA graph is recorded there is no table, for
-its memory would have to outlive the recording; then each tensor has a launch of its own.
+Each kernel computes what ordinary operations compute elsewhere in this package, and is tested against them. All tensors
+of one shape are processed in one launch, which reads their addresses from a table. While a CUDA graph is captured each
+tensor has a launch of its own, because a table would have to outlive the capture.
 
-Whether the fused kernels may be believed on a device: they must first agree with ordinary operations.
+Before the kernels are used on a device for the first time, they must agree with ordinary operations there.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from torch import Tensor
 from discreet.core.first_test import passes
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-TILE = 64  # rows and columns of a Gram matrix that one program forms
+TILE = 64  # rows and columns of a Gram matrix that one program computes
 _PROGRAMS = 512
 _BLOCK = 1024
 _TURNS = 8
-SQUARES_TERMS = _BLOCK + _TURNS + 8  # so many terms at most are added in float32 to one sum of `row_squares`
+_STEPS, _COLUMNS = 16, 128  # steps and columns that one program of `time_sums` reads at once
+SQUARES_TERMS = _BLOCK + _TURNS + 8  # upper bound on the terms added in float32 to one sum of `row_squares`
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 @functools.cache
 def installed() -> bool:
-    """Whether Triton can be used at all."""
+    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels take these tensors: on CUDA, without a graph to differentiate, last dimension dense."""
+    """Return whether the kernels support these tensors: on CUDA, not differentiated, last dimension contiguous."""
     return (
         installed()
         and all(t.is_cuda and t.stride(-1) == 1 and t.dtype in _TYPES and t.data_ptr() % 16 == 0 for t in tensors)
@@ -47,10 +48,11 @@ def usable(*tensors: Tensor) -> bool:
 
 
 def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return, for pairs of factors (units, length, width) of one type, units and length, what `norms.bounded` takes.
+    """Return the arguments of `norms.bounded` for pairs of factors (units, length, width) of one type and length.
 
-    They are the squared norms, the traces of the two Gram matrices, the widest row of the second, and the sum over time
-    of the products of norms, each of shape (pairs, units). They come in another order, which is returned first.
+    They are the squared norms, the traces of the two Gram matrices, the largest absolute row sum of the second, and the
+    sum over time of the products of norms, each of shape (pairs, units). They are in another order than the pairs; that
+    order is returned first.
     """
     units, length = pairs[0][0].shape[:2]
     tiles = -(-length // TILE)
@@ -122,38 +124,80 @@ def weighted_rows(values: Sequence[Tensor], weights: Tensor) -> Tensor:
     return sums
 
 
-def scaled(values: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous tensor (rows, …) with each row times its weight, in another type."""
-    out = torch.empty(values.shape, dtype=dtype, device=values.device)
-    size = values[0].numel()
-    _compiled()["scaled"][(-(-size // _BLOCK), values.shape[0])](values, weights, out, size, BLOCK=_BLOCK, num_warps=4)
+def scaled(values: Sequence[Tensor], weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return contiguous tensors (rows, …) of one shape and type with each row times its weight, stacked, in a type."""
+    out = torch.empty(len(values), *values[0].shape, dtype=dtype, device=values[0].device)
+    rows, size = values[0].shape[0], values[0][0].numel()
+    done = 0
+    for some in _launches([(value,) for value in values]):
+        _compiled()["scaled"][(-(-size // _BLOCK), rows, len(some))](
+            *_addresses(some),
+            weights,
+            out[done:],
+            size,
+            TABLE=len(some) > 1,
+            KIND=_kind(some[0][0]),
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+        done += len(some)
     return out
 
 
-def norm_sums(given: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return, for each row of a batch, the gradients of a layer norm's weight and bias, both (rows, width), in float32.
+def time_sums(values: Sequence[Tensor]) -> Tensor:
+    """Return the sums over time of tensors (rows, time, width) of one shape, type and layout, stacked, in float32."""
+    rows, length, width = values[0].shape
+    sums = torch.empty(len(values), rows, width, device=values[0].device)
+    done = 0
+    for some in _launches([(value,) for value in values]):
+        _compiled()["sums"][(-(-width // _COLUMNS), rows, len(some))](
+            *_addresses(some),
+            sums[done:],
+            length,
+            width,
+            values[0].stride(0),
+            values[0].stride(1),
+            TABLE=len(some) > 1,
+            KIND=_kind(some[0][0]),
+            STEPS=_STEPS,
+            COLUMNS=_COLUMNS,
+            num_warps=4,
+        )
+        done += len(some)
+    return sums
 
-    `given` and `grad` have the shape (rows, time, width).
+
+def norm_sums(pairs: Pairs, eps: float) -> tuple[Tensor, Tensor]:
+    """Return each row's gradients of the weights and biases of layer norms, both (pairs, rows, width), in float32.
+
+    The pairs are inputs and output gradients of shape (rows, time, width), of one shape, layout and types.
     """
-    rows, length, width = given.shape
+    inputs, grads = pairs[0]
+    rows, length, width = inputs.shape
     chunks = max(1, min(length, _PROGRAMS // max(rows, 1)))
     each = -(-length // chunks)
     chunks = -(-length // each)
-    parts = torch.empty(2, rows, chunks, width, device=given.device)
-    _compiled()["norms"][(rows, chunks)](
-        given,
-        grad,
-        parts,
-        length,
-        width,
-        each,
-        eps,
-        *(given.stride(0), given.stride(1), grad.stride(0), grad.stride(1)),
-        WIDTH=1 << (width - 1).bit_length(),
-        STEPS=4 if width <= 1024 else 1,
-        num_warps=4 if width <= 2048 else 8,
-    )
-    weight, bias = (parts[:, :, 0] if chunks == 1 else parts.sum(2)).unbind()
+    parts = torch.empty(2, len(pairs), rows, chunks, width, device=inputs.device)
+    done = 0
+    for some in _launches(pairs):
+        _compiled()["norms"][(rows, chunks, len(some))](
+            *_addresses(some),
+            parts[0, done:],
+            parts[1, done:],
+            length,
+            width,
+            each,
+            eps,
+            *(inputs.stride(0), inputs.stride(1), grads.stride(0), grads.stride(1)),
+            TABLE=len(some) > 1,
+            KIND=_kind(inputs),
+            GRAD_KIND=_kind(grads),
+            WIDTH=1 << (width - 1).bit_length(),
+            STEPS=4 if width <= 1024 else 1,
+            num_warps=4 if width <= 2048 else 8,
+        )
+        done += len(some)
+    weight, bias = (parts[:, :, :, 0] if chunks == 1 else parts.sum(3)).unbind()
     return weight, bias
 
 
@@ -170,7 +214,7 @@ def _launches(groups: Sequence[tuple[Tensor, ...]]) -> Iterator[Sequence[tuple[T
 
 
 def _addresses(groups: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return the tensors themselves for one launch of one, or tables of their addresses for one launch of many."""
+    """Return the tensors themselves if there is one of each, otherwise tables of their addresses."""
     if len(groups) == 1:
         return groups[0]
     device = groups[0][0].device
@@ -269,20 +313,48 @@ def _compiled() -> dict[str, Any]:
         tl.store(sums + matrix.to(tl.int64) * width + at, total, mask=at < width)
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def scaled(values, weights, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        block, row = tl.program_id(0), tl.program_id(1)
+    def scaled(  # type: ignore[no-untyped-def]
+        values, weights, out, size,
+        TABLE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        block, row, tensor = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        if TABLE:
+            values = tl.multiple_of(tl.load(values + tensor).to(tl.pointer_type(KIND)), 16)
         at = block * BLOCK + tl.arange(0, BLOCK)
         start = row.to(tl.int64) * size
         x = tl.load(values + start + at, mask=at < size, other=0.0).to(tl.float32) * tl.load(weights + row)
+        start += tensor.to(tl.int64) * tl.num_programs(1) * size
         tl.store(out + start + at, x.to(out.dtype.element_ty), mask=at < size)
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def norms(  # type: ignore[no-untyped-def]
-        given, grad, parts, length, width, each, eps, x_row, x_time, g_row, g_time,
-        WIDTH: tl.constexpr, STEPS: tl.constexpr,
+    def sums(  # type: ignore[no-untyped-def]
+        values, out, length, width, row_stride, time_stride,
+        TABLE: tl.constexpr, KIND: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
-        # One program for each row of the batch and each stretch of its time.
-        row, chunk = tl.program_id(0), tl.program_id(1)
+        block, row, tensor = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        if TABLE:
+            values = tl.multiple_of(tl.load(values + tensor).to(tl.pointer_type(KIND)), 16)
+        column = block * COLUMNS + tl.arange(0, COLUMNS)
+        step = tl.arange(0, STEPS)
+        start = values + row.to(tl.int64) * row_stride
+        total = tl.zeros((STEPS, COLUMNS), tl.float32)
+        for first in range(0, length, STEPS):
+            time = first + step
+            live = (time < length)[:, None] & (column < width)[None, :]
+            total += tl.load(start + time[:, None] * time_stride + column[None, :], mask=live, other=0.0).to(tl.float32)
+        place = (tensor.to(tl.int64) * tl.num_programs(1) + row) * width
+        tl.store(out + place + column, tl.sum(total, 0), mask=column < width)
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def norms(  # type: ignore[no-untyped-def]
+        inputs, grad, weight_parts, bias_parts, length, width, each, eps, x_row, x_time, g_row, g_time,
+        TABLE: tl.constexpr, KIND: tl.constexpr, GRAD_KIND: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
+    ):  # fmt: skip
+        # One program for each norm, each row of the batch and each part of its time.
+        row, chunk, tensor = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        if TABLE:
+            inputs = tl.multiple_of(tl.load(inputs + tensor).to(tl.pointer_type(KIND)), 16)
+            grad = tl.multiple_of(tl.load(grad + tensor).to(tl.pointer_type(GRAD_KIND)), 16)
         column, step = tl.arange(0, WIDTH), tl.arange(0, STEPS)
         inside = column[None, :] < width
         end = tl.minimum((chunk + 1) * each, length)
@@ -291,29 +363,28 @@ def _compiled() -> dict[str, Any]:
         for start in range(chunk * each, end, STEPS):
             time = (start + step)[:, None]
             live = (time < end) & inside
-            x = tl.load(given + row.to(tl.int64) * x_row + time * x_time + column[None, :], mask=live, other=0.0)
+            x = tl.load(inputs + row.to(tl.int64) * x_row + time * x_time + column[None, :], mask=live, other=0.0)
             g = tl.load(grad + row.to(tl.int64) * g_row + time * g_time + column[None, :], mask=live, other=0.0)
             x, g = x.to(tl.float32), g.to(tl.float32)
             centred = tl.where(live, x - (tl.sum(x, 1) / width)[:, None], 0.0)
             scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
             by_weight += tl.sum(g * centred * scale[:, None], 0)
             by_bias += tl.sum(g, 0)
-        chunks = tl.num_programs(1)
-        out = parts + (row * chunks + chunk).to(tl.int64) * width + column
-        tl.store(out, by_weight, mask=column < width)
-        tl.store(out + tl.num_programs(0).to(tl.int64) * chunks * width, by_bias, mask=column < width)
+        place = (tensor.to(tl.int64) * tl.num_programs(0) + row) * tl.num_programs(1) + chunk
+        tl.store(weight_parts + place * width + column, by_weight, mask=column < width)
+        tl.store(bias_parts + place * width + column, by_bias, mask=column < width)
 
-    return {"pairs": pairs, "squares": squares, "weighted": weighted, "scaled": scaled, "norms": norms}
+    return {"pairs": pairs, "squares": squares, "weighted": weighted, "scaled": scaled, "sums": sums, "norms": norms}
 
 
 _checked: dict[torch.device, bool] = {}
 
 
 def trusted(like: Tensor) -> bool:
-    """Whether the kernels gave the right answers on this device when they were first asked for.
+    """Return whether the kernels gave correct results on this device when they were first needed.
 
-    A new driver, device or release of Triton must not be able to change what is clipped: on any doubt the ordinary
-    operations do the same work. Nothing can be tried while a graph is recorded; until then they are not used.
+    A new driver, device or release of Triton must not change what is clipped: on any doubt ordinary operations are
+    used. The kernels cannot be tested while a graph is captured; they are then not used unless they were tested before.
     """
     if like.device not in _checked:
         if torch.cuda.is_current_stream_capturing():
@@ -329,15 +400,16 @@ def agree(device: torch.device) -> bool:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
-    def right() -> bool:
+    def correct() -> bool:
         a, b, weights = draw(3, 70, 24), draw(3, 70, 40), draw(3).abs()
         one, two = (t.double() @ t.double().mT for t in (a, b))
         steps = one.diagonal(dim1=1, dim2=2).sqrt() * two.diagonal(dim1=1, dim2=2).sqrt()
         normal = torch.nn.functional.layer_norm(a.double(), a.shape[2:])
         _, squares, first, second, widest, span = pair_figures([(a, b)])
-        by_weight, by_bias = norm_sums(a, b[:, :, :24].contiguous(), 1e-5)
+        narrow = b[:, :, :24].contiguous()
+        by_weight, by_bias = norm_sums([(a, narrow), (a.neg(), narrow)], 1e-5)
         rows = a.flatten(1)
-        wants = [
+        pairs = [
             (squares[0], (one * two).sum((1, 2))),
             (first[0], one.diagonal(dim1=1, dim2=2).sum(1)),
             (second[0], two.diagonal(dim1=1, dim2=2).sum(1)),
@@ -345,15 +417,20 @@ def agree(device: torch.device) -> bool:
             (span[0], steps.sum(1)),
             (row_squares([rows])[0], rows.double().square().sum(1)),
             (weighted_rows([rows], weights)[0], weights.double() @ rows.double()),
-            (scaled(rows, weights, torch.float32), rows.double() * weights.double()[:, None]),
-            (by_weight, (normal * b[:, :, :24]).sum(1)),
-            (by_bias, b[:, :, :24].double().sum(1)),
+            (scaled([rows], weights, torch.float32)[0], rows.double() * weights.double()[:, None]),
+            (scaled([rows, rows.neg()], weights, torch.float32)[1], rows.double() * -weights.double()[:, None]),
+            (time_sums([b])[0], b.double().sum(1)),
+            (time_sums([b, b.neg()])[1], -b.double().sum(1)),
+            (by_weight[0], (normal * narrow).sum(1)),
+            (by_weight[1], -(normal * narrow).sum(1)),
+            (by_bias[1], narrow.double().sum(1)),
+            (norm_sums([(a, narrow)], 1e-5)[0][0], (normal * narrow).sum(1)),
         ]
-        return all(_near(got.double(), want.double()) for got, want in wants)
+        return all(_near(result.double(), expected.double()) for result, expected in pairs)
 
-    return passes(right, f"Fused clipping is not used on {device}", "Clipping is right, but slower.")
+    return passes(correct, f"Fused clipping is not used on {device}", "Clipping is correct, but slower.")
 
 
-def _near(got: Tensor, want: Tensor) -> bool:
-    # TF32 keeps ten bits: what is compared are whole tensors, as single sums may cancel.
-    return bool((got - want).norm() <= 1e-2 * want.norm())
+def _near(result: Tensor, expected: Tensor) -> bool:
+    # TF32 keeps ten bits, and single sums may cancel, so whole tensors are compared.
+    return bool((result - expected).norm() <= 1e-2 * expected.norm())

@@ -30,6 +30,7 @@ from torch import Tensor
 _CHUNK_BYTES = 2**26
 # Squares of numbers below 1e-19 vanish in float32. What they may have hidden is at most this, times the other factor.
 FLOOR = 1e-30
+SHARE = 1e-3  # of a squared norm that rounding errors may reach before it is recomputed from the gradient
 
 
 class Figures(NamedTuple):
@@ -263,6 +264,8 @@ def batched(a: Tensor, b: Tensor) -> Tensor:
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return left^T right for two matrices (terms, width) of one type, in float32 or wider, in blocks of terms."""
     step = _block(left.device)
+    if left.shape[0] <= step:
+        return _product(left, right)
     total = _product(left[:step], right[:step])
     for start in range(step, left.shape[0], step):
         total += _product(left[start : start + step], right[start : start + step])

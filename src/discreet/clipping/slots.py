@@ -11,7 +11,7 @@ The sizes and sums of many slots at once, one kernel launch for each shape, wher
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,8 +83,8 @@ class Slot(Protocol):
         """Return the squared norms of the units' gradients."""
         ...
 
-    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
-        """Return one unit's squared norm from its gradient, formed in float64, and a bound on its error."""
+    def exact(self, units: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return some units' squared norms from float64, and bounds on their errors."""
         ...
 
     def inner(self, vector: Tensor) -> Tensor:
@@ -130,10 +130,10 @@ class Vectors:
         """Return the squared norms."""
         return vector_sizes(self.values)
 
-    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
-        """Return one unit's squared norm in float64."""
-        square = self.values[unit].double().square().sum()
-        return square, square * gamma(self.values.shape[1] + 4, FLOAT64_UNIT)
+    def exact(self, units: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return some units' squared norms in float64."""
+        squares = torch.stack([self.values[unit].double().square().sum() for unit in units])
+        return squares, squares * gamma(self.values.shape[1] + 4, FLOAT64_UNIT)
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return the inner product of each unit's gradient with a vector."""
@@ -182,6 +182,12 @@ class Pair:
         """Whether the weights are applied to the inputs: the narrower factor, and on a tie the one others may share."""
         return self.inputs.shape[-1] <= self.grads.shape[-1]
 
+    @property
+    def scaled_key(self) -> tuple[object, ...]:
+        """The factor to which the weights are applied, and the type of the product."""
+        scaled, other = (self.inputs, self.grads) if self.scales_inputs else (self.grads, self.inputs)
+        return (*key_of(scaled), other.dtype)
+
     def sizes(self, shared: Shared) -> Sizes:
         """Return the squared norms by the ghost formula."""
         inputs, grads = alike(self.inputs, self.grads)
@@ -194,8 +200,16 @@ class Pair:
         drift = drift_of_pair(figures.size, figures.span, inputs.dtype, inputs.device)
         return Sizes(figures.squares, figures.error, drift)
 
-    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
-        """Return one unit's squared norm from its gradient, formed in float64."""
+    def exact(self, units: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return some units' squared norms from float64: from Gram matrices, or if much cancels from the gradients."""
+        if self.units.index is None and self.inputs.is_cuda:
+            at = torch.tensor(units, device=self.inputs.device)
+            figures = norms.pair_sizes(self.inputs[at].double(), self.grads[at].double())
+            if bool((figures.error <= norms.SHARE * figures.squares).all()):
+                return figures.squares, figures.error
+        return _stacked(self._exact(unit) for unit in units)
+
+    def _exact(self, unit: int) -> tuple[Tensor, Tensor]:
         rows = self.units.rows_of(unit)
         return norms.exact_pair(self.inputs[rows].flatten(0, 1), self.grads[rows].flatten(0, 1))
 
@@ -214,14 +228,16 @@ class Pair:
     def weighted(self, weights: Weights, shared: Shared) -> Tensor:
         """Return the weighted sum as one matrix product, or a few for a large batch."""
         inputs, grads = self.inputs, self.grads
+        key = (*self.scaled_key, id(weights))
+        scaled = shared.get(key)
+        if scaled is None:
+            shared.clear()  # only consecutive layers share an input, and a scaled copy takes as much memory as it
+            factor, other = (inputs, grads) if self.scales_inputs else (grads, inputs)
+            scaled = shared[key] = _scaled(factor, weights, other.dtype)
         if self.scales_inputs:
-            key = (*key_of(inputs), id(weights))
-            if key not in shared:
-                shared.clear()  # only neighbours share, and a scaled copy is as large as what it was made from
-                shared[key] = _scaled(inputs, weights, grads.dtype)
-            inputs = shared[key]
+            inputs = scaled
         else:
-            grads = _scaled(grads, weights, inputs.dtype)
+            grads = scaled
         inputs, grads = alike(inputs.flatten(0, 1), grads.flatten(0, 1))
         return (product(inputs, grads) if self.transposed else product(grads, inputs)).view(self.shape)
 
@@ -259,8 +275,11 @@ class Lookup:
         drift = drift_of_lookup(figures.size, self.shape.numel(), self.grads.dtype)
         return Sizes(figures.squares, figures.error, drift)
 
-    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
-        """Return one unit's squared norm from its gradient, formed in float64."""
+    def exact(self, units: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return some units' squared norms from their gradients, formed in float64."""
+        return _stacked(self._exact(unit) for unit in units)
+
+    def _exact(self, unit: int) -> tuple[Tensor, Tensor]:
         rows = self.units.rows_of(unit)
         return norms.exact_lookup(self.ids[rows].flatten(), self.grads[rows].flatten(0, 1), self.padding)
 
@@ -334,8 +353,11 @@ class Tied:
         drift = (pair.drift.double().sqrt() + lookup.drift.double().sqrt()).square() * norms.SLACK
         return Sizes(squares, (pair.error.double() + lookup.error.double() + 2 * error) * norms.SLACK, drift)
 
-    def exact(self, unit: int) -> tuple[Tensor, Tensor]:
-        """Return one unit's squared norm from its gradient, formed in float64."""
+    def exact(self, units: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return some units' squared norms from their gradients, formed in float64."""
+        return _stacked(self._exact(unit) for unit in units)
+
+    def _exact(self, unit: int) -> tuple[Tensor, Tensor]:
         rows = self.units.rows_of(unit)
         left, right = self.pair.grads[rows].flatten(0, 1), self.pair.inputs[rows].flatten(0, 1)
         if self.pair.transposed:
@@ -367,6 +389,11 @@ class Tied:
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the stored tensors."""
         return *self.pair.tensors(), *self.lookup.tensors()
+
+
+def _stacked(results: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    squares, errors = zip(*results, strict=True)
+    return torch.stack(squares), torch.stack(errors)
 
 
 def instantiate(inputs: Tensor, grads: Tensor, transposed: bool, wide: bool = False) -> Tensor:
@@ -407,7 +434,7 @@ def _scaled(values: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
     if values.is_cuda and values.numel() > (_LARGE_IN_GRAPH if norms.capturing(values) else _LARGE):
         values, rows = values.contiguous(), weights.rows.contiguous()
         if kernels.usable(values, rows):
-            return kernels.scaled(values, rows, wide)
+            return kernels.scaled([values], rows, wide)[0]
     if values.dtype in (torch.float32, torch.float64) or torch.is_grad_enabled():
         return (values * weights.spread.to(accumulator(values.dtype))).to(wide)
     # One pass from the stored type to the type of the product, through float32 inside the kernel.
@@ -530,6 +557,66 @@ def fused_sums(slots: list[Vectors], weights: Tensor) -> dict[str, Tensor]:
         sums = kernels.weighted_rows([slot.values for slot in some], weights)
         found |= {slot.name: total.view(slot.shape) for slot, total in zip(some, sums.unbind(), strict=True)}
     return found
+
+
+def pair_sums(pairs: list[Pair], weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weighted sums of pairs by parameter name, last first, and empty the list as they are formed.
+
+    On a GPU, factors of one shape are scaled in one launch, up to a limit on memory.
+    """
+    shared: Shared = {}
+    while pairs:
+        group: list[Pair] = []
+        factors: dict[tuple[object, ...], Tensor] = {}
+        size = 0
+        while pairs and (not group or (size < _SUM_BYTES and pairs[-1].inputs.is_cuda)):
+            pair = pairs.pop()
+            group.insert(0, pair)
+            key = (*pair.scaled_key, id(weights))
+            if key not in factors:
+                factors[key] = pair.inputs if pair.scales_inputs else pair.grads
+                size += factors[key].numel() * factors[key].element_size()
+        if len(factors) > 1:
+            shared = _scaled_together(factors, weights)
+        factors.clear()
+        while group:
+            pair = group.pop()
+            yield pair.name, pair.weighted(weights, shared)
+
+
+def _scaled_together(factors: dict[tuple[object, ...], Tensor], weights: Weights) -> Shared:
+    """Return the scaled copies of factors by key, one launch per shape, or nothing if the kernels cannot be used."""
+    values = {key: factor.contiguous() for key, factor in factors.items()}
+    rows = weights.rows.float().contiguous()
+    if not kernels.usable(rows, *values.values()):
+        return {}
+    groups: dict[tuple[object, ...], list[tuple[object, ...]]] = defaultdict(list)
+    for key, value in values.items():
+        groups[value.shape, value.dtype, key[-2]].append(key)
+    scaled: Shared = {}
+    for (_, dtype, other), keys in groups.items():
+        assert isinstance(dtype, torch.dtype)
+        assert isinstance(other, torch.dtype)
+        out = kernels.scaled([values[key] for key in keys], rows, torch.promote_types(dtype, other))
+        scaled |= dict(zip(keys, out.unbind(), strict=True))
+    return scaled
+
+
+def time_sums(values: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sums over time of tensors (rows, time, width), those of one layout in one launch."""
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, value in enumerate(values):
+        groups[value.shape, value.stride(), value.dtype].append(place)
+    sums: list[Tensor] = list(values)
+    for places in groups.values():
+        group = [values[place] for place in places]
+        if len(group) > 1 and kernels.usable(*group):
+            results: Sequence[Tensor] = kernels.time_sums(group).unbind()
+        else:
+            results = [value.sum(1, dtype=accumulator(value.dtype)) for value in group]
+        for place, result in zip(places, results, strict=True):
+            sums[place] = result
+    return sums
 
 
 def takes_vectors(slot: Slot) -> bool:

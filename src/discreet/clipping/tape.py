@@ -130,7 +130,8 @@ class Tape:
         """Record a layer's input, and its output's gradient when the backward pass computes it."""
         if not torch.is_grad_enabled():
             return out
-        out = self.requiring_grad(out)
+        if not out.requires_grad:
+            out = self.requiring_grad(out)
         self._calls.append(Call(use, inputs, out, self._create_graph))
         return out
 
@@ -142,11 +143,13 @@ class Tape:
 
     def cast(self, value: Tensor) -> Tensor:
         """Return an input in autocast's type, cast once for consecutive layers with the same input."""
-        if value.dtype != torch.float32 or not torch.is_autocast_enabled(value.device.type):
+        if value.dtype != torch.float32:
             return value
         last = self._last_cast
         if last is not None and last[0] is value and last[1] == value._version:
             return last[2]
+        if not torch.is_autocast_enabled(value.device.type):
+            return value
         narrow = value.to(torch.get_autocast_dtype(value.device.type))
         self._last_cast = (value, value._version, narrow)
         return narrow

@@ -187,13 +187,13 @@ def test_what_fills_up_a_shape_is_not_worked_on(
     refined: set[int] = set()
     exact = Pair.exact
 
-    def remembered(slot: Pair, unit: int) -> tuple[Tensor, Tensor]:
-        refined.add(unit)
-        return exact(slot, unit)
+    def remembered(slot: Pair, units: list[int]) -> tuple[Tensor, Tensor]:
+        refined.update(units)
+        return exact(slot, units)
 
     monkeypatch.setattr(Pair, "exact", remembered)
     monkeypatch.setattr(record, "_UNSEEN_SQUARE", -1.0)  # so that every unit counts as uncertain
-    monkeypatch.setattr(record, "_SHARE", 0.0)
+    monkeypatch.setattr(record, "SHARE", 0.0)
     with step_of(tiny_encoder("bert"), corpus_of(None, 3), "bf16") as step:
         part = next(part for part in step.parts_of(np.arange(UNITS)) if part.real < part.units)
         refined.clear()
