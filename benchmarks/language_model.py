@@ -1,0 +1,118 @@
+"""What private fine-tuning costs a causal language model: perplexity before, plain and at each epsilon.
+
+python -m benchmarks.language_model perplexity --data notes --parts lora all --epsilons 8 3 --device cuda --out lm.json
+python -m benchmarks.language_model perplexity --data DATA/sst2 --rows 20000 --device cuda --out lm-films.json
+python -m benchmarks.language_model perplexity --rows 200 --epochs 2 --parts lora --epsilons 8   (small, on a CPU)
+
+Each line of results is written to --out as soon as it is there; a line that is there already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from discreet.core.randomness import Rng
+from discreet.data.batches import tokens_for
+from discreet.data.corpus import Corpus
+from discreet.data.sources import TextSource
+from discreet.models.language_model import LanguageModel
+from discreet.protections.dp_sgd import DPSGD
+from discreet.training.evaluate import assess
+from discreet.training.loop import train
+from discreet.training.parts import find_device
+from discreet.training.plan import TrainingPlan, model_settings
+from discreet.training.settings import TrainSettings
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("perplexity",))
+    parser.add_argument("--data", default="notes")
+    parser.add_argument("--rows", type=int, help="training rows to keep, or notes to generate")
+    parser.add_argument("--unit", help="row makes every row its own unit; by default the corpus says")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--parts", nargs="+", default=["lora", "all"])
+    parser.add_argument("--epsilons", type=float, nargs="*", default=[8.0, 3.0])
+    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--epochs", type=float, help="of every training; by default those of the library")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--held-out", type=int, default=1000, help="held-out texts that are scored, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args(given)
+
+
+class Results:
+    """Lines of results by their key, kept in a JSON file as they come."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.lines: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.lines
+
+    def add(self, key: str, line: dict[str, Any]) -> None:
+        self.lines[key] = line
+        print(key, json.dumps(line), flush=True)
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.lines, indent=1) + "\n")
+
+
+def perplexities(asked: argparse.Namespace, results: Results) -> None:
+    corpus = TextSource(asked.data, rows=asked.rows, unit=asked.unit, seed=asked.seed, task="unlabelled").load()
+    held_out = corpus.split("validation")
+    held_out = held_out.take(range(min(asked.held_out, len(held_out))))
+    device = find_device(asked.device)
+    for part in asked.parts:
+        budgets: list[float | None] = [*([None] if asked.plain else []), *asked.epsilons]
+        for epsilon in budgets:
+            name = "plain" if epsilon is None else f"epsilon {epsilon:g}"
+            settings = (asked.epochs, asked.batch_size, asked.learning_rate)
+            key = f"{asked.data} {asked.rows} {asked.unit} {part} {name} {settings}"
+            if key in results:
+                continue
+            protect = None if epsilon is None else DPSGD(epsilon=epsilon)
+            chosen = {"encoder": asked.model, "train": part, "max_length": asked.max_length}
+            units = corpus.split("train").unit_count
+            rng = Rng(asked.seed).fork("model")
+            model = LanguageModel.load(model_settings(chosen, protect, units, "lm"), rng=rng).to(device)
+            if f"{asked.data} before" not in results:
+                results.add(f"{asked.data} before", measured(model, held_out))
+            loop = TrainSettings(
+                epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=asked.learning_rate
+            )
+            plan = TrainingPlan.make(model, corpus, protect=protect, train=loop, seed=asked.seed)
+            began = time.monotonic()
+            done = train(model, corpus, plan)
+            spent = {} if done.guarantee is None else {"epsilon": done.guarantee.epsilon, "delta": done.guarantee.delta}
+            facts = {"rate": plan.settings.learning_rate, "batch": plan.settings.batch_size, "steps": done.steps}
+            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            about = {"units": units, "unit": corpus.unit_name, "weights": trained, **facts, **spent}
+            results.add(key, {**measured(model, held_out), **about, "seconds": time.monotonic() - began})
+            del model
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def measured(model: LanguageModel, held_out: Corpus) -> dict[str, Any]:
+    quality = assess(model, tokens_for(model, held_out))
+    return {"perplexity": quality.value, "interval": list(quality.interval), "texts": quality.rows}
+
+
+def main(given: list[str] | None = None) -> None:
+    asked = arguments(given)
+    perplexities(asked, Results(asked.out))
+
+
+if __name__ == "__main__":
+    main()
