@@ -88,9 +88,7 @@ def perplexities(asked: argparse.Namespace, results: Results) -> None:
             model = LanguageModel.load(model_settings(chosen, protect, units, "lm"), rng=rng).to(device)
             if f"{asked.data} before" not in results:
                 results.add(f"{asked.data} before", measured(model, held_out))
-            loop = TrainSettings(
-                epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=asked.learning_rate
-            )
+            loop = TrainSettings(epochs=asked.epochs, batch_size=asked.batch_size, learning_rate=asked.learning_rate)
             plan = TrainingPlan.make(model, corpus, protect=protect, train=loop, seed=asked.seed)
             began = time.monotonic()
             done = train(model, corpus, plan)

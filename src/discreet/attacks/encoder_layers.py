@@ -34,17 +34,25 @@ class Projection:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The tables that form the first block's input, LayerNorm(word + position + constant), and their names."""
+    """The tables that form the first block's input, norm(word + position + constant), and their names.
+
+    A model with rotary positions (RoPE) has no table of positions: `positions` is then zero, and `position_name` empty.
+    """
 
     word_name: str
     words: Tensor = field(repr=False)
     positions: Tensor = field(repr=False)  # row p belongs to the p-th token, regardless of the model's position ids
     constant: Tensor = field(repr=False)  # the type of a single text, or zero
-    norm: nn.LayerNorm = field(repr=False)
+    norm: nn.LayerNorm | nn.RMSNorm = field(repr=False)
     type_name: str | None = None
     norm_name: str = ""
     position_name: str = ""
     first_position: int = 0  # the row of the model's table that is row 0 of `positions`
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the same token has another input at another position."""
+        return bool(self.position_name)
 
     def inputs(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the inputs of the first block's projections for tokens at positions."""
@@ -193,7 +201,7 @@ def _calls(model: Classifier, ids: Tensor) -> list[_Call]:
         return record
 
     for name, module in model.encoder.named_modules():
-        if isinstance(module, nn.Embedding | nn.LayerNorm) or _is_linear(module):
+        if isinstance(module, nn.Embedding) or _is_norm(module) or _is_linear(module):
             handles.append(module.register_forward_hook(recorder(f"encoder.{name}")))
     try:
         with torch.no_grad():
@@ -202,6 +210,13 @@ def _calls(model: Classifier, ids: Tensor) -> list[_Call]:
         for handle in handles:
             handle.remove()
     return calls
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a LayerNorm, or an RMSNorm by its name and its one weight."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return True
+    return type(module).__name__.endswith("RMSNorm") and [n for n, _ in module.named_parameters()] == ["weight"]
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -241,28 +256,29 @@ def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], inputs: Tens
     others = [call for call in tables if call not in words]
     places = [call for call in others if call.input.numel() == _PROBE and bool((call.input.diff() == 1).all())]
     types = [call for call in others if call not in places]
-    norms = [call for call in calls if isinstance(call.module, nn.LayerNorm)]
-    if len(words) != 1 or len(places) != 1 or len(types) > 1:
+    norms = [call for call in calls if _is_norm(call.module)]
+    if len(words) != 1 or len(places) > 1 or len(types) > 1:
         counts = f"{len(words)}, {len(places)} and {len(types)}"
-        raise _unlike(model, "one embedding for words, one for positions and at most one for types", counts)
+        raise _unlike(model, "one embedding for words, at most one for positions and at most one for types", counts)
     constant = types[0].output.reshape(-1, model.width)[0] if types else torch.zeros_like(inputs.reshape(-1)[:1])
-    offset = int(places[0].input.min())
+    offset = int(places[0].input.min()) if places else 0
+    table = _weight(places[0].module)[offset:] if places else inputs.new_zeros(model.max_length, model.width)
     for call in norms:
         parts = Embeddings(
             f"{words[0].name}.weight",
             _weight(words[0].module),
-            _weight(places[0].module)[offset:],
+            table,
             constant,
-            _layer_norm(call.module),
+            _norm(call.module),
             f"{types[0].name}.weight" if types else None,
             call.name,
-            f"{places[0].name}.weight",
+            f"{places[0].name}.weight" if places else "",
             offset,
         )
         computed = parts.inputs(ids.view(-1), torch.arange(_PROBE, device=ids.device))
         if float((computed - inputs.view(computed.shape)).abs().max()) <= _SAME * float(inputs.abs().max()):
             return parts
-    raise _unlike(model, "LayerNorm(word + position + type) as the first block's input", "another input")
+    raise _unlike(model, "norm(word + position + type) as the first block's input", "another input")
 
 
 def _weight(module: nn.Module) -> Tensor:
@@ -271,9 +287,14 @@ def _weight(module: nn.Module) -> Tensor:
     return weight.detach()
 
 
-def _layer_norm(module: nn.Module) -> nn.LayerNorm:
-    """Return a copy of a LayerNorm without gradients."""
-    assert isinstance(module, nn.LayerNorm)
+def _norm(module: nn.Module) -> nn.LayerNorm | nn.RMSNorm:
+    """Return a copy of a LayerNorm or RMSNorm without gradients."""
+    if not isinstance(module, nn.LayerNorm):
+        scale = _weight(module)
+        epsilon = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)  # as transformers names it
+        plain = nn.RMSNorm(tuple(scale.shape), eps=epsilon, device=scale.device, dtype=scale.dtype)
+        plain.weight.data.copy_(scale)
+        return plain.requires_grad_(False)
     weight, bias = module.weight, module.bias
     copy = nn.LayerNorm(module.normalized_shape, eps=module.eps, device=weight.device, dtype=weight.dtype)
     copy.weight.data.copy_(weight.detach())
@@ -294,8 +315,9 @@ def _evaluating(model: Classifier) -> Iterator[None]:
 
 def _unlike(model: Classifier, expected: str, actual: str) -> UnsupportedError:
     return UnsupportedError(
-        f"Expected a BERT-like or GPT-2-like model with {expected}, got {actual} in {type(model.encoder).__name__}. "
-        "Only learned absolute positions and LayerNorm are supported."
+        f"Expected a BERT-, GPT-2- or Llama-like model with {expected}, got {actual} in "
+        f"{type(model.encoder).__name__}. "
+        "Only learned absolute positions with LayerNorm, and rotary ones with RMSNorm, are supported."
     )
 
 

@@ -26,7 +26,7 @@ from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.data.batches import tokenise
+from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.classifier import Classifier
@@ -110,7 +110,7 @@ def _contribution(model: Classifier, row: Corpus, clip: Clip | None) -> dict[str
 
 
 def _forward(model: Classifier, rows: Corpus) -> tuple[Tape, Tensor]:
-    tokens = tokenise(rows, model.tokenizer, model.max_length, model.device)
+    tokens = tokens_for(model, rows)
     batch = tokens.batch(np.arange(len(rows), dtype=np.int64))
     was_training = model.training
     model.eval()

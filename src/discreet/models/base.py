@@ -27,7 +27,8 @@ class TextModel(nn.Module):
     `encoder` is the transformer without what stands behind it, and `head` is what stands behind it. `max_length` is the
     length of the longest text in tokens, `width` the length of a hidden state. `fingerprint` tells the weights apart
     that the model starts from. `start` and `end` are the tokens that the model reads before and after every text, where
-    its tokenizer does not add them.
+    its tokenizer does not add them. `unread` is the number of tokens at the end of a text that are only predicted: the
+    encoder's gradient does not depend on what it computes from them.
     """
 
     encoder: nn.Module
@@ -35,6 +36,7 @@ class TextModel(nn.Module):
     tokenizer: PreTrainedTokenizerBase
     start: int | None = None
     end: int | None = None
+    unread: int = 0
 
     def __init__(self, encoder: Encoder, settings: ModelSettings, task: str, label_names: tuple[str, ...] = ()) -> None:
         """Take the transformer and what is known about it; a subclass adds the head."""
@@ -73,6 +75,13 @@ class TextModel(nn.Module):
     def remarks(self) -> tuple[str, ...]:
         """What the owner should know about this model before it is trained, one sentence each."""
         return ()
+
+    @property
+    def frame(self) -> tuple[int | None, int | None]:
+        """The tokens that open and close every text the model reads, where there are such."""
+        bare = [int(token) for token in self.tokenizer("")["input_ids"]]
+        opening = self.start if self.start is not None else bare[0] if bare else None
+        return opening, self.end if self.end is not None else bare[-1] if len(bare) > 1 else None
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights by name, each one once: those that two layers share under the first name."""

@@ -21,6 +21,7 @@ from discreet.models.smollm2 import SMOLLM2, smollm2_folder
 
 OBJECTIVES = ("masked", "next")
 LONGEST = 512  # tokens of a text where nothing is asked for: causal models take thousands, and memory grows with them
+_VECTORS_AT_ONCE = 4096  # compared with the whole vocabulary together
 _PROBE = 4  # tokens with which a causal model is tried
 _ROUNDING = 100  # units in the last place by which two computations of one score may differ
 
@@ -56,6 +57,7 @@ class LanguageModel(Classifier):
         TextModel.__init__(self, encoder, settings, LM)
         self.pooler = None
         self.objective = one_of("objective", objective, OBJECTIVES)
+        self.unread = int(objective == "next")
         self.rate = probability("rate", rate)
         if objective == "masked" and self.tokenizer.mask_token_id is None:
             raise ModelError("Expected a tokenizer with a mask token for objective='masked'. Use objective='next'.")
@@ -154,12 +156,22 @@ class LanguageModel(Classifier):
 
     def token_scores(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return scores of all tokens, the right tokens, and which of these are asked for: (batch, tokens, …)."""
-        ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
+        real = inputs["attention_mask"].bool()
+        # Word vectors that an attack tries: what follows is the word closest to each.
+        ids = inputs["input_ids"] if "input_ids" in inputs else self._closest(inputs["inputs_embeds"])
         if self.objective == "next":
             return self.head(self.states(inputs)[:, :-1]), ids[:, 1:], real[:, 1:]
         asked = self._asked(ids, real)
         hidden = torch.where(asked, self.tokenizer.mask_token_id, ids)
         return self({**inputs, "input_ids": hidden}), ids, asked
+
+    @torch.no_grad()
+    def _closest(self, vectors: Tensor) -> Tensor:
+        """Return the token whose word vector is closest by cosine to each vector, (batch, tokens)."""
+        words = F.normalize(self.encoder.get_input_embeddings().weight, dim=-1)  # type: ignore[operator]
+        flat = vectors.detach().flatten(0, 1)
+        closest = [(part @ words.mT).argmax(dim=-1) for part in torch.split(flat, _VECTORS_AT_ONCE)]
+        return torch.cat(closest).view(vectors.shape[:2])
 
     def _asked(self, ids: Tensor, real: Tensor) -> Tensor:
         """Return which tokens are hidden: each ordinary one at the rate, and at least one in every text."""

@@ -15,7 +15,7 @@ from discreet.clipping.tape import Tape
 from discreet.core.guarantee import FLOATING_POINT, Adjacency, Guarantee
 from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.core.types import GradientRelease, TextRelease
-from discreet.data.batches import tokenise
+from discreet.data.batches import tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
@@ -173,7 +173,7 @@ def _gradient_sums(
     model: Classifier, batch: Corpus, protect: GradientProtection | None, rng: Rng
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
     """Return the sum of a batch's gradients, clipped if protected, and the lengths of its texts in tokens."""
-    tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
+    tokens = tokens_for(model, batch)
     rows = tokens.batch(np.arange(len(batch), dtype=np.int64))
     tape = Tape(model)
     was_training = model.training

@@ -439,7 +439,8 @@ def alive_masks(model: Classifier, words: Tensor) -> dict[str, Tensor]:
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             scores = model(inputs)
             weights = torch.randn(scores.shape, generator=source).to(scores)
-            grads: Any = torch.autograd.grad((scores * weights).sum(), list(outputs.values()), allow_unused=True)
+            total = (scores * weights).sum()
+            grads: Any = torch.autograd.grad(total, list(outputs.values()), allow_unused=True) if outputs else ()
     finally:
         for handle in handles:
             handle.remove()

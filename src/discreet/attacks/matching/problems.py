@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from discreet.attacks.encoder_layers import dissect
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
+from discreet.models.base import LM
 from discreet.models.classifier import Classifier
 
 _CHUNK = 4096  # vectors compared with the whole vocabulary at once
@@ -41,8 +42,8 @@ class Problems:
         sizes = {seen.batch_size for seen in seens}
         if len(sizes) != 1:
             raise UnsupportedError(f"Expected releases of one batch size, got {sorted(sizes)}. Attack them separately.")
-        bare = [int(i) for i in model.tokenizer("")["input_ids"]]
-        opening, closing = (bare[:1], bare[1:]) if len(bare) == 2 else ([], [])
+        opening, closing = model.frame
+        bare = [token for token in (opening, closing) if token is not None]
         lengths = torch.tensor([_lengths(seen, model, attack) for seen in seens])
         if int(lengths.min()) < len(bare) or int(lengths.max()) > model.max_length:
             raise UnsupportedError(
@@ -53,10 +54,12 @@ class Problems:
         mask = (place < lengths[..., None]).long()
         ids = torch.full_like(mask, int(model.tokenizer.pad_token_id or 0))
         free = mask.bool()
-        if opening:
-            ids[..., 0] = opening[0]
-            ids.scatter_(-1, lengths[..., None] - 1, closing[0])
-            free = free & (place >= 1) & (place < lengths[..., None] - 1)
+        if opening is not None:
+            ids[..., 0] = opening
+            free = free & (place >= 1)
+        if closing is not None:
+            ids.scatter_(-1, lengths[..., None] - 1, closing)
+            free = free & (place < lengths[..., None] - 1)
         labels = [_labels(seen, model) for seen in seens]
         known = [row for row in labels if row is not None]
         kind = torch.int64 if model.task == "classification" else torch.float32
@@ -65,7 +68,7 @@ class Problems:
             free.to(model.device),
             ids.to(model.device),
             torch.tensor(known, dtype=kind, device=model.device) if len(known) == len(labels) else None,
-            len(opening),
+            int(opening is not None),
         )
 
 
@@ -93,6 +96,8 @@ def _positions_name(seen: GradientRelease, model: Classifier) -> str | None:
 
 
 def _labels(seen: GradientRelease, model: Classifier) -> tuple[int, ...] | None:
+    if model.task == LM:  # it has none: what it should say is the text
+        return (0,) * seen.batch_size
     if seen.labels is not None:
         return seen.labels
     bias = next((g for n, g in seen.gradients.items() if n.startswith("head") and n.endswith("bias")), None)

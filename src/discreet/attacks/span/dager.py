@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -77,6 +77,8 @@ class Dager(Attack):
         """
         limit = TimeLimit(self.seconds)
         model = model_of(knows, _NAME)
+        if seen.lengths is not None and model.unread:
+            seen = replace(seen, lengths=tuple(length - model.unread for length in seen.lengths))
         anatomy = dissect(model)
         reject_pairs(seen, anatomy, _NAME)
         first = span_of(seen, anatomy.first, self.rounding, _NAME)
@@ -105,7 +107,9 @@ class Dager(Attack):
         self, final: Check, sets: Sequence[Sequence[int]], seen: GradientRelease, within: float, limit: TimeLimit
     ) -> list[Sentence]:
         """Return the sentences of a causal model; with lengths, also those that are prefixes of another sentence."""
-        grown = sorted(grow(final, sets, within, self.beginnings, limit), key=len, reverse=True)
+        start = final.model.frame[0]
+        opening = () if start is None else (start,)
+        grown = sorted(grow(final, sets, within, self.beginnings, limit, opening), key=len, reverse=True)
         if seen.lengths is None or limit.over():
             return grown
         chosen: list[Sentence] = []
@@ -171,8 +175,8 @@ def _log_shares(anatomy: Anatomy, first: Span, sets: Sequence[Sequence[int]]) ->
 
 def _ends(model: Classifier) -> tuple[int | None, int | None]:
     """Return the special tokens at the start and end of every text, or None for each."""
-    bare = model.tokenizer("")["input_ids"]
-    return (int(bare[0]), int(bare[-1])) if len(bare) == 2 else (None, None)
+    opening, closing = model.frame
+    return (None, None) if opening is None or closing is None else (opening, closing)
 
 
 def _possible_lengths(sets: Sequence[Sequence[int]], end: int | None) -> list[int]:

@@ -183,17 +183,24 @@ def _descend(
     return _sentence(sentences[squares.argmin()])
 
 
-def grow(check: Check, tokens: Sequence[Sequence[int]], distance: float, most: int, limit: TimeLimit) -> list[Sentence]:
-    """Return the sentences of a causal model, extended token by token.
+def grow(
+    check: Check,
+    tokens: Sequence[Sequence[int]],
+    distance: float,
+    most: int,
+    limit: TimeLimit,
+    opening: Sentence = (),
+) -> list[Sentence]:
+    """Return the sentences of a causal model, extended token by token from a known opening.
 
     A state depends only on the tokens up to its own, so a wrong prefix ends at once. A sentence is returned when no
     token extends it, or unfinished when a time limit is reached.
     """
     device = next(check.model.parameters()).device
     ended: list[Sentence] = []
-    alive: list[Sentence] = [()]
-    for options in tokens:
-        if alive != [()] and limit.over():
+    alive: list[Sentence] = [opening]
+    for options in tokens[len(opening) :]:
+        if alive != [opening] and limit.over():
             break
         tried = torch.tensor([(*start, token) for start in alive for token in options], device=device)
         last = check.distances(tried)[:, -1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -161,6 +161,9 @@ def token_sets(embeddings: Embeddings, span: Span, distance: float, longest: int
     screen = _Screen(embeddings, span)
     sets: list[list[int]] = []
     limit = min(longest, embeddings.positions.shape[0])
+    if not embeddings.has_positions:  # a token that may stand at one position may stand at all
+        first = token_sets(replace(embeddings, position_name="none"), span, distance, 1)
+        return first * limit
     for start in range(0, limit, _CHUNK):
         places = torch.arange(start, min(start + _CHUNK, limit), device=embeddings.words.device)
         near = screen.squares(places) <= max(distance, _SCREEN) ** 2
@@ -183,12 +186,16 @@ class _Screen:
 
     def __init__(self, embeddings: Embeddings, span: Span) -> None:
         norm = embeddings.norm
-        self.eps = norm.eps
-        self.scale, self.bias = norm.weight.detach(), norm.bias.detach()
-        words = embeddings.words + embeddings.constant
-        self.words = words - words.mean(dim=1, keepdim=True)
-        places = embeddings.positions
-        self.places = places - places.mean(dim=1, keepdim=True)
+        self.eps = norm.eps or 0.0
+        self.scale = norm.weight.detach()
+        self.words = embeddings.words + embeddings.constant
+        self.places = embeddings.positions
+        if isinstance(norm, torch.nn.LayerNorm):  # an RMSNorm neither centres nor shifts
+            self.bias = norm.bias.detach()
+            self.words = self.words - self.words.mean(dim=1, keepdim=True)
+            self.places = self.places - self.places.mean(dim=1, keepdim=True)
+        else:
+            self.bias = torch.zeros_like(self.scale)
         self.basis = span.basis.to(self.words.dtype)
         self.onto = (self.basis * self.scale).mT  # (width, rank)
         self.shift = self.basis @ self.bias
