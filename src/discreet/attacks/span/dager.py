@@ -109,6 +109,8 @@ class Dager(Attack):
         """Return the sentences of a causal model; with lengths, also those that are prefixes of another sentence."""
         start = final.model.frame[0]
         opening = () if start is None else (start,)
+        # The opening token again would look the same to a model without positions.
+        sets = [[token for token in tokens if token not in opening] for tokens in sets]
         grown = sorted(grow(final, sets, within, self.beginnings, limit, opening), key=len, reverse=True)
         if seen.lengths is None or limit.over():
             return grown

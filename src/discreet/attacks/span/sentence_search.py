@@ -200,7 +200,7 @@ def grow(
     ended: list[Sentence] = []
     alive: list[Sentence] = [opening]
     for options in tokens[len(opening) :]:
-        if alive != [opening] and limit.over():
+        if not options or (alive != [opening] and limit.over()):
             break
         tried = torch.tensor([(*start, token) for start in alive for token in options], device=device)
         last = check.distances(tried)[:, -1]
