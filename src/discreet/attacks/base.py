@@ -17,7 +17,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Guess, Knowledge, Release
 
 if TYPE_CHECKING:
-    from discreet.models.classifier import Classifier
+    from discreet.models.base import TextModel
 
 
 class Returns(Enum):
@@ -103,7 +103,7 @@ class Attack(ABC):
         """Whether it compares signs, which a mask on released vectors flips."""
         return False
 
-    def craft(self, model: Classifier, rng: Rng) -> Classifier:
+    def craft(self, model: TextModel, rng: Rng) -> TextModel:
         """Return the model that clients receive: the public one, or a copy with crafted weights."""
         return model
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease, Knowledge
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.models.encoder import layers_of
 
 _PROBE = 3  # tokens in the probe that identifies the layers
@@ -101,17 +101,17 @@ class _Reached(Exception):  # noqa: N818 - not an error: it ends a forward pass 
     pass
 
 
-def model_of(knows: Knowledge, attack: str) -> Classifier:
+def model_of(knows: Knowledge, attack: str) -> TextModel:
     """Return the public model from an attacker's knowledge; raise if there is none."""
-    if not isinstance(knows.model, Classifier):
+    if not isinstance(knows.model, TextModel):
         raise UnsupportedError(
-            f"Expected a Classifier in Knowledge(model=…) for {attack}, got {type(knows.model).__name__}. The server "
+            f"Expected a TextModel in Knowledge(model=…) for {attack}, got {type(knows.model).__name__}. The server "
             "that sees the gradient also has the model; pass it."
         )
     return knows.model
 
 
-def dissect(model: Classifier) -> Anatomy:
+def dissect(model: TextModel) -> Anatomy:
     """Return the layers of a BERT-like or GPT-2-like model, located by sending a few tokens through it.
 
     The result is verified: the embeddings and their LayerNorm must reproduce the input of the first block. Any other
@@ -136,7 +136,7 @@ def dissect(model: Classifier) -> Anatomy:
     return Anatomy(embeddings, first, middle, second, causal)
 
 
-def blocks_of(model: Classifier) -> tuple[Block, ...]:
+def blocks_of(model: TextModel) -> tuple[Block, ...]:
     """Return the linear layers of every block of a BERT-like or GPT-2-like model; reject any other model."""
     ids = _probe_ids(model)
     with _evaluating(model):
@@ -153,7 +153,7 @@ def blocks_of(model: Classifier) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def inputs_of(model: Classifier, module: nn.Module, sentences: Tensor) -> Tensor:
+def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
     """Return the inputs of a module, (sentences, tokens, width), for token ids, or for word vectors with gradients.
 
     All sentences have the same length. The forward pass ends at the module.
@@ -175,7 +175,7 @@ def inputs_of(model: Classifier, module: nn.Module, sentences: Tensor) -> Tensor
     return caught[0].reshape(*sentences.shape[:2], -1)
 
 
-def _inputs(model: Classifier, sentences: Tensor) -> Mapping[str, Tensor]:
+def _inputs(model: TextModel, sentences: Tensor) -> Mapping[str, Tensor]:
     ones = torch.ones(sentences.shape[:2], dtype=torch.int64, device=sentences.device)
     inputs = {"inputs_embeds" if sentences.is_floating_point() else "input_ids": sentences, "attention_mask": ones}
     if "token_type_ids" in model.tokenizer.model_input_names:
@@ -183,13 +183,13 @@ def _inputs(model: Classifier, sentences: Tensor) -> Mapping[str, Tensor]:
     return inputs
 
 
-def _probe_ids(model: Classifier) -> Tensor:
+def _probe_ids(model: TextModel) -> Tensor:
     special = set(model.tokenizer.all_special_ids)
     ordinary = [i for i in range(min(len(model.tokenizer), 20 * _PROBE)) if i not in special]
     return torch.tensor([ordinary[-_PROBE:][::-1]], device=model.device)  # decreasing, to differ from positions
 
 
-def _calls(model: Classifier, ids: Tensor) -> list[_Call]:
+def _calls(model: TextModel, ids: Tensor) -> list[_Call]:
     """Return the calls of the embeddings, norms and linear layers of an encoder, in order."""
     calls: list[_Call] = []
     handles = []
@@ -224,7 +224,7 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and weight is not None)
 
 
-def _projections(model: Classifier, block: nn.Module, calls: list[_Call]) -> list[tuple[Projection, ...]]:
+def _projections(model: TextModel, block: nn.Module, calls: list[_Call]) -> list[tuple[Projection, ...]]:
     """Return the linear layers of a block in order, grouped by their input."""
     inside = set(block.modules()) - _second_factors(block)
     linear = [call for call in calls if call.module in inside and _is_linear(call.module)]
@@ -250,7 +250,7 @@ def _projection(call: _Call) -> Projection:
     return Projection(f"{call.name}.weight", call.module, not isinstance(call.module, nn.Linear))
 
 
-def _embeddings(model: Classifier, ids: Tensor, calls: list[_Call], inputs: Tensor) -> Embeddings:
+def _embeddings(model: TextModel, ids: Tensor, calls: list[_Call], inputs: Tensor) -> Embeddings:
     tables = [call for call in calls if isinstance(call.module, nn.Embedding)]
     words = [call for call in tables if call.input.shape[-1] == _PROBE and torch.equal(call.input.view(1, -1), ids)]
     others = [call for call in tables if call not in words]
@@ -303,7 +303,7 @@ def _norm(module: nn.Module) -> nn.LayerNorm | nn.RMSNorm:
 
 
 @contextmanager
-def _evaluating(model: Classifier) -> Iterator[None]:
+def _evaluating(model: TextModel) -> Iterator[None]:
     """Disable dropout temporarily."""
     was_training = model.training
     model.eval()
@@ -313,7 +313,7 @@ def _evaluating(model: Classifier) -> Iterator[None]:
         model.train(was_training)
 
 
-def _unlike(model: Classifier, expected: str, actual: str) -> UnsupportedError:
+def _unlike(model: TextModel, expected: str, actual: str) -> UnsupportedError:
     return UnsupportedError(
         f"Expected a BERT-, GPT-2- or Llama-like model with {expected}, got {actual} in "
         f"{type(model.encoder).__name__}. "

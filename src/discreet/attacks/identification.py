@@ -29,7 +29,7 @@ from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 
 NOISES = ("gaussian", "von-mises-fisher")
 Floats = npt.NDArray[np.float64]
@@ -62,7 +62,7 @@ class OneOfN(Attack):
 
     def run(self, seen: GradientRelease, knows: Knowledge, rng: Rng) -> Guess:
         """Return the candidates in order of likelihood."""
-        if not isinstance(knows.model, Classifier) or not isinstance(knows.extra.get("candidates"), Corpus):
+        if not isinstance(knows.model, TextModel) or not isinstance(knows.extra.get("candidates"), Corpus):
             raise UnsupportedError(
                 "Expected the public model and extra['candidates'], a corpus of candidates, in the attacker's "
                 "knowledge. 1-of-n identification compares their gradients with the release."
@@ -79,7 +79,7 @@ class OneOfN(Attack):
             texts=(knows.extra["candidates"].texts[int(order[0])],),
         )
 
-    def _compare(self, seen: GradientRelease, model: Classifier, candidates: Corpus) -> tuple[Floats, Floats]:
+    def _compare(self, seen: GradientRelease, model: TextModel, candidates: Corpus) -> tuple[Floats, Floats]:
         """Return <release, c_j> and |c_j|^2 for the candidates' contributions c_j, clipped like the release."""
         inner: list[float] = []
         squares: list[float] = []
@@ -100,7 +100,7 @@ class OneOfN(Attack):
         return np.array(inner), np.array(squares)
 
 
-def _contribution(model: Classifier, row: Corpus, clip: Clip | None) -> dict[str, Tensor]:
+def _contribution(model: TextModel, row: Corpus, clip: Clip | None) -> dict[str, Tensor]:
     """Return the contribution of one candidate to the sum."""
     tape, losses = _forward(model, row)
     record = tape.backward(losses)
@@ -109,7 +109,7 @@ def _contribution(model: Classifier, row: Corpus, clip: Clip | None) -> dict[str
     return record.weighted_sum(torch.ones(1, device=model.device))
 
 
-def _forward(model: Classifier, rows: Corpus) -> tuple[Tape, Tensor]:
+def _forward(model: TextModel, rows: Corpus) -> tuple[Tape, Tensor]:
     tokens = tokens_for(model, rows)
     batch = tokens.batch(np.arange(len(rows), dtype=np.int64))
     was_training = model.training
@@ -121,7 +121,7 @@ def _forward(model: Classifier, rows: Corpus) -> tuple[Tape, Tensor]:
     return tape, losses
 
 
-def gram_matrix(model: Classifier, candidates: Corpus) -> Floats:
+def gram_matrix(model: TextModel, candidates: Corpus) -> Floats:
     """Return the inner products of the candidates' unclipped gradients, (n, n), the input of the sweeps.
 
     Guarantee: none, the candidates are known to the attacker.

@@ -15,7 +15,7 @@ from discreet.attacks.matching.engine import prior_of
 from discreet.core.errors import UnsupportedError, non_negative, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.models.encoder import layers_of
 from discreet.models.ngram import NGram
 
@@ -100,7 +100,7 @@ def _log_likelihoods(rows: Tensor, noise: float, embeddings: Embeddings) -> Tens
     return logs
 
 
-def _table(seen: GradientRelease, model: Classifier, embeddings: Embeddings) -> Tensor:
+def _table(seen: GradientRelease, model: TextModel, embeddings: Embeddings) -> Tensor:
     """Return the released gradient of the position embeddings from the first used row; raise if unusable."""
     if seen.batch_size != 1:
         raise UnsupportedError(

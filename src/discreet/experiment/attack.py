@@ -23,6 +23,7 @@ from discreet.experiment.scene import Scene
 from discreet.metrics.table import METRICS, Compares, Sample
 from discreet.metrics.text import match
 from discreet.models import encoder
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
 from discreet.releases.description import READS, attacker_inputs, misfit_error, release_facts
 from discreet.releases.protected import (
@@ -273,7 +274,7 @@ def run_attack(
 
 
 def make_release(
-    request: AttackRequest, model: Classifier, batch: Corpus, noise: Rng, public: Corpus | None = None
+    request: AttackRequest, model: TextModel, batch: Corpus, noise: Rng, public: Corpus | None = None
 ) -> Released:
     """Return what a server would see of a batch under the protection, as the type that the attack reads.
 
@@ -291,7 +292,7 @@ def reject_misfit(request: AttackRequest) -> None:
         raise misfit_error(request.label, READS[kind], protect.name, protect.place)
 
 
-def knowledge(request: AttackRequest, scene: Scene, model: Classifier, rows: Corpus) -> Knowledge:
+def knowledge(request: AttackRequest, scene: Scene, model: TextModel, rows: Corpus) -> Knowledge:
     """Return what the attacker has besides the release: the public model, public text and the protection's settings.
 
     An attack that needs a prior over text gets one fitted to the public text. An attack on vectors gets candidates and
@@ -373,7 +374,7 @@ def metrics_for(attack: Attack, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def score_guess(
-    attack: Attack, guess: Guess, batch: Corpus, model: Classifier, metrics: Sequence[str], number: int
+    attack: Attack, guess: Guess, batch: Corpus, model: TextModel, metrics: Sequence[str], number: int
 ) -> list[Example]:
     """Return the texts of a batch with their guesses, matched to favor the attacker, and the scores.
 
@@ -415,7 +416,7 @@ def measure_leakage(
     return tuple(METRICS[metric].leakage(sample, rng.fork(metric)) for metric in metrics)
 
 
-def tokenizer_spelling(model: Classifier, text: str) -> str:
+def tokenizer_spelling(model: TextModel, text: str) -> str:
     """Return a text as the model's tokenizer spells it, truncated to the model's length; unknown words are kept."""
     return encoder.spelled(model.tokenizer, text, model.max_length)
 

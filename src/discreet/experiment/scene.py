@@ -18,6 +18,7 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.training.parts import find_device
 from discreet.training.run_folder import Run, check_split, load_run
@@ -33,7 +34,7 @@ class Scene:
     `cache` holds results that several attacks share, such as the inner products of candidates.
     """
 
-    model: Classifier = field(repr=False)
+    model: TextModel = field(repr=False)
     rows: Corpus
     public: tuple[str, ...] = field(default=(), repr=False)
     origin: str = "a fresh model"
@@ -45,7 +46,7 @@ class Scene:
     def of(
         cls,
         corpus: Corpus,
-        model: Classifier,
+        model: TextModel,
         *,
         split: str | None = None,
         public: Sequence[str] | None = None,
@@ -212,7 +213,6 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
         label_names=run.model.label_names or None,
         adjacency=settings.adjacency if own else Adjacency.ZERO_OUT,
     )
-    assert isinstance(run.model, Classifier)
     return Scene.of(corpus, run.model, split=request.split, public=public, origin=f"the model of {folder}", run=run)
 
 

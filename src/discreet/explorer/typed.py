@@ -14,10 +14,10 @@ from torch import Tensor
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.data.batches import tokenise
+from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.scene import Scene
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.releases.gradient import open_release
 from discreet.training.encode import encode
 
@@ -94,13 +94,13 @@ class TypedScene(Scene):
         return gram
 
 
-def products(model: Classifier, one: Corpus, others: Corpus) -> tuple[float, npt.NDArray[np.float64]]:
+def products(model: TextModel, one: Corpus, others: Corpus) -> tuple[float, npt.NDArray[np.float64]]:
     """Return the squared norm of one text's gradient, and its inner products with those of other texts.
 
     Guarantee: none, this is not for release.
     """
     gradients = open_release(model, one).gradients
-    tokens = tokenise(others, model.tokenizer, model.max_length, model.device)
+    tokens = tokens_for(model, others)
     order = np.argsort(tokens.lengths, kind="stable")  # texts of similar length need little padding
     inner = np.empty(len(others))
     for start in range(0, len(others), _AT_ONCE):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from discreet.core.errors import UnsupportedError, one_of, whole
 from discreet.core.randomness import Rng
-from discreet.models.base import LM, TextModel, choose_trainable, set_dropout
+from discreet.models.base import TextModel, choose_trainable, set_dropout
 from discreet.models.encoder import Encoder, load_encoder
 from discreet.models.model_settings import TEXTHIDE_HIDDEN
 from discreet.models.model_settings import ModelSettings as ModelSettings
@@ -64,6 +64,17 @@ class Classifier(TextModel):
         settings = settings or ModelSettings(**changes)
         return cls(load_encoder(settings.encoder, rng=rng, download=download), settings, target, rng)
 
+    @classmethod
+    def from_transformers(cls, network: Any, tokenizer: Any) -> Classifier:
+        """Return an `AutoModelForSequenceClassification` of transformers as a classifier that shares its weights.
+
+        It can be trained, evaluated and attacked here; `save_pretrained` of `discreet.models.pretrained` writes it
+        back. A model of another structure than the common families is rejected by name.
+        """
+        from discreet.models.pretrained import classifier_from
+
+        return classifier_from(network, tokenizer)
+
     def replace_head(self, width: int, rng: Rng) -> None:
         """Replace the head by a new one for vectors of another width."""
         with torch.random.fork_rng(devices=[]):
@@ -98,7 +109,7 @@ _AT_GRADIENT = "A language model has no sentence vectors; protect its gradients,
 
 def classifier_of(model: TextModel, what: str, remedy: str = _AT_GRADIENT) -> Classifier:
     """Return a model as a classifier, for what needs its sentence vectors, or reject it."""
-    if not isinstance(model, Classifier) or model.task == LM:
+    if not isinstance(model, Classifier):
         raise UnsupportedError(f"Expected a Classifier for {what}, got {type(model).__name__}. {remedy}")
     return model
 

@@ -15,8 +15,8 @@ from discreet.core.errors import Message, ModelError, first_line, invalid, non_n
 from discreet.core.errors import whole as at_least
 from discreet.core.randomness import Rng
 from discreet.models.base import LM, TextModel, choose_trainable, set_dropout
-from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import Encoder, assemble, load_encoder, quiet, safetensors_of
+from discreet.models.model_settings import ModelSettings
 from discreet.models.smollm2 import SMOLLM2, smollm2_folder
 
 OBJECTIVES = ("masked", "next")
@@ -26,7 +26,7 @@ _PROBE = 4  # tokens with which a causal model is tried
 _ROUNDING = 100  # units in the last place by which two computations of one score may differ
 
 
-class LanguageModel(Classifier):
+class LanguageModel(TextModel):
     """A transformer and a linear map from each state to scores of all tokens, with one loss for each text.
 
     `next` asks at every position for the token that follows; `masked` hides a random share of a text's tokens behind
@@ -54,8 +54,7 @@ class LanguageModel(Classifier):
         if settings.frozen:
             remedy = f"A language model has no head of its own to train; use {setting('train', 'lora')}."
             raise invalid("train", settings.train, "all, top-N or lora for a language model", remedy)
-        TextModel.__init__(self, encoder, settings, LM)
-        self.pooler = None
+        super().__init__(encoder, settings, LM)
         self.objective = one_of("objective", objective, OBJECTIVES)
         self.unread = int(objective == "next")
         self.rate = probability("rate", rate)

@@ -12,7 +12,7 @@ from discreet.core.errors import UnsupportedError
 from discreet.core.types import TRAINING, GradientRelease, Knowledge, Release, RepresentationRelease, TextRelease
 
 if TYPE_CHECKING:
-    from discreet.models.classifier import Classifier
+    from discreet.models.base import TextModel
 
 GRADIENT, REPRESENTATION, TEXT = GradientRelease.kind, RepresentationRelease.kind, TextRelease.kind
 READS = {GRADIENT: "gradients", REPRESENTATION: "sentence vectors"}  # by the kind of release that an attack reads
@@ -42,7 +42,7 @@ attack on those, or another protection.
 
 def release_facts(
     seen: Release,
-    model: Classifier,
+    model: TextModel,
     origin: str,
     protect: Any,
     *,
@@ -98,7 +98,7 @@ def attacker_inputs(seen: Release, knows: Knowledge, attacked: Sequence[str], or
     return list(dict.fromkeys(given))
 
 
-def gradient_facts(sizes: Mapping[str, int], model: Classifier) -> dict[str, Any]:
+def gradient_facts(sizes: Mapping[str, int], model: TextModel) -> dict[str, Any]:
     """Return the parameters of the model in a release, and their number of elements."""
     numbers = sum(sizes.values())
     return {

@@ -17,7 +17,8 @@ from discreet.core.randomness import NOISE_FORMAT, Rng, digest
 from discreet.core.types import GradientRelease, TextRelease
 from discreet.data.batches import tokenise, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
+from discreet.models.classifier import classifier_of
 from discreet.protections.base import GradientProtection, Live, Once, RepresentationProtection, check_protection
 from discreet.training.plan import delta_for
 from discreet.training.private import with_seed_caveat
@@ -27,7 +28,7 @@ _KNOWN = "lengths and labels are known too"
 ONE_RELEASE = "this one release alone, of vectors whose encoder is public or counted apart"
 
 
-def open_release(model: Classifier, batch: Corpus) -> GradientRelease:
+def open_release(model: TextModel, batch: Corpus) -> GradientRelease:
     """Return the mean gradient of a batch as an unprotected client would send it.
 
     Guarantee: none, a gradient reveals its text.
@@ -43,7 +44,7 @@ def open_release(model: Classifier, batch: Corpus) -> GradientRelease:
 
 
 def protected_release(
-    model: Classifier,
+    model: TextModel,
     batch: Corpus,
     protect: GradientProtection,
     rng: Rng,
@@ -87,7 +88,7 @@ def protected_release(
 
 
 def hidden_release(
-    model: Classifier,
+    model: TextModel,
     batch: Corpus,
     protect: RepresentationProtection,
     rng: Rng,
@@ -105,6 +106,7 @@ def hidden_release(
     from discreet.training.hidden import check_public, check_units, hidden_batch, hidden_losses
 
     check_protection(protect, "representation")
+    model = classifier_of(model, protect.name)
     protect.check(len(batch), len(batch))
     rng = release_rng(rng, model, batch, protect, public)
     tokens = tokenise(batch, model.tokenizer, model.max_length, model.device)
@@ -136,7 +138,7 @@ def hidden_release(
     )
 
 
-def rewritten_release(model: Classifier, batch: Corpus, protect: Any, rng: Rng, *, delta: float) -> GradientRelease:
+def rewritten_release(model: TextModel, batch: Corpus, protect: Any, rng: Rng, *, delta: float) -> GradientRelease:
     """Return the gradient of a batch whose texts are rewritten first; the gradient is post-processing.
 
     Guarantee: that of the rewritten texts, in the release.
@@ -170,7 +172,7 @@ def one_release_guarantee(event: Any, protect: Once | Live, corpus: Corpus, rng:
 
 
 def _gradient_sums(
-    model: Classifier, batch: Corpus, protect: GradientProtection | None, rng: Rng
+    model: TextModel, batch: Corpus, protect: GradientProtection | None, rng: Rng
 ) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
     """Return the sum of a batch's gradients, clipped if protected, and the lengths of its texts in tokens."""
     tokens = tokens_for(model, batch)

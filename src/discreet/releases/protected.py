@@ -13,7 +13,8 @@ from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Release, RepresentationRelease, TextRelease
 from discreet.data.corpus import Corpus
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
+from discreet.models.classifier import classifier_of
 from discreet.protections.base import (
     Conditions,
     GradientProtection,
@@ -46,7 +47,7 @@ class Released:
 def release_of(
     sees: type[Release],
     protect: Any,
-    model: Classifier,
+    model: TextModel,
     batch: Corpus,
     noise: Rng,
     *,
@@ -65,7 +66,14 @@ def release_of(
             check_protection(protect, RepresentationRelease.kind)
             protect.check(len(batch), len(batch))
         seen, truth = representation_release(
-            model, batch, protect, noise, public=public, batch_size=len(batch), epochs=steps, delta=delta
+            classifier_of(model, "sentence vectors"),
+            batch,
+            protect,
+            noise,
+            public=public,
+            batch_size=len(batch),
+            epochs=steps,
+            delta=delta,
         )
         return Released(seen, tuple(next(row for row in line if row >= 0) for line in truth.rows.tolist()))
     if protect is None:
@@ -94,7 +102,7 @@ def before_noise(protect: Protection | None, vectors: Tensor) -> Tensor:
 
 
 def attacker_pairs(
-    protect: Any, model: Classifier, public: Corpus, rng: Rng, *, delta: float, steps: int = 1
+    protect: Any, model: TextModel, public: Corpus, rng: Rng, *, delta: float, steps: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Return released vectors of public text and their unprotected vectors, as an attacker can compute them.
 
@@ -132,7 +140,7 @@ def epsilon_by_adjacency(
 
 def protection_of(
     name: str,
-    model: Classifier,
+    model: TextModel,
     values: Mapping[str, Any],
     *,
     delta: float,

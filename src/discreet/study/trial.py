@@ -32,6 +32,7 @@ from discreet.experiment.scene import Scene
 from discreet.experiment.training import RunRequest, make_plan
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import constant_utility, quality, utility_intervals
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
@@ -359,7 +360,7 @@ class SharedScene(Scene):
         return gram
 
 
-def _digest(model: Classifier, text: str) -> str:
+def _digest(model: TextModel, text: str) -> str:
     digest = hashlib.sha256(f"{model.fingerprint} {model.settings!r} {text}".encode())
     for parameter in model.head.parameters():  # a fresh head differs by its seed, and gradients with it
         digest.update(parameter.detach().cpu().numpy().tobytes())

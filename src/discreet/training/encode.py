@@ -20,7 +20,7 @@ from discreet.core.files import load_tensors, save_tensors
 from discreet.data.batches import Batch, Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
-from discreet.models.classifier import Classifier
+from discreet.models.classifier import Classifier, classifier_of
 from discreet.training.parts import UNPADDED, Shapes, autocast, fixed_kernels, pool_of
 from discreet.training.steps import Report, encoding_watch
 
@@ -81,7 +81,7 @@ def ready(
 
 
 def encode(
-    model: Classifier,
+    model: TextModel,
     corpus: Corpus,
     cache: Path | None = None,
     precision: str = "auto",
@@ -92,6 +92,7 @@ def encode(
     Guarantee: none, the vectors reveal the text. The cache is readable by its owner only, and stays until it is cleared
         (`clear_cache`); without a `cache` folder nothing is stored.
     """
+    model = classifier_of(model, "sentence vectors")
     tokens = tokenise(corpus, model.tokenizer, model.max_length, model.device)
     path = None if cache is None else cache / f"{_key(model, tokens, precision)}.safetensors"
     encoded = None if path is None else _read(path)

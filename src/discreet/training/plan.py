@@ -30,7 +30,7 @@ from discreet.data.overlap import without_overlap
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.data.sources import Columns, load
 from discreet.models.base import LM, TextModel
-from discreet.models.classifier import Classifier, ModelSettings, classifier_of
+from discreet.models.classifier import ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM
 from discreet.models.smollm2 import SMOLLM2
 from discreet.protections.base import (
@@ -426,7 +426,7 @@ def public_corpus(protect: Protection | None, private: Corpus, columns: Columns,
     return without_overlap(public, private.take(rows)) if rows else public
 
 
-def public_vectors(model: Classifier, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
+def public_vectors(model: TextModel, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
     """Return the vectors of public text under a frozen encoder, and its labels if they are those of the model."""
     if not model.settings.frozen:
         raise invalid("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
@@ -443,7 +443,7 @@ def _conditions(
     size = min(settings.size, units)
     vectors: Callable[[], tuple[Tensor, Tensor | None]] | None = None
     if public is not None:
-        vectors = lambda: public_vectors(classifier_of(model, "public vectors"), public, settings.precision)  # noqa: E731
+        vectors = lambda: public_vectors(model, public, settings.precision)  # noqa: E731
     return Conditions(
         model=model,
         units=units,

@@ -24,7 +24,7 @@ from discreet.attacks.encoder_layers import Anatomy, Block, blocks_of, dissect, 
 from discreet.core.errors import UnsupportedError, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.models.language_model import LanguageModel
 
 _NAME = "Decepticons"
@@ -69,7 +69,7 @@ class Decepticons(Attack):
         probability("clear_match", self.clear_match, "It is a correlation.")
         whole("states", self.states)
 
-    def craft(self, model: Classifier, rng: Rng) -> Classifier:
+    def craft(self, model: TextModel, rng: Rng) -> TextModel:
         """Return a copy of a model with the weights that the server sends to its clients."""
         return craft(model, self.sharpness, rng)
 
@@ -200,7 +200,7 @@ def decoder_rows(seen: GradientRelease, head: nn.Module, layout: Layout, most: i
     return targets, (rows[targets] / sums[targets, None]).float()
 
 
-def decode(states: Tensor, model: Classifier, anatomy: Anatomy, block: Block, layout: Layout, longest: int) -> Imprints:
+def decode(states: Tensor, model: TextModel, anatomy: Anatomy, block: Block, layout: Layout, longest: int) -> Imprints:
     """Return the token and position of each state, by correlation within the coordinates of each.
 
     A norm shifts and scales all coordinates of a state together, so it preserves correlations. Comparing a state with
@@ -217,7 +217,7 @@ def decode(states: Tensor, model: Classifier, anatomy: Anatomy, block: Block, la
 
 
 def _decode(
-    states: Tensor, words: Tensor, codes: Tensor, model: Classifier, anatomy: Anatomy, layout: Layout
+    states: Tensor, words: Tensor, codes: Tensor, model: TextModel, anatomy: Anatomy, layout: Layout
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     by_word, tokens = (_standard(states[:, layout.words]) @ words.mT).max(dim=1)
     by_place, places = (_standard(states[:, layout.places]) @ codes.mT).max(dim=1)

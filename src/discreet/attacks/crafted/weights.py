@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from discreet.attacks.encoder_layers import Anatomy, Block, Projection, blocks_of, dissect, inputs_of
 from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.randomness import Rng
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.models.encoder import layers_of
 from discreet.models.language_model import LanguageModel
 
@@ -63,7 +63,7 @@ class Layout:
         return self.width - 1
 
 
-def craft(model: Classifier, sharpness: float, rng: Rng) -> Classifier:
+def craft(model: TextModel, sharpness: float, rng: Rng) -> TextModel:
     """Return a copy of a model with the weights of a malicious server.
 
     Words and positions become random codes in separate coordinates. The first attention layer averages a projection of
@@ -105,7 +105,7 @@ def sources(anatomy: Anatomy, block: Block, layout: Layout, tokens: Tensor, plac
     return anatomy.embeddings.inputs(tokens, places) @ values.mT @ weight.mT
 
 
-def residual(model: Classifier, anatomy: Anatomy, tokens: Tensor, places: Tensor) -> Tensor:
+def residual(model: TextModel, anatomy: Anatomy, tokens: Tensor, places: Tensor) -> Tensor:
     """Return the states to which the first attention is added: normalized ones, or the plain sum in pre-norm models.
 
     In both cases the tag coordinates and the free one are zero.
@@ -136,7 +136,7 @@ def _set(part: Projection, rows: Tensor, bias: Tensor | None = None) -> None:
     own.zero_() if bias is None else own.copy_(bias)
 
 
-def _tables(model: Classifier, anatomy: Anatomy, layout: Layout, source: torch.Generator) -> None:
+def _tables(model: TextModel, anatomy: Anatomy, layout: Layout, source: torch.Generator) -> None:
     named = dict(model.named_parameters())
     words = named[anatomy.embeddings.word_name]
     words.zero_()
@@ -155,7 +155,7 @@ def _norm(module: nn.LayerNorm) -> None:
         module.bias.zero_()
 
 
-def _reserve(model: Classifier, anatomy: Anatomy, layout: Layout) -> None:
+def _reserve(model: TextModel, anatomy: Anatomy, layout: Layout) -> None:
     """Zero the tag coordinates and the free one after the first norm, which subtracts the mean from all."""
     norm = model.get_submodule(anatomy.embeddings.norm_name)
     assert isinstance(norm, nn.LayerNorm)
@@ -196,7 +196,7 @@ def _spread(block: Block, layout: Layout) -> None:
 
 
 def _measure(
-    model: Classifier, block: Block, layout: Layout, sharpness: float, ids: Tensor, source: torch.Generator
+    model: TextModel, block: Block, layout: Layout, sharpness: float, ids: Tensor, source: torch.Generator
 ) -> None:
     """Set thresholds at the quantiles of a random projection of a block's feed-forward input."""
     like = _rows(block.inner)
@@ -227,7 +227,7 @@ def _read_by_sign(model: LanguageModel, layout: Layout, source: torch.Generator)
     bias.zero_()
 
 
-def _check_tags(model: Classifier, layout: Layout, ids: Tensor) -> None:
+def _check_tags(model: TextModel, layout: Layout, ids: Tensor) -> None:
     """Reject a model whose attention does not compute the crafted tags."""
     anatomy, block = dissect(model), blocks_of(model)[0]
     attended = inputs_of(model, block.output.module, ids[:1])[0, -1]

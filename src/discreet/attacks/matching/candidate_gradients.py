@@ -29,7 +29,7 @@ from discreet.clipping.slots import Lookup, Pair, Slot, Vectors
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.types import GradientRelease
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 
 _SPARE = 8  # columns beyond the number of tokens for the low-rank factors of a target
 _LOW_RANK = 1e-6  # a target is stored as factors if their relative error is at most this
@@ -46,7 +46,7 @@ class Imitation:
     """
 
     def __init__(
-        self, model: Classifier, seens: Sequence[GradientRelease], attack: str, signal_norm: float = 0.0
+        self, model: TextModel, seens: Sequence[GradientRelease], attack: str, signal_norm: float = 0.0
     ) -> None:
         """Prepare the comparable tensors of releases of one kind; raise if there are none.
 
@@ -250,16 +250,16 @@ def _tokens(seen: GradientRelease) -> int:
     return sum(seen.lengths) if seen.lengths is not None else 10**9
 
 
-def _transposed(model: Classifier) -> set[str]:
+def _transposed(model: TextModel) -> set[str]:
     """Return the weights that are stored as (inputs, outputs), as in GPT-2's Conv1D."""
     return {f"{name}.weight" for name, module in model.named_modules() if type(module).__name__ == "Conv1D"}
 
 
-def _is_table(model: Classifier, name: str) -> bool:
+def _is_table(model: TextModel, name: str) -> bool:
     return isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Embedding)
 
 
-def _reject_unusable(model: Classifier, seens: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
+def _reject_unusable(model: TextModel, seens: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
     if not any(name.startswith("encoder.") for name in names):
         raise UnsupportedError(
             f"Expected gradients of the encoder's layers for {attack}, got {', '.join(names) or 'none'}. The gradient "
@@ -411,7 +411,7 @@ def stacked_vectors(
     return stacks
 
 
-def alive_masks(model: Classifier, words: Tensor) -> dict[str, Tensor]:
+def alive_masks(model: TextModel, words: Tensor) -> dict[str, Tensor]:
     """Return, for each bias of the encoder with dead elements, the mask of its live elements.
 
     An element is dead if its output gradients are nonzero but always cancel over the tokens of a text. A few random

@@ -23,7 +23,7 @@ from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.core.errors import invalid, non_negative, one_of, positive, probability, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 from discreet.models.ngram import NGram, Prior
 
 Progress = Callable[[int, float], None]
@@ -432,14 +432,14 @@ class MatchingAttack(SearchingAttack):
 
 def set_up(
     seens: Sequence[GradientRelease], knows: Knowledge, loss: MatchingLoss, attack: str
-) -> tuple[Classifier, Objective]:
+) -> tuple[TextModel, Objective]:
     """Return the public model and the loss of candidates against releases of one batch size; raise if unusable."""
     model = model_of(knows, attack)
     problems = Problems.of(seens, model, attack)
     return model, Objective(Imitation(model, seens, attack, _signal_norm(seens, knows)), problems, loss)
 
 
-def prior_of(knows: Knowledge, model: Classifier) -> Prior | None:
+def prior_of(knows: Knowledge, model: TextModel) -> Prior | None:
     """Return the attacker's language model: from its knowledge, or fitted to its auxiliary texts, or None."""
     prior: Any = knows.extra.get("prior")
     if prior is None:
@@ -462,7 +462,7 @@ def _signal_norm(seens: Sequence[GradientRelease], knows: Knowledge) -> float:
 
 
 def guess_of(
-    model: Classifier, problems: Problems, s: int, tokens: Tensor, losses: Tensor, details: dict[str, Any]
+    model: TextModel, problems: Problems, s: int, tokens: Tensor, losses: Tensor, details: dict[str, Any]
 ) -> Guess:
     """Return the best candidate of a problem as a guess."""
     best = int(losses.argmin())

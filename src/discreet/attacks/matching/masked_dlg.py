@@ -19,8 +19,8 @@ from discreet.attacks.matching.problems import Problems, Vocabulary
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
-from discreet.models.language_model import LanguageModel
 
 _NAME = "masked DLG"
 _FLOOR = 1e-30
@@ -98,7 +98,7 @@ class MaskedDLG(Attack):
                 f"Expected the gradient of one representation for {_NAME}, got a batch of {seen.batch_size}. Attack a "
                 "batch of one."
             )
-        if isinstance(knows.model, Classifier):
+        if isinstance(knows.model, TextModel):
             return self._read_texts(knows.model, seen, rng)
         model = _network(knows)
         shape = tuple(knows.extra.get("shape", ()))
@@ -116,7 +116,7 @@ class MaskedDLG(Attack):
         }
         return Guess(scores=(-details["distance"],), details=details)
 
-    def _read_texts(self, model: Classifier, seen: GradientRelease, rng: Rng) -> Guess:
+    def _read_texts(self, model: TextModel, seen: GradientRelease, rng: Rng) -> Guess:
         """Return the texts whose vectors, under some mask, match the released gradient."""
         limit = TimeLimit(self.seconds)
         problem = _TextProblem(model, seen, self)
@@ -272,7 +272,7 @@ class _TextProblem:
     One point holds the vectors of the free words, a mask on the representation, and weights of the texts.
     """
 
-    def __init__(self, model: Classifier, seen: GradientRelease, settings: MaskedDLG) -> None:
+    def __init__(self, model: TextModel, seen: GradientRelease, settings: MaskedDLG) -> None:
         anatomy = dissect(model)
         reject_pairs(seen, anatomy, _NAME)
         parameters = dict(model.named_parameters())
@@ -283,7 +283,7 @@ class _TextProblem:
                 "head alone does not determine the text: any text fits, with some mask."
             )
         problem = Problems.of([seen], model, _NAME)
-        if model.task != "classification" or isinstance(model, LanguageModel) or problem.labels is None:
+        if not isinstance(model, Classifier) or model.task != "classification" or problem.labels is None:
             raise UnsupportedError(f"Expected a classifier, and the label in the release, for {_NAME}.")
         self.model, self.settings = model, settings
         self.parameters = [parameters[name] for name in names]
@@ -334,7 +334,7 @@ def _network(knows: Knowledge) -> nn.Module:
     model = knows.model
     if model is None or not isinstance(model, Represents):
         raise UnsupportedError(
-            f"Expected Knowledge(model=…) to be a Classifier, or to have represent and decide on tensors, for {_NAME}, "
+            f"Expected Knowledge(model=…) to be a TextModel, or to have represent and decide on tensors, for {_NAME}, "
             f"got {type(model).__name__}. The server that sees the gradient also has the model; pass it."
         )
     return model

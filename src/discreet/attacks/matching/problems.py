@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from discreet.attacks.encoder_layers import dissect
 from discreet.core.errors import UnsupportedError
 from discreet.core.types import GradientRelease
-from discreet.models.base import LM
-from discreet.models.classifier import Classifier
+from discreet.models.base import LM, TextModel
 
 _CHUNK = 4096  # vectors compared with the whole vocabulary at once
 
@@ -37,7 +36,7 @@ class Problems:
         return self.free.sum(-1)
 
     @classmethod
-    def of(cls, seens: Sequence[GradientRelease], model: Classifier, attack: str) -> Problems:
+    def of(cls, seens: Sequence[GradientRelease], model: TextModel, attack: str) -> Problems:
         """Return the problems of releases of one batch size; raise if lengths are unknown."""
         sizes = {seen.batch_size for seen in seens}
         if len(sizes) != 1:
@@ -72,7 +71,7 @@ class Problems:
         )
 
 
-def _lengths(seen: GradientRelease, model: Classifier, attack: str) -> tuple[int, ...]:
+def _lengths(seen: GradientRelease, model: TextModel, attack: str) -> tuple[int, ...]:
     if seen.lengths is not None:
         return seen.lengths
     name = _positions_name(seen, model)
@@ -85,7 +84,7 @@ def _lengths(seen: GradientRelease, model: Classifier, attack: str) -> tuple[int
     return (int(rows.max() - rows.min()) + 1,) if len(rows) else (0,)
 
 
-def _positions_name(seen: GradientRelease, model: Classifier) -> str | None:
+def _positions_name(seen: GradientRelease, model: TextModel) -> str | None:
     """Return the name of the position embeddings: the table that is neither for words nor for types."""
     embeddings = dissect(model).embeddings
     for name in seen.gradients:
@@ -95,7 +94,7 @@ def _positions_name(seen: GradientRelease, model: Classifier) -> str | None:
     return None
 
 
-def _labels(seen: GradientRelease, model: Classifier) -> tuple[int, ...] | None:
+def _labels(seen: GradientRelease, model: TextModel) -> tuple[int, ...] | None:
     if model.task == LM:  # it has none: what it should say is the text
         return (0,) * seen.batch_size
     if seen.labels is not None:
@@ -116,7 +115,7 @@ class Vocabulary:
     unit: Tensor = field(repr=False)  # those rows, normalized
 
     @classmethod
-    def of(cls, model: Classifier, table: Tensor) -> Vocabulary:
+    def of(cls, model: TextModel, table: Tensor) -> Vocabulary:
         """Return the vocabulary of a model's tokenizer."""
         special = set(model.tokenizer.all_special_ids)
         names = model.tokenizer.convert_ids_to_tokens(list(range(min(len(table), len(model.tokenizer)))))

@@ -17,7 +17,7 @@ from discreet.attacks.span.spans import Span, is_informative, shares, span_of, t
 from discreet.core.errors import non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 
 _NAME = "DAGER"
 
@@ -124,7 +124,7 @@ class Dager(Attack):
     def _encoder(
         self,
         seen: GradientRelease,
-        model: Classifier,
+        model: TextModel,
         anatomy: Anatomy,
         first: Span,
         final: Check,
@@ -175,7 +175,7 @@ def _log_shares(anatomy: Anatomy, first: Span, sets: Sequence[Sequence[int]]) ->
     return [[next(listed) for _ in options] for options in sets]
 
 
-def _ends(model: Classifier) -> tuple[int | None, int | None]:
+def _ends(model: TextModel) -> tuple[int | None, int | None]:
     """Return the special tokens at the start and end of every text, or None for each."""
     opening, closing = model.frame
     return (None, None) if opening is None or closing is None else (opening, closing)

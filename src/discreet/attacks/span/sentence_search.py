@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from discreet.attacks.base import TimeLimit
 from discreet.attacks.encoder_layers import inputs_of
 from discreet.attacks.span.spans import Span
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 
 Sentence = tuple[int, ...]
 _BATCH_TOKENS = 4096  # tokens in one forward pass
@@ -25,7 +25,7 @@ _NARROW = 12  # tokens per position in the last, discrete part of the search
 class Check:
     """A module whose inputs are states of whole sentences, and the span that contains the true states."""
 
-    model: Classifier = field(repr=False)
+    model: TextModel = field(repr=False)
     module: nn.Module = field(repr=False)
     span: Span
 

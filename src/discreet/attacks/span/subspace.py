@@ -15,7 +15,7 @@ from discreet.attacks.span.spans import Span, nearest_tokens, span_of
 from discreet.core.errors import UnsupportedError, non_negative, positive, whole
 from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
-from discreet.models.classifier import Classifier
+from discreet.models.base import TextModel
 
 _NAME = "the subspace attack"
 _AS_CLOSE = 2.0  # a sentence is preferred to a prefix of another up to this factor of the prefix's distance
@@ -103,7 +103,7 @@ class Subspace(Attack):
         texts = tuple(model.tokenizer.decode(list(s), skip_special_tokens=True) for _, s in results)
         return Guess(texts=texts, scores=tuple(-d for d, _ in results), details=details)
 
-    def _guide(self, seen: GradientRelease, model: Classifier, anatomy: Anatomy) -> _Together:
+    def _guide(self, seen: GradientRelease, model: TextModel, anatomy: Anatomy) -> _Together:
         """Return the checks after the first attention whose spans are still informative under the noise."""
         parts: list[Check] = []
         for projections in (anatomy.middle, anatomy.second):
@@ -114,7 +114,7 @@ class Subspace(Attack):
                 parts.append(Check(model, projections[0].module, span))
         return _Together(tuple(parts))
 
-    def _choices(self, model: Classifier, anatomy: Anatomy, first: Span, length: int) -> Choices:
+    def _choices(self, model: TextModel, anatomy: Anatomy, first: Span, length: int) -> Choices:
         tokens, distances = nearest_tokens(anatomy.embeddings, first, length, self.choices)
         bare = model.tokenizer("")["input_ids"]
         rows: list[list[int]] = tokens.tolist()

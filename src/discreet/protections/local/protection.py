@@ -38,6 +38,7 @@ from discreet.protections.local.release import LocalLayer, shape_model
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
+    from discreet.models.base import TextModel
     from discreet.models.classifier import Classifier
 
 
@@ -316,7 +317,7 @@ class LocalPrivacy(Protection):
             raise DataError(f"Expected the public text {self.public!r} for the projection of ldp. Pass public=.")
         labels: Tensor | None = None
         if conditions.public is None:
-            vectors = synthetic_vectors(classifier_of(conditions.model, self.name))
+            vectors = synthetic_vectors(conditions.model)
         else:
             vectors, labels = conditions.public()
         vectors = vectors.float().cpu()
@@ -339,9 +340,10 @@ class LocalPrivacy(Protection):
 
 
 @torch.inference_mode()
-def synthetic_vectors(model: Classifier, count: int = _SYNTHETIC) -> Tensor:
+def synthetic_vectors(model: TextModel, count: int = _SYNTHETIC) -> Tensor:
     """Return the encoder's vectors of synthetic sentences: always the same sentences, with nothing private in them."""
     texts = list(Decoys.of_vocabulary(model.tokenizer.get_vocab()).draw(count, Rng(0).fork("made-up sentences")))
+    model = classifier_of(model, "sentence vectors")
     was_training = model.training
     model.eval()
     vectors = []
