@@ -109,6 +109,7 @@ _PUBLIC = {
     "open_release": "discreet.releases.gradient",
     "protected_release": "discreet.releases.gradient",
     "representation_release": "discreet.releases.representation",
+    "attack": "discreet.experiment.own_model",
     "run_attack": "discreet.experiment.attack",
     "text_leakage": "discreet.metrics.text",
     # Studies and reports

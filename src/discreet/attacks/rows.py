@@ -17,6 +17,7 @@ from discreet.core.randomness import Rng
 from discreet.core.types import GradientRelease, Guess, Knowledge, Release
 from discreet.models.base import TextModel
 from discreet.models.encoder import layers_of
+from discreet.models.language_model import LanguageModel
 from discreet.models.ngram import NGram
 
 _POSITIONS = "the position-row attack"
@@ -167,6 +168,11 @@ class EmbeddingRows(Attack):
             raise UnsupportedError(
                 f"Expected the gradient of {name!r} for {_WORDS}, got none in the release. The word embeddings are "
                 "frozen or not shared; attack the attention layers instead."
+            )
+        if isinstance(model, LanguageModel) and model.tied:
+            raise UnsupportedError(
+                f"Expected word embeddings of their own for {_WORDS}, got {name!r}, which is the output layer too. "
+                "Every row of it has a gradient; attack the attention layers instead."
             )
         lengths = seen.gradients[name].detach().double().norm(dim=1)
         least = self.rounding * float(lengths.max())

@@ -113,9 +113,11 @@ class LanguageModel(TextModel):
     ) -> LanguageModel:
         """Return a causal language model of transformers as one that can be trained, evaluated and attacked here.
 
-        The weights are shared, not copied. With `framed`, every text is read between a start and an end token, so that
+        The weights are shared, not copied. Without settings, what is trained stays what it is: weights with
+        `requires_grad`. With `framed`, every text is read between a start and an end token, so that
         the model learns where texts begin and end; without, it is read as the tokenizer has it.
         """
+        flags = {weight: weight.requires_grad for weight in network.parameters()} if settings is None else {}
         settings = settings or ModelSettings(type(network).__name__)
         for name in ("pooling", "head", "pooler"):
             if getattr(settings, name) != getattr(ModelSettings, name):
@@ -124,6 +126,8 @@ class LanguageModel(TextModel):
         encoder = assemble(settings.encoder, network.base_model, tokenizer, fingerprint)
         model = cls(encoder, settings, rng=rng or Rng(0), objective="next", network=network)
         model.max_length = min(settings.max_length or LONGEST, encoder.max_length)
+        for weight, trained in flags.items():
+            weight.requires_grad_(trained)
         if framed:
             model.start, model.end = _frame(tokenizer)
         return model

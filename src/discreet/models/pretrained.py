@@ -99,7 +99,7 @@ def target_of(network: Any) -> Target:
 
 def parts_of(network: Any, tokenizer: Any) -> Parts:
     """Return the parts of a sequence classifier that give its scores, or reject it by name."""
-    inputs = _probe(network, tokenizer)
+    inputs = probe(network, tokenizer)
     training = network.training
     network.eval()
     try:
@@ -122,7 +122,7 @@ def same_scores(scores: Tensor, wanted: Tensor) -> bool:
     return float((scores - wanted).abs().max()) <= _SAME * float(wanted.abs().max())
 
 
-def _probe(network: Any, tokenizer: Any) -> dict[str, Tensor]:
+def probe(network: Any, tokenizer: Any) -> dict[str, Tensor]:
     """Return two texts of different length, made of ordinary tokens."""
     special = set(tokenizer.all_special_ids)
     ordinary = [token for token in range(min(len(tokenizer), 200)) if token not in special][-_PROBE:]
@@ -139,11 +139,11 @@ def _probe(network: Any, tokenizer: Any) -> dict[str, Tensor]:
 
 def _candidates(network: Any) -> Iterator[Parts]:
     """Yield the ways in which the families of transformers put a classifier behind an encoder."""
-    encoder = _without_pooler(network.base_model)
+    encoder = without_pooler(network.base_model)
     dense = _dense(getattr(network.base_model, "pooler", None))
-    last = getattr(network, "classifier", None)
-    if isinstance(getattr(network, "score", None), nn.Linear):
-        yield Parts(encoder, "last", None, network.score)
+    last, score = (unwrapped(getattr(network, name, None)) for name in ("classifier", "score"))
+    if isinstance(score, nn.Linear):
+        yield Parts(encoder, "last", None, score)
     if isinstance(last, nn.Linear):
         if dense is not None:  # BERT, ALBERT
             yield Parts(encoder, "cls", dense, last)
@@ -161,12 +161,18 @@ def _candidates(network: Any) -> Iterator[Parts]:
         yield Parts(encoder, "cls", None, nn.Sequential(first, nn.GELU(), second))  # ELECTRA
 
 
+def unwrapped(part: Any) -> Any:
+    """Return the layer that peft trains in place of a part, or the part itself."""
+    trained = getattr(part, "modules_to_save", None)
+    return next(iter(trained.values())) if isinstance(trained, nn.ModuleDict) and len(trained) else part
+
+
 def _dense(part: Any) -> nn.Linear | None:
     found = part if isinstance(part, nn.Linear) else getattr(part, "dense", None)
     return found if isinstance(found, nn.Linear) else None
 
 
-def _without_pooler(module: Any) -> nn.Module:
+def without_pooler(module: Any) -> nn.Module:
     """Return a network that shares all parts but its pooler, which stays where it is in the other one."""
     shell: nn.Module = copy.copy(module)
     shell._modules = dict(module._modules)

@@ -221,7 +221,11 @@ def _read_by_sign(model: LanguageModel, layout: Layout, source: torch.Generator)
     remaining gradient of a target token is its state.
     """
     weight, bias = model.head.weight, model.head.bias
-    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
+    if model.tied or not isinstance(weight, Tensor) or not isinstance(bias, Tensor):
+        raise UnsupportedError(
+            "Expected a language model with an output layer of its own and a bias in it for Decepticons, got one tied "
+            "to the word embeddings, or without a bias. Use LanguageModel.open, or another attack."
+        )
     weight.zero_()
     weight[:, layout.free] = _SCORE * (2.0 * torch.randint(2, (weight.shape[0],), generator=source) - 1.0).to(weight)
     bias.zero_()

@@ -374,14 +374,14 @@ def stacked_matrices(targets: dict[str, Target], names: Sequence[str]) -> list[t
 
     Dense targets become views of their group in `targets`, so that nothing is stored twice.
     """
-    groups: dict[tuple[bool, torch.Size], list[str]] = defaultdict(list)
+    groups: dict[tuple[bool, torch.Size, bool], list[str]] = defaultdict(list)
     for name in names:
         target = targets[name]
         shape = target.dense().shape
-        if len(shape) == 3:
-            groups[target.value is None, shape].append(name)
+        if len(shape) == 3:  # what stands behind the encoder, as a pooler, sees other inputs than all tokens
+            groups[target.value is None, shape, name.startswith("encoder.")].append(name)
     stacks = []
-    for (factored, _), members in groups.items():
+    for (factored, _, _), members in groups.items():
         parts = [targets[name] for name in members]
         if factored:
             left, right = ([getattr(part, side) for part in parts] for side in ("left", "right"))
