@@ -80,14 +80,14 @@ def test_what_was_read_is_written_back_for_plain_transformers(kind: str, tokeniz
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)
-    assert save_pretrained(model, tmp_path / "out", "# card\n") == "AutoModelForSequenceClassification"
+    assert save_pretrained(model, tmp_path / "out", lambda kind: kind) == "AutoModelForSequenceClassification"
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     inputs = dict(
         transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, return_tensors="pt", padding=True)
     )
     inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     torch.testing.assert_close(again(**inputs).logits, model(inputs), rtol=1e-5, atol=1e-6)
-    assert (tmp_path / "out" / "README.md").read_text() == "# card\n"
+    assert (tmp_path / "out" / "README.md").read_text() == "AutoModelForSequenceClassification"
     with pytest.raises(ModelError, match="Choose another name"):
         save_pretrained(model, tmp_path / "out")
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from discreet.cli.main import main
 from discreet.training.run_folder import load_run
@@ -88,6 +91,18 @@ def test_adapters_are_trained_privately_and_read_back(command: list[object], tmp
     assert found["guarantee"]["certified"] and found["trained"] == "lora-4"
     again = json.loads(call("evaluate", out, "--json"))
     assert again["utility"]["perplexity"] == pytest.approx(found["utility"]["perplexity"], rel=1e-5)
+    folder = tmp_path / "plain"
+    assert json.loads(call("export", out, "--out", folder, "--json"))["class"] == "AutoModelForCausalLM"
+    assert "Choose another name" in call("export", out, "--out", folder, status=2)
+    model, run = AutoModelForCausalLM.from_pretrained(folder).eval(), load_run(out)
+    ids = torch.arange(5, 12)[None]
+    scores = run.model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    torch.testing.assert_close(model(input_ids=ids).logits, scores, rtol=1e-4, atol=1e-5)
+    card = ModelCard((folder / "README.md").read_text(encoding="utf-8"))
+    stated = card.data.to_dict()["differential_privacy"]
+    assert (stated["epsilon"], stated["unit"]) == (found["guarantee"]["epsilon"], "row") and stated["certified"]
+    assert stated["delta"] == found["guarantee"]["delta"] and "differential_privacy" in card.data.tags
+    assert "AutoModelForCausalLM.from_pretrained" in card.text and card.data.library_name == "transformers"
     assert "rank" in call(*command, "--rank", 4, "--out", tmp_path / "other", status=2)
 
 

@@ -16,6 +16,7 @@ from discreet.cli.calibrate import calibrate, report
 from discreet.cli.cost import cost, solve, spend
 from discreet.cli.data import cache, data
 from discreet.cli.evaluate import evaluate
+from discreet.cli.export import export
 from discreet.cli.generate import generate
 from discreet.cli.ledger import ledger
 from discreet.cli.models import models
@@ -61,6 +62,7 @@ app.command("report")(report)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
 app.command("generate")(generate)
+app.command("export")(export)
 app.command("attack")(attack)
 app.command("explore")(explore)
 app.command("sanitize")(sanitize)

@@ -19,12 +19,7 @@ from discreet.models.pretrained import base_of
 from discreet.models.token_classifier import TokenClassifier
 from discreet.protections.base import Conditions, Protection
 
-_KINDS = {
-    "ForCausalLM": "causal language model",
-    "LMHeadModel": "causal language model",
-    "ForSequenceClassification": "sequence classifier",
-    "ForTokenClassification": "token classifier",
-}
+_CAUSAL = ("ForCausalLM", "LMHeadModel")  # how transformers calls causal language models
 
 
 def attack(
@@ -106,14 +101,13 @@ def wrapped(
     if isinstance(model, TextModel):
         return model, _labelled(corpus, model, labels)
     name = type(base_of(model)).__name__
-    kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
-    if kind == "causal language model":
+    if name.endswith(_CAUSAL):
         language_model = LanguageModel.from_transformers(base_of(model), tokenizer)
         return language_model, corpus
-    if kind == "sequence classifier":
+    if name.endswith("ForSequenceClassification"):
         classifier = Classifier.from_transformers(model, tokenizer)
         return classifier, _labelled(corpus, classifier, labels)
-    if kind == "token classifier":
+    if name.endswith("ForTokenClassification"):
         numbers = tuple(range(len(texts)))
         found = TokenClassifier(model, tokenizer, labels)
         names = tuple(map(str, range(max(2, len(texts)))))

@@ -8,7 +8,7 @@ give the scores of the model itself.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.errors import ModelError, UnsupportedError
-from discreet.core.files import cannot_write, save_tensors
+from discreet.core.files import cannot_write, save_tensors, write_atomic
 from discreet.core.randomness import Rng
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings, pool
@@ -181,11 +181,12 @@ def without_pooler(module: Any) -> nn.Module:
     return shell
 
 
-def save_pretrained(model: TextModel, folder: Path | str, card: str = "") -> str:
+def save_pretrained(model: TextModel, folder: Path | str, card: Callable[[str], str] | None = None) -> str:
     """Write a model as a folder that transformers opens, and return the name of the class that opens it.
 
     Adapters are merged into the layers they stand beside. A classifier for which transformers has no class is written
-    as its encoder (`AutoModel`), with what stands behind it in `head.safetensors`.
+    as its encoder (`AutoModel`), with what stands behind it in `head.safetensors`. `card` gives the model card for the
+    name of that class.
 
     Guarantee: that of the model, unchanged; writing is post-processing.
     """
@@ -200,8 +201,8 @@ def save_pretrained(model: TextModel, folder: Path | str, card: str = "") -> str
             model.tokenizer.save_pretrained(folder)
         if head:
             save_tensors(head, folder / HEAD, {"format": "pt"})
-        if card:
-            (folder / "README.md").write_text(card, encoding="utf-8")
+        if card is not None:
+            write_atomic(folder / "README.md", card(kind), private=False)
     except OSError as error:
         raise cannot_write(folder, error) from None
     return kind

@@ -30,12 +30,14 @@ from discreet.models.bilstm import BiLSTM
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer, sha256
 from discreet.models.language_model import LanguageModel
+from discreet.models.pretrained import HEAD, save_pretrained
 from discreet.protections.base import Protection, in_words
 from discreet.training import checkpoint
 from discreet.training.checkpoint import LEDGER, trained
 from discreet.training.settings import TrainSettings
 
 SECRET = "secret"
+_STATED = ("epsilon", "delta", "unit", "adjacency", "accountant", "certified", "caveats")  # in a model card
 _SUFFIX = ".unfinished"
 _FORMAT = 3
 _UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
@@ -76,6 +78,23 @@ class Run:
     model: TextModel
     settings: RunSettings
     metrics: dict[str, Any] = field(repr=False)
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee of the run, or None without protection."""
+        stated = self.metrics.get("guarantee")
+        return None if stated is None else Guarantee.from_dict(stated)
+
+    def save_pretrained(self, folder: Path | str) -> str:
+        """Write the model as a folder that transformers opens, with a model card; return the class that opens it.
+
+        Guarantee: that of the run, unchanged; writing is post-processing.
+        """
+
+        def card(kind: str) -> str:
+            return model_card(self.model, self.settings, self.metrics, self.guarantee, kind)
+
+        return save_pretrained(self.model, folder, card)
 
 
 def workspace_of(out: Path, *, resume: bool) -> Path:
@@ -305,8 +324,14 @@ def _assembled(settings: RunSettings, module: torch.nn.Module, tokenizer: Any, f
     return model
 
 
-def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
-    """Return a model card in Markdown."""
+def model_card(
+    model: TextModel,
+    settings: RunSettings,
+    metrics: dict[str, Any],
+    guarantee: Guarantee | None,
+    opened_by: str | None = None,
+) -> str:
+    """Return a model card in Markdown, of a run folder or of a folder that a class of transformers opens."""
     count = sum(p.numel() for p in trained(model).values())
     rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in (metrics.get("utility") or {}).items())
     scores = f"| metric | value |\n|---|---|\n{rows}" if rows else "Not measured: no rows were held out."
@@ -316,8 +341,14 @@ def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any],
     if guarantee is not None:
         privacy = guarantee.sentence()
     title, purpose, parts, command = _purpose(model, settings)
+    if opened_by is not None:
+        command = f'transformers.{opened_by}.from_pretrained("THIS_FOLDER")'
+        if opened_by == "AutoModel":
+            purpose += f" This folder holds its encoder; the layers behind it are in {HEAD}."
     rate = "default" if settings.train.learning_rate is None else f"{settings.train.learning_rate:g}"
-    return f"""# {title}
+    library = "discreet" if opened_by is None else "transformers"
+    return f"""{front_matter(model.task, guarantee, library)}
+# {title}
 
 {purpose}
 
@@ -343,6 +374,26 @@ def model_card(model: TextModel, settings: RunSettings, metrics: dict[str, Any],
 {command}
 ```
 """
+
+
+def front_matter(task: str, guarantee: Guarantee | None, library: str = "discreet") -> str:
+    """Return the front matter of a model card, which the Hugging Face hub reads: YAML whose values are JSON.
+
+    >>> print(front_matter("classification", None))
+    ---
+    library_name: "discreet"
+    pipeline_tag: "text-classification"
+    tags: ["discreet"]
+    ---
+    """
+    values: dict[str, Any] = {"library_name": library}
+    values["pipeline_tag"] = "text-generation" if task == LM else "text-classification"
+    values["tags"] = ["discreet"]
+    if guarantee is not None and guarantee.exists:
+        stated = guarantee.as_dict()
+        values["tags"] += ["differential-privacy", "differential_privacy"]
+        values["differential_privacy"] = {name: stated[name] for name in _STATED}
+    return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()) + "---"
 
 
 def _purpose(model: TextModel, settings: RunSettings) -> tuple[str, str, str, str]:

@@ -1,0 +1,31 @@
+"""`discreet export`: a trained model as a folder that plain transformers opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from discreet.cli.options import Json, RunFolder
+from discreet.cli.output import as_json, line, working
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist yet.")],
+    json: Json = False,
+) -> None:
+    """Write the model of a run as a folder for transformers.
+
+    LoRA adapters are merged into the model. The model card states the
+    guarantee, in words and in its front matter.
+    """
+    with working("exporting"):
+        from discreet.training.run_folder import load_run
+
+        kind = load_run(run).save_pretrained(out)
+    if json:
+        as_json({"run": str(run), "out": str(out), "class": kind})
+        return
+    line(f"Written to {out}. Open it with transformers.{kind}.from_pretrained({str(out)!r}).")
