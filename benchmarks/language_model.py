@@ -125,10 +125,8 @@ def attacks(asked: argparse.Namespace, results: Results) -> None:
     public = corpus.split("train").texts[:2000]
     device = find_device(asked.device)
     for part in asked.parts:
-        settings = model_settings(
-            {"encoder": asked.model, "train": part, "max_length": asked.max_length}, None, 1, "lm"
-        )
-        settings = replace(settings, embeddings=False)
+        chosen = {"encoder": asked.model, "train": part, "max_length": asked.max_length, "embeddings": False}
+        settings = model_settings(chosen, None, 1, "lm")
         model = LanguageModel.load(settings, rng=Rng(asked.seed).fork("model")).to(device)
         if settings.rank is not None:  # before the first step an adapter's gradient is zero
             few = TrainSettings(epochs=1, batch_size=8, learning_rate=1e-3)

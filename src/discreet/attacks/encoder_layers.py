@@ -105,8 +105,8 @@ def model_of(knows: Knowledge, attack: str) -> TextModel:
     """Return the public model from an attacker's knowledge; raise if there is none."""
     if not isinstance(knows.model, TextModel):
         raise UnsupportedError(
-            f"Expected a Classifier or LanguageModel in Knowledge(model=…) for {attack}, got {type(knows.model).__name__}. The server "
-            "that sees the gradient also has the model; pass it."
+            f"Expected a Classifier or LanguageModel in Knowledge(model=…) for {attack}, got "
+            f"{type(knows.model).__name__}. The server that sees the gradient also has the model; pass it."
         )
     return knows.model
 

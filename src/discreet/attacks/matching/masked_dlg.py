@@ -334,7 +334,7 @@ def _network(knows: Knowledge) -> nn.Module:
     model = knows.model
     if model is None or not isinstance(model, Represents):
         raise UnsupportedError(
-            f"Expected Knowledge(model=…) to be a TextModel, or to have represent and decide on tensors, for {_NAME}, "
+            f"Expected Knowledge(model=…) to be a Classifier, or to have represent and decide on tensors, for {_NAME}, "
             f"got {type(model).__name__}. The server that sees the gradient also has the model; pass it."
         )
     return model
