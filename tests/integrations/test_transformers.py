@@ -284,6 +284,13 @@ class TestRejected:
         with pytest.raises(SettingError, match=next(iter(changes))):
             trainer(tmp_path, changes=changes)
 
+    def test_packed_rows_of_trl(self, tmp_path: Path) -> None:
+        for name in ("packing", "padding_free"):
+            args = arguments(tmp_path)
+            setattr(args, name, True)
+            with pytest.raises(SettingError, match=name):
+                PrivateTrainer(bert(), args, train_dataset=rows(), protect=NOISE)
+
     def test_layers_tasks_units_and_secrets(self, tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="loss_fn"):
             trainer(tmp_path, transformers.BertModel(transformers.BertConfig(**SIZES)))

@@ -61,6 +61,7 @@ _NAME_BYTES = 8  # of the random name that a training's spends have in the ledge
 # Rows of a part, at most, where nothing else is said. Larger parts are no faster on a CPU.
 _ROWS = {"cpu": 16, "cuda": 64}
 _PARTS = 4  # of a batch, at least: a part is filled up, so few large parts waste more than several small ones
+_LEAST_ROWS = 8  # of a part by default: smaller ones take as long
 
 ASSUMPTIONS = (
     "the number of units, the settings and the model's first weights are public",
@@ -707,10 +708,10 @@ def _default_rows(device: str, expected: int, fit: int | None = None) -> int:
     """Return how many rows a part holds if nothing is said; `fit` is how many are known to fit the memory of a GPU.
 
     >>> _default_rows("cpu", 8), _default_rows("cuda", 128), _default_rows("cuda", 1024, fit=400)
-    (4, 32, 400)
+    (8, 32, 400)
     """
     if fit is None:
-        return min(_ROWS.get(device, 16), max(4, math.ceil(expected / _PARTS)))
+        return min(_ROWS.get(device, 16), max(_LEAST_ROWS, math.ceil(expected / _PARTS)))
     # Two parts, with a margin for how much the size of a Poisson batch varies.
     return max(1, min(fit, math.ceil((expected + 4 * math.sqrt(expected)) / 2)))
 

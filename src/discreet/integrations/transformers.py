@@ -279,6 +279,8 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             "deepspeed": "Use torchrun, with the whole model on each device.",
             "fsdp": "Use torchrun, with the whole model on each device.",
             "use_liger_kernel": "Its fused loss has mixed the rows.",
+            "packing": "It puts texts of several units into one row.",  # of trl's SFTConfig
+            "padding_free": "It puts all rows of a batch into one.",
         }
         for name, remedy in switched_off.items():
             if getattr(given, name, None):
