@@ -99,14 +99,16 @@ def test_a_causal_model_gives_the_loss_of_transformers(kind: str, tiny_causal: C
         torch.testing.assert_close(found[row], network(input_ids=ids, labels=ids).loss)
 
 
+@pytest.mark.parametrize("embeddings", [False, True])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_tied_embeddings_are_frozen_with_a_sentence_and_every_text_is_clipped(
-    kind: str, tiny_causal: Callable[[str], Path]
+    kind: str, embeddings: bool, tiny_causal: Callable[[str], Path]
 ) -> None:
-    model = loaded(tiny_causal(kind), embeddings=False).eval()
-    assert model.tied == (kind != "qwen2") == bool(model.remarks)
+    model = loaded(tiny_causal(kind), embeddings=embeddings).eval()
+    assert model.tied == (kind != "qwen2")
+    assert bool(model.remarks) == (model.tied and not embeddings)
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    assert any("embed" in name or "wte" in name for name in frozen)
+    assert any("embed" in name or "wte" in name for name in frozen) != embeddings
     tokens = tokens_for(model, Corpus("toy", tuple(TEXTS)))
     batch, tape = tokens.batch(np.arange(2)), Tape(model)
     with tape:
