@@ -1,4 +1,4 @@
-"""Per-example gradient norms and clipped sums in one backward pass; beside it the slow loop that proves it."""
+"""Per-example gradient norms and clipped sums in one backward pass, and the slow loop that tests compare them with."""
 
 from discreet.clipping.clip import Automatic, Clip, ClippedSum, Flat, PerLayer, clipped_sum
 from discreet.clipping.independence import check_independent

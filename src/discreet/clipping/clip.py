@@ -1,4 +1,4 @@
-"""How long a unit's gradient may be, and the sum of gradients cut to that length."""
+"""Clipping rules, and the sum of clipped gradients."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from discreet.clipping.norms import capturing
 from discreet.clipping.record import Record
 from discreet.core.errors import invalid, positive
 
-# Relative room for what no slot counts: the sums of squares themselves and the division (measured below 2e-7).
+# Relative margin for rounding that no slot includes: the sums of squares and the division (measured below 2e-7).
 _MARGIN = 2.0**-21
 _LEAST = 1e-12
 
 
 class Clip(Protocol):
-    """A rule that gives every unit a factor, so that no unit adds more than `sensitivity` to the sum."""
+    """A rule that computes a factor for every unit, so that no unit adds more than `sensitivity` to the sum."""
 
     @property
     def sensitivity(self) -> float:
-        """The most one unit adds to the sum, as a Euclidean norm."""
+        """The largest Euclidean norm of one unit's contribution to the sum."""
         ...
 
     def factors(self, record: Record) -> Tensor | dict[str, Tensor]:
-        """Return each unit's factor, for all layers or layer by layer."""
+        """Return each unit's factor, for all layers or by layer."""
         ...
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Cut the whole gradient of a unit to norm at most `norm`.
+    """Clip the gradient of a unit, over all layers, to norm at most `norm`.
 
     >>> Flat(0.0)
     Traceback (most recent call last):
@@ -45,22 +45,22 @@ class Flat:
     norm: float
 
     def __post_init__(self) -> None:
-        """Refuse a norm that is no bound."""
+        """Check the norm."""
         _bound("norm", self.norm)
 
     @property
     def sensitivity(self) -> float:
-        """The most one unit adds to the sum."""
+        """The largest norm of one unit's contribution to the sum."""
         return self.norm
 
     def factors(self, record: Record) -> Tensor:
         """Return each unit's factor."""
-        return _cut(record.upper_norms(), self.norm)
+        return _factors(record.upper_norms(), self.norm)
 
 
 @dataclass(frozen=True)
 class PerLayer:
-    """Cut each layer's gradient of a unit on its own: all layers to norm/sqrt(layers), or each to its own bound.
+    """Clip each layer's gradient of a unit separately: all layers to norm/sqrt(layers), or each to its own bound.
 
     >>> PerLayer(bounds={"encoder": 3.0, "head": 4.0}).sensitivity
     5.0
@@ -70,13 +70,13 @@ class PerLayer:
     bounds: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse both, neither, or a bound that is none."""
+        """Check that exactly one of norm and bounds is set, and its values."""
         if (self.norm is None) == (self.bounds is None):
             raise invalid(
                 "norm",
                 self.norm,
-                "given where bounds are not, and left out where they are",
-                "One of the two says how long each layer may be.",
+                "set if bounds is None, and None otherwise",
+                "Set exactly one of the two.",
             )
         if self.norm is not None:
             _bound("norm", self.norm)
@@ -85,29 +85,32 @@ class PerLayer:
 
     @property
     def sensitivity(self) -> float:
-        """The most one unit adds to the sum over all layers."""
+        """The largest norm of one unit's contribution to the sum, over all layers."""
         if self.norm is not None:
             return self.norm
         return math.sqrt(sum(bound**2 for bound in (self.bounds or {}).values()))
 
     def factors(self, record: Record) -> dict[str, Tensor]:
-        """Return each unit's factor, layer by layer."""
+        """Return each unit's factor, by layer."""
         layers = record.layers
         if self.norm is not None:
             bounds: Mapping[str, float] = dict.fromkeys(layers, self.norm / math.sqrt(max(len(layers), 1)))
         else:
             bounds = self.bounds or {}
-            odd = sorted(set(bounds) ^ set(layers))
-            if odd:
+            mismatched = sorted(set(bounds) ^ set(layers))
+            if mismatched:
                 raise invalid(
-                    "bounds", odd[0], "names of every trainable layer and no other", f"Layers: {', '.join(layers)}."
+                    "bounds",
+                    mismatched[0],
+                    "names of every trainable layer and no other",
+                    f"Layers: {', '.join(layers)}.",
                 )
-        return {layer: _cut(record.upper_norms(layer), bounds[layer]) for layer in layers}
+        return {layer: _factors(record.upper_norms(layer), bounds[layer]) for layer in layers}
 
 
 @dataclass(frozen=True)
 class Automatic:
-    """Normalise instead of clipping: every gradient is divided by its norm plus `stability`, then scaled to `norm`.
+    """Normalize instead of clipping: divide every gradient by its norm plus `stability`, and scale it to `norm`.
 
     Paper: Bu et al. 2023, Automatic clipping: differentially private deep learning made easier and stronger.
     """
@@ -116,13 +119,13 @@ class Automatic:
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        """Refuse a norm or a stability that is none."""
+        """Check norm and stability."""
         _bound("norm", self.norm)
-        positive("stability", self.stability, "It keeps small gradients small; the paper takes 0.01.")
+        positive("stability", self.stability, "It keeps small gradients small; the paper uses 0.01.")
 
     @property
     def sensitivity(self) -> float:
-        """The most one unit adds to the sum."""
+        """The largest norm of one unit's contribution to the sum."""
         return self.norm
 
     def factors(self, record: Record) -> Tensor:
@@ -132,10 +135,10 @@ class Automatic:
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """The sum of clipped gradients by parameter name, with each unit's norm before and the factor it was given.
+    """The sum of clipped gradients by parameter name, with each unit's norm before clipping and its factor.
 
-    Guarantee: none by itself; no unit adds more than the clip's sensitivity to `gradients`, which is what noise needs.
-    `norms` and `factors` are private, one number for each unit.
+    Guarantee: none by itself. No unit adds more than the clip's sensitivity to `gradients`, to which noise can be
+    calibrated. `norms` and `factors` are private, with one number per unit.
     """
 
     gradients: dict[str, Tensor]
@@ -147,7 +150,7 @@ class ClippedSum:
         return self.norms.shape[0]
 
     def __add__(self, other: ClippedSum) -> ClippedSum:
-        """Return the sum of two parts of a large batch, as if it had been one; no unit may stand in both."""
+        """Return the sum of two parts of a large batch. No unit may be in both."""
         gradients = {
             name: g if g is other.gradients[name] else g + other.gradients[name] for name, g in self.gradients.items()
         }
@@ -155,32 +158,32 @@ class ClippedSum:
 
 
 def clipped_sum(record: Record, clip: Clip, *, keep: bool = False, into: dict[str, Tensor] | None = None) -> ClippedSum:
-    """Return the sum over units of their clipped gradients, and free the record unless told to keep it.
+    """Return the sum over units of their clipped gradients, and free the record unless `keep` is set.
 
-    A unit whose gradient is not finite adds nothing: that is a rule about this unit alone, as any clip is.
-    With `into`, the sum is added to those tensors and they are returned: a large batch in parts.
+    A unit whose gradient is not finite adds nothing. Like any clip, this rule depends on that unit alone. With `into`,
+    the sum is added to those tensors, which are returned, for a large batch in parts.
 
-    Guarantee: none by itself. No unit adds more than `clip.sensitivity` to the sum, rounding in the scaled products
-    counted in; the sum itself is private until noise is added.
+    Guarantee: none by itself. No unit adds more than `clip.sensitivity` to the sum, including the rounding of the
+    scaled products. The sum is private until noise is added.
     """
     with torch.no_grad():
         norms = record.norms()
-        if not capturing(norms):  # whoever replays a recorded graph reads the norms
-            broken = ~torch.isfinite(norms)
-            if bool(broken.any()):
-                record.zero(broken)
+        if not capturing(norms):  # the code that replays a captured graph checks the norms
+            not_finite = ~torch.isfinite(norms)
+            if bool(not_finite.any()):
+                record.zero(not_finite)
         factors = clip.factors(record)
         gradients = record.weighted_sum(factors, keep=keep, into=into)
     return ClippedSum(gradients, norms, factors)
 
 
 def _bound(name: str, value: float) -> None:
-    positive(name, value, "It bounds what one unit adds to the sum.")
+    positive(name, value, "It bounds the contribution of one unit to the sum.")
     if value < _LEAST:
-        raise invalid(name, value, f">= {_LEAST}", "Squares of smaller norms fall below float32.")
+        raise invalid(name, value, f">= {_LEAST}", "Squares of smaller norms underflow in float32.")
 
 
-def _cut(norms: Tensor, bound: float) -> Tensor:
+def _factors(norms: Tensor, bound: float) -> Tensor:
     return (bound * (1 - _MARGIN) / norms).clamp_max(1.0)
 
 
@@ -189,4 +192,4 @@ def _joined(one: Tensor | dict[str, Tensor], other: Tensor | dict[str, Tensor]) 
         return torch.cat((one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return {layer: torch.cat((f, other[layer])) for layer, f in one.items()}
-    raise invalid("factors", "both kinds", "from one kind of clipping", "Add parts that were clipped alike.")
+    raise invalid("factors", "both kinds", "from one kind of clip", "Add parts that were clipped by the same rule.")

@@ -1,6 +1,7 @@
-"""Whether an example's loss depends on that example alone, tested on several batches.
+"""Tests of independence between the examples of a batch.
 
-Whether a unit's gradient is the same, bit for bit, whoever else is in its batch and wherever it stands in it.
+`check_independent` tests that the loss of an example depends on that example alone. `bitwise_invariant` tests that what
+is computed for a unit has the same bits whatever the other units of the batch are, and whatever its position is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError
 
 _TOLERANCE = 1e-3
-_LEAST, _MOST = 4, 8  # rows of a batch that is tried: three rows may mix where two do not
+_LEAST, _MOST = 4, 8  # rows of a test batch: a model may mix three rows but not two
 
 Losses = Callable[[Tensor], Tensor]
 
@@ -24,13 +25,13 @@ Losses = Callable[[Tensor], Tensor]
 def check_independent(tape: Tape, losses_of: Losses, rows: int) -> None:
     """Reject a model in which one example's loss depends on another example of the batch.
 
-    `losses_of` runs the model on some rows of a batch, given by their indices, and returns their losses. Two batches
-    are tried, each of 4 to 8 rows: different rows, and an arrangement in which some rows repeat. In both, the gradient
-    of every row's loss must be zero in every other row, and every row's loss and gradient must be the same when the
-    others are left out and when the order is reversed (unless the losses are random even without dropout). It takes
-    about 50 small passes: call it once, before training.
+    `losses_of` runs the model on the rows of a batch with the given indices, and returns their losses. Two batches of 4
+    to 8 rows are tested: one of different rows, and one in which rows repeat. In both, the gradient of every row's loss
+    must be zero in every other row, and every row's loss and gradient norm must be the same without the other rows and
+    in reversed order (unless the losses are random even without dropout). This takes about 50 small passes: call it
+    once, before training.
 
-    Guarantee: none; it looks at the rows it is given and says only yes or no.
+    Guarantee: none. It reads the rows and only reveals whether the test passes.
     """
     if rows < 2:
         raise UnsupportedError(f"Expected rows to be >= 2, got {rows}. One example alone depends on no other.")
@@ -42,11 +43,11 @@ def check_independent(tape: Tape, losses_of: Losses, rows: int) -> None:
 
 
 def _batches(rows: int) -> list[Tensor]:
-    """Return the indices of the batches to try: rows spread over all of them, and repeated rows in another order."""
+    """Return the indices of the test batches: rows spread over all of them, and repeated rows in another order."""
     spread = torch.linspace(0, rows - 1, min(rows, _MOST)).round().long()
     size = max(_LEAST, min(rows, _MOST))
     repeated = spread[torch.randint(len(spread), (size,), generator=torch.Generator().manual_seed(0))]
-    repeated[-2:] = spread[:2]  # two rows that differ, and at least one that stands there twice
+    repeated[-2:] = spread[:2]  # two different rows, and at least one that occurs twice
     repeated[0] = repeated[-1]
     return [spread, repeated] if len(spread) >= _LEAST else [spread, spread.repeat(_LEAST)[:_LEAST], repeated]
 
@@ -62,19 +63,19 @@ def _check_gradients(tape: Tape, losses_of: Losses, batch: Tensor) -> None:
         if bool((norms != 0).any()):
             other = int((norms != 0).nonzero()[0])
             raise UnsupportedError(
-                f"Expected the loss of row {row} to depend on that row alone, found a gradient in row {other}. The "
-                "model or its loss mixes the examples of a batch; put the batch first and normalise within a row."
+                f"Expected the loss of row {row} to depend on that row alone, got a gradient in row {other}. The model "
+                "or its loss mixes the examples of a batch; put the batch first and normalize within a row."
             )
 
 
 def _check_values(tape: Tape, losses_of: Losses, batch: Tensor) -> None:
     losses, norms = _measured(tape, losses_of, batch)
     reversed_losses, reversed_norms = (values.flip(0) for values in _measured(tape, losses_of, batch.flip(0)))
-    _refuse_changed("in another order", losses, reversed_losses, "loss")
-    _refuse_changed("in another order", norms, reversed_norms, "gradient norm")
+    _check_equal("in another order", losses, reversed_losses, "loss")
+    _check_equal("in another order", norms, reversed_norms, "gradient norm")
     alone = [_measured(tape, losses_of, batch[row : row + 1]) for row in range(len(batch))]
-    _refuse_changed("without the other rows", losses, torch.cat([loss for loss, _ in alone]), "loss")
-    _refuse_changed("without the other rows", norms, torch.cat([norm for _, norm in alone]), "gradient norm")
+    _check_equal("without the other rows", losses, torch.cat([loss for loss, _ in alone]), "loss")
+    _check_equal("without the other rows", norms, torch.cat([norm for _, norm in alone]), "gradient norm")
 
 
 def _measured(tape: Tape, losses_of: Losses, batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,20 +84,20 @@ def _measured(tape: Tape, losses_of: Losses, batch: Tensor) -> tuple[Tensor, Ten
     return losses.detach().double().cpu(), tape.backward(losses).norms().double().cpu()
 
 
-def _refuse_changed(how: str, together: Tensor, apart: Tensor, what: str) -> None:
+def _check_equal(how: str, together: Tensor, apart: Tensor, what: str) -> None:
     scale = _TOLERANCE * (1 + together.abs()) if what == "loss" else _TOLERANCE * (together + together.max() + 1e-6)
     off = (together - apart).abs() > scale
     if bool(off.any()):
         row = int(off.nonzero()[0])
         raise UnsupportedError(
-            f"Expected the {what} of row {row} the same {how}, found {apart[row].item():.6g} and "
-            f"{together[row].item():.6g} as it was. The model or its loss mixes the examples of a batch."
+            f"Expected the {what} of row {row} to be the same {how}, got {apart[row].item():.6g} instead of "
+            f"{together[row].item():.6g}. The model or its loss mixes the examples of a batch."
         )
 
 
 @contextmanager
 def _repeatable(tape: Tape, losses_of: Losses, batch: Tensor) -> Iterator[bool]:
-    """Switch dropout off if a model needs that to give the same losses twice, and say whether it then does."""
+    """Switch dropout off if the losses are random, and yield whether they are then repeatable."""
 
     def same() -> bool:
         with torch.no_grad():
@@ -119,43 +120,43 @@ _NUMBERS_AT_ONCE = 1 << 24
 
 
 def bitwise_invariant(values_of: Callable[[Tensor], Sequence[Tensor]], units: int, full: int) -> bool:
-    """Whether all that is computed of a unit stays the same when the others are exchanged and all change places.
+    """Return whether the values of a unit have the same bits when the other units and all positions change.
 
-    `values_of` returns what is computed for a batch of `units` units, given by their numbers in a pool of twice as
-    many, as tensors with one entry for each unit: `recorded(record)` for gradients. Units whose number is a multiple of
-    `full` have no padding. Three batches of one shape are compared: the first units, an arrangement of half of them
-    among others, and one of unpadded units alone, for which a model may leave out its mask.
+    `values_of` computes the values of a batch of `units` units, given by their indices in a pool of twice as many, as
+    tensors with one entry per unit: `recorded(record)` for gradients. Units whose index is a multiple of `full` have no
+    padding. Three batches of one shape are compared: the first units, half of them mixed with others in another order,
+    and unpadded units only, for which a model may omit its mask.
 
-    Guarantee: none; give it units that are made up. It shows that the kernels in use on this device do not let one unit
-    change another for one shape, and not that no input could make them do so.
+    Guarantee: none. Use synthetic units. The test shows that the kernels on this device do not let one unit change
+    another for these inputs of one shape. It is no proof for all inputs.
     """
     if units < 2:
         return True
     generator = torch.Generator().manual_seed(_SEED)
     first = torch.arange(units)
-    kept = torch.randperm(units, generator=generator)[: (units + 1) // 2]
-    others = units + torch.randperm(units, generator=generator)[: units - len(kept)]
-    mixed = torch.cat((kept, others))[torch.randperm(units, generator=generator)]
+    retained = torch.randperm(units, generator=generator)[: (units + 1) // 2]
+    others = units + torch.randperm(units, generator=generator)[: units - len(retained)]
+    mixed = torch.cat((retained, others))[torch.randperm(units, generator=generator)]
     unpadded = torch.arange(0, units, full).roll(1).repeat(units)[:units]
     base = _fingerprints(values_of(first), units)
-    return all(_alike(base, _fingerprints(values_of(order), units), order) for order in (mixed, unpadded))
+    return all(_equal(base, _fingerprints(values_of(order), units), order) for order in (mixed, unpadded))
 
 
 def recorded(record: Record) -> list[Tensor]:
-    """Return what decides how much each unit adds to a sum: the factors of its gradients, and its norm."""
+    """Return the tensors that determine each unit's contribution to a sum: its gradients' factors and its norm."""
     values = [tensor for slot in record.slots for tensor in slot.tensors()]
     return [*values, record.upper_norms(), record.norms()]
 
 
 def _fingerprints(values: Sequence[Tensor], units: int) -> Tensor:
-    """Return 64 bits for each tensor and unit, (tensors, units)."""
+    """Return a 64-bit fingerprint of each tensor and unit, (tensors, units)."""
     return torch.stack([_fingerprint(value.reshape(units, -1)).cpu() for value in values])
 
 
 def _fingerprint(values: Tensor) -> Tensor:
-    """Return the bits of each row as one integer: their sum with random weights, modulo 2^64.
+    """Return a fingerprint of the bits of each row: their sum with random weights, modulo 2^64.
 
-    Whole numbers add up the same in any order. A record takes most of a GPU's memory, so no second one is kept.
+    Integer sums do not depend on the order. A record takes most of a GPU's memory, so no copy of it is stored.
     """
     bits = values.contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
     generator = torch.Generator().manual_seed(_SEED)
@@ -167,6 +168,6 @@ def _fingerprint(values: Tensor) -> Tensor:
     return total
 
 
-def _alike(base: Tensor, other: Tensor, order: Tensor) -> bool:
+def _equal(base: Tensor, other: Tensor, order: Tensor) -> bool:
     places = (order < base.shape[1]).nonzero().flatten()
     return torch.equal(base[:, order[places]], other[:, places])

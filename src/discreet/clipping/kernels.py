@@ -61,22 +61,22 @@ def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor, Tenso
     rows = torch.empty(len(pairs), units, tiles, tiles, TILE, device=device)
     order = sorted(range(len(pairs)), key=lambda k: _layout(pairs[k]))
     done = 0
-    for layout, alike in itertools.groupby(order, key=lambda k: _layout(pairs[k])):
-        for some in _launches([pairs[k] for k in alike]):
-            _compiled()["pairs"][(tiles**2, units, len(some))](
-                *_addresses(some),
+    for layout, places in itertools.groupby(order, key=lambda k: _layout(pairs[k])):
+        for group in _launches([pairs[k] for k in places]):
+            _compiled()["pairs"][(tiles**2, units, len(group))](
+                *_addresses(group),
                 sums[done:],
                 rows[done:],
                 length,
                 tiles,
                 *layout,
-                TABLE=len(some) > 1,
-                KIND=_kind(some[0][0]),
+                TABLE=len(group) > 1,
+                KIND=_kind(group[0][0]),
                 TILE=TILE,
                 DEPTH=64 if half else 32,
                 num_warps=4,
             )
-            done += len(some)
+            done += len(group)
     squares, first, second, span = sums.sum(2, dtype=torch.float64).unbind(-1)
     return order, squares, first, second, rows.sum(3).flatten(2).amax(2).double(), span
 
@@ -87,18 +87,18 @@ def row_squares(values: Sequence[Tensor]) -> Tensor:
     chunks = -(-width // (_BLOCK * _TURNS))
     parts = torch.empty(len(values), rows, chunks, device=values[0].device)
     done = 0
-    for some in _launches([(value,) for value in values]):
-        _compiled()["squares"][(chunks, rows, len(some))](
-            *_addresses(some),
+    for group in _launches([(value,) for value in values]):
+        _compiled()["squares"][(chunks, rows, len(group))](
+            *_addresses(group),
             parts[done:],
             width,
-            TABLE=len(some) > 1,
-            KIND=_kind(some[0][0]),
+            TABLE=len(group) > 1,
+            KIND=_kind(group[0][0]),
             BLOCK=_BLOCK,
             TURNS=_TURNS,
             num_warps=4,
         )
-        done += len(some)
+        done += len(group)
     return parts.sum(2, dtype=torch.float64)
 
 
@@ -108,19 +108,19 @@ def weighted_rows(values: Sequence[Tensor], weights: Tensor) -> Tensor:
     sums = torch.empty(len(values), width, device=values[0].device)
     weights = weights.float().contiguous()
     done = 0
-    for some in _launches([(value,) for value in values]):
-        _compiled()["weighted"][(-(-width // _BLOCK), len(some))](
-            *_addresses(some),
+    for group in _launches([(value,) for value in values]):
+        _compiled()["weighted"][(-(-width // _BLOCK), len(group))](
+            *_addresses(group),
             weights,
             sums[done:],
             rows,
             width,
-            TABLE=len(some) > 1,
-            KIND=_kind(some[0][0]),
+            TABLE=len(group) > 1,
+            KIND=_kind(group[0][0]),
             BLOCK=_BLOCK,
             num_warps=4,
         )
-        done += len(some)
+        done += len(group)
     return sums
 
 
@@ -129,18 +129,18 @@ def scaled(values: Sequence[Tensor], weights: Tensor, dtype: torch.dtype) -> Ten
     out = torch.empty(len(values), *values[0].shape, dtype=dtype, device=values[0].device)
     rows, size = values[0].shape[0], values[0][0].numel()
     done = 0
-    for some in _launches([(value,) for value in values]):
-        _compiled()["scaled"][(-(-size // _BLOCK), rows, len(some))](
-            *_addresses(some),
+    for group in _launches([(value,) for value in values]):
+        _compiled()["scaled"][(-(-size // _BLOCK), rows, len(group))](
+            *_addresses(group),
             weights,
             out[done:],
             size,
-            TABLE=len(some) > 1,
-            KIND=_kind(some[0][0]),
+            TABLE=len(group) > 1,
+            KIND=_kind(group[0][0]),
             BLOCK=_BLOCK,
             num_warps=4,
         )
-        done += len(some)
+        done += len(group)
     return out
 
 
@@ -149,21 +149,21 @@ def time_sums(values: Sequence[Tensor]) -> Tensor:
     rows, length, width = values[0].shape
     sums = torch.empty(len(values), rows, width, device=values[0].device)
     done = 0
-    for some in _launches([(value,) for value in values]):
-        _compiled()["sums"][(-(-width // _COLUMNS), rows, len(some))](
-            *_addresses(some),
+    for group in _launches([(value,) for value in values]):
+        _compiled()["sums"][(-(-width // _COLUMNS), rows, len(group))](
+            *_addresses(group),
             sums[done:],
             length,
             width,
             values[0].stride(0),
             values[0].stride(1),
-            TABLE=len(some) > 1,
-            KIND=_kind(some[0][0]),
+            TABLE=len(group) > 1,
+            KIND=_kind(group[0][0]),
             STEPS=_STEPS,
             COLUMNS=_COLUMNS,
             num_warps=4,
         )
-        done += len(some)
+        done += len(group)
     return sums
 
 
@@ -179,9 +179,9 @@ def norm_sums(pairs: Pairs, eps: float) -> tuple[Tensor, Tensor]:
     chunks = -(-length // each)
     parts = torch.empty(2, len(pairs), rows, chunks, width, device=inputs.device)
     done = 0
-    for some in _launches(pairs):
-        _compiled()["norms"][(rows, chunks, len(some))](
-            *_addresses(some),
+    for group in _launches(pairs):
+        _compiled()["norms"][(rows, chunks, len(group))](
+            *_addresses(group),
             parts[0, done:],
             parts[1, done:],
             length,
@@ -189,14 +189,14 @@ def norm_sums(pairs: Pairs, eps: float) -> tuple[Tensor, Tensor]:
             each,
             eps,
             *(inputs.stride(0), inputs.stride(1), grads.stride(0), grads.stride(1)),
-            TABLE=len(some) > 1,
+            TABLE=len(group) > 1,
             KIND=_kind(inputs),
             GRAD_KIND=_kind(grads),
             WIDTH=1 << (width - 1).bit_length(),
             STEPS=4 if width <= 1024 else 1,
             num_warps=4 if width <= 2048 else 8,
         )
-        done += len(some)
+        done += len(group)
     weight, bias = (parts[:, :, :, 0] if chunks == 1 else parts.sum(3)).unbind()
     return weight, bias
 
@@ -208,7 +208,7 @@ def _layout(pair: tuple[Tensor, Tensor]) -> tuple[int, ...]:
 
 def _launches(groups: Sequence[tuple[Tensor, ...]]) -> Iterator[Sequence[tuple[Tensor, ...]]]:
     if torch.cuda.is_current_stream_capturing():
-        yield from ([group] for group in groups)
+        yield from ([one] for one in groups)
     else:
         yield groups
 

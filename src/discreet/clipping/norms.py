@@ -3,16 +3,16 @@
 The gradient of a weight is a sum over time of outer products, g = sum_t l_t r_t^T, so its squared norm is the inner
 product of two Gram matrices, <L L^T, R R^T>, each of the size of the sequence and not of the weight.
 
-Where steps cancel, that inner product is a small difference of large terms. So the Gram matrices are formed in float64,
-except from half precision on a GPU (and from TF32 in `kernels`), where they are formed in float32 on tensor cores; and
-a proven bound on what rounding did is carried along with each squared norm.
+Where steps cancel, that inner product is a small difference of large terms. So the Gram matrices are computed in
+float64, except from half precision on a GPU (and from TF32 in `kernels`), where they are computed in float32 on tensor
+cores. Each squared norm comes with a proven bound on its rounding error.
 
 Paper: Goodfellow 2015, Efficient per-example gradient computations; Li et al. 2022, Large language models can be strong
 differentially private learners (the form for sequences); Bu et al. 2023, Differentially private optimization on large
 model at small cost (norms and sums from one backward pass).
-Differs: the error that rounding may cause is carried along with each norm, so that a clip can leave room for it.
+Differs: each norm comes with a bound on its rounding error, which the clip subtracts as a margin.
 
-Products that accumulate in float32 or wider, and how much rounding a clip must leave room for.
+The second half of this file has products that accumulate in float32 or wider, and bounds on their rounding.
 
 The model of rounding: an elementary operation errs by at most a relative unit roundoff u (2^-53 in float64, 2^-24 in
 float32, 2^-23 for each addition in a tensor core), nothing underflows, and a sum may be formed in any order. The bounds
@@ -28,16 +28,16 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 2**26
-# Squares of numbers below 1e-19 vanish in float32. What they may have hidden is at most this, times the other factor.
+# Squares of numbers below 1e-19 underflow in float32. The loss is at most this, times the other factor.
 FLOOR = 1e-30
 SHARE = 1e-3  # of a squared norm that rounding errors may reach before it is recomputed from the gradient
 
 
 class Figures(NamedTuple):
-    """What is known of sum_t s_t o_t^T for each unit, s being the factor that is scaled before the sum is formed.
+    """Figures of sum_t s_t o_t^T for each unit, where s is the factor that is scaled before the sum is formed.
 
     `size` is tr(S S^T) times a bound on the largest eigenvalue of O O^T, `span` is sum_t |s_t| |o_t|. `error` bounds
-    what rounding did to `squares`.
+    the rounding error of `squares`.
     """
 
     squares: Tensor
@@ -47,14 +47,14 @@ class Figures(NamedTuple):
 
 
 def capturing(like: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded, so that nothing may be read back from the device."""
+    """Return whether a CUDA graph is being captured, so that nothing may be read back from the device."""
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def gram(rows: Tensor) -> Tensor:
     """Return the inner products of the rows of each unit, (units, time, time), in float64.
 
-    Half precision on a GPU is multiplied on tensor cores and summed in float32, unless a graph is kept.
+    Half precision on a GPU is multiplied on tensor cores and summed in float32, unless it is differentiated.
     """
     if rows.is_cuda and rows.element_size() == 2 and not (torch.is_grad_enabled() and rows.requires_grad):
         return batched(rows, rows.mT)
@@ -64,11 +64,11 @@ def gram(rows: Tensor) -> Tensor:
     if rows.shape[0] <= step:
         wide = rows.double()
         return torch.bmm(wide, wide.mT)
-    return torch.cat([gram(some) for some in torch.split(rows, step)])
+    return torch.cat([gram(part) for part in torch.split(rows, step)])
 
 
 def same(ids: Tensor, ignored: int | None) -> Tensor:
-    """Return, for each unit, which pairs of places hold the same id: the Gram matrix of one-hot rows."""
+    """Return which pairs of positions of each unit have the same id: the Gram matrix of one-hot rows."""
     equal = ids[:, :, None] == ids[:, None, :]
     if ignored is not None:
         equal &= (ids != ignored)[:, :, None]
@@ -96,12 +96,12 @@ def shared_sizes(
     key: tuple[object, ...],
     shared: dict[tuple[object, ...], Tensor],
 ) -> Figures:
-    """Return the figures of `pair_sizes`, taking the Gram matrix of the inputs from `shared` if it is there."""
+    """Return the figures of `pair_sizes`, with the Gram matrix of the inputs from `shared` if it is there."""
     length = inputs.shape[1]
     if inputs.shape[0] > _rows_at_once(length):
         return pair_sizes(inputs, grads) if scales_inputs else pair_sizes(grads, inputs)
     if key not in shared:
-        shared.clear()  # only neighbours share: attention's query, key and value
+        shared.clear()  # only consecutive layers share an input, as query, key and value do
         shared[key] = gram(inputs)
     first, second = shared[key], gram(grads)
     widths = inputs.shape[2], grads.shape[2]
@@ -109,10 +109,10 @@ def shared_sizes(
 
 
 def from_grams(scaled: Tensor, other: Tensor, widths: tuple[int, int]) -> Figures:
-    """Return the figures of `pair_sizes` from the two Gram matrices, and the widths they were summed over."""
+    """Return the figures of `pair_sizes` from the two Gram matrices and the widths of the factors."""
     diagonals = scaled.diagonal(dim1=1, dim2=2), other.diagonal(dim1=1, dim2=2)
     span = (diagonals[0].detach() * diagonals[1].detach()).clamp_min(0).sqrt().sum(1)
-    squares = (scaled * other).sum(2).sum(1)  # one after the other, so that a sum has 2 * time terms and not time^2
+    squares = (scaled * other).sum(2).sum(1)  # in two steps, so that each sum has 2 * time terms and not time^2
     wide = scaled.dtype == torch.float64
     traces = diagonals[0].sum(1), diagonals[1].sum(1)
     return bounded(squares, traces, _widest(other), span, (*widths, scaled.shape[1]), wide)
@@ -126,11 +126,11 @@ def bounded(
     shape: tuple[int, int, int],
     wide: bool,
 ) -> Figures:
-    """Return squared norms with the figures that bound what rounding did to them; `shape` is (width, width, time).
+    """Return squared norms with bounds on their rounding errors; `shape` is (width, width, time).
 
-    Each entry (t, s) of a Gram matrix is a sum of `width` products and errs by at most gamma_width |l_t| |l_s|. Nothing
-    is assumed of how errors of different entries go together, so their sum, times the entries of the other matrix, is
-    bounded by gamma_width span^2; the sum over all entries adds gamma of its own.
+    Each entry (t, s) of a Gram matrix is a sum of `width` products with an error of at most gamma_width |l_t| |l_s|.
+    Nothing is assumed about the correlation of the errors, so their sum, times the entries of the other matrix, is
+    bounded by gamma_width span^2; the sum over all entries adds its own gamma.
     """
     unit = FLOAT64_UNIT if wide else TENSOR_CORE_UNIT
     first, second = traces
@@ -143,8 +143,8 @@ def id_sizes(ids: Tensor, grads: Tensor, ignored: int | None) -> Figures:
     """Return the same figures for an embedding, whose gradient sums the rows that share an id."""
     step = _rows_at_once(ids.shape[1])
     parts = []
-    for some_ids, some_grads in zip(torch.split(ids, step), torch.split(grads, step), strict=True):
-        inner, equal = gram(some_grads), same(some_ids, ignored)
+    for part_ids, part_grads in zip(torch.split(ids, step), torch.split(grads, step), strict=True):
+        inner, equal = gram(part_grads), same(part_ids, ignored)
         size = inner.diagonal(dim1=1, dim2=2).sum(1) * equal.sum(2).amax(1) * SLACK
         unit = FLOAT64_UNIT if inner.dtype == torch.float64 else TENSOR_CORE_UNIT
         error = size * gamma(grads.shape[-1] + 2 * ids.shape[1] + 8, unit)
@@ -155,8 +155,8 @@ def id_sizes(ids: Tensor, grads: Tensor, ignored: int | None) -> Figures:
 def exact_pair(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return one unit's squared norm from its gradient, formed in float64, and a bound on its error.
 
-    The factors are (time, width). Each number of the gradient errs by gamma_time of its absolute terms, so the norm
-    errs by gamma_time span: relative to the terms, and not, as with Gram matrices, relative to their squares.
+    The factors are (time, width). The error of each number of the gradient is at most gamma_time of its absolute terms,
+    so the error of the norm is at most gamma_time span, where that of Gram matrices is relative to span^2.
     """
     left, right = left.double(), right.double()
     span = (left.square().sum(1) * right.square().sum(1)).sqrt().sum()
@@ -168,8 +168,8 @@ def exact_lookup(ids: Tensor, grads: Tensor, ignored: int | None) -> tuple[Tenso
     grads = grads.double()
     if ignored is not None:
         grads = grads * (ids != ignored)[:, None]
-    found, place = torch.unique(ids, return_inverse=True)
-    table = grads.new_zeros(found.shape[0], grads.shape[1]).index_add(0, place, grads)
+    distinct, place = torch.unique(ids, return_inverse=True)
+    table = grads.new_zeros(distinct.shape[0], grads.shape[1]).index_add(0, place, grads)
     return _formed(table, grads.square().sum(1).sqrt().sum(), ids.shape[0])
 
 
@@ -217,26 +217,26 @@ def _joined(parts: list[Figures]) -> Figures:
 
 
 def _widest(gram: Tensor) -> Tensor:
-    # The largest sum of absolute values in a row bounds the largest eigenvalue, and squares nothing.
+    # The largest absolute row sum bounds the largest eigenvalue, without squares that could overflow.
     return torch.amax(torch.linalg.vector_norm(gram.detach(), 1, dim=2), 1)
 
 
 _HALF = (torch.bfloat16, torch.float16)
 _HALF_ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
-_CUTS = {"tf32": 2.0**-10, "bf16": 2.0**-8}  # one float32 number cut to the type in which a device multiplies
+_TRUNCATION = {"tf32": 2.0**-10, "bf16": 2.0**-8}  # of a float32 number to the type in which a device multiplies
 FLOAT64_UNIT, FLOAT32_UNIT = 2.0**-53, 2.0**-24
-TENSOR_CORE_UNIT = 2.0**-23  # a sum in a tensor core is cut off, not rounded
-# A sum over the rows of a batch is formed in blocks of so many terms, and the blocks are added. The bound on what
-# rounding does to one term then depends neither on the size of the batch nor on other units, up to so many blocks.
+TENSOR_CORE_UNIT = 2.0**-23  # a sum in a tensor core is truncated, not rounded
+# A sum over the rows of a batch is computed in blocks of this many terms, and the blocks are added. The bound on the
+# rounding of one term then depends neither on the batch size nor on other units, up to _ADDED_BLOCKS blocks.
 _BLOCKS = {"cuda": 2**13, "cpu": 2**9}
-# A block of a scatter costs a table, so a large table takes longer blocks. In it an id is rarely met often.
+# Each block of a scatter allocates a table, so large tables have longer blocks. An id rarely occurs often in them.
 _SCATTER, _SCATTER_LARGE, _LARGE_TABLE = 2**9, 2**12, 2**20
 _ADDED_BLOCKS = 2**8
-SLACK = 1.02  # for products of roundings, and for figures that were themselves rounded
+SLACK = 1.02  # for products of rounding errors, and for the rounding of the bounds themselves
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the type that sums are kept in: float64 for float64, float32 for everything else.
+    """Return the type in which sums are accumulated: float64 for float64, float32 for everything else.
 
     >>> accumulator(torch.bfloat16)
     torch.float32
@@ -244,7 +244,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def promoted(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return two tensors in the wider of their two types."""
     if a.dtype == b.dtype:
         return a, b
@@ -283,8 +283,8 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
     """Return the weighted sum of the rows of a matrix, in float32 or wider, in blocks of rows.
 
-    Half-precision rows are not widened in memory: the weights are split into two half-precision parts that together
-    carry 16 bits, and the two sums are added.
+    Half-precision rows are not converted in memory: the weights are split into two half-precision parts with 16 bits
+    in total, and the two sums are added.
     """
     step = _block(rows.device)
     total = _weighted_rows(weights[:step], rows[:step])
@@ -302,7 +302,7 @@ def _weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def scattered(grads: Tensor, ids: Tensor, rows: int, padding: int) -> Tensor:
-    """Return a table of zeros to whose rows the gradients of their ids were added, in blocks of terms."""
+    """Return a table of zeros with the gradients added to the rows of their ids, in blocks of terms."""
     grads, ids = grads.flatten(0, -2), ids.flatten()
     step = _scatter_block(rows * grads.shape[-1])
     scatter = torch.ops.aten.embedding_dense_backward
@@ -317,7 +317,7 @@ def _scatter_block(numbers: int) -> int:
 
 
 def gamma(terms: int, unit: float) -> float:
-    """Return what rounding may do to a sum of products, relative to the sum of their absolute values.
+    """Return a bound on the rounding error of a sum of products, relative to the sum of their absolute values.
 
     Whatever the order of the additions, and with or without fused multiply-adds, a computed sum of n products is the
     exact sum of the products each times 1 + d, |d| <= gamma_n = n u / (1 - n u), as long as nothing underflows.
@@ -333,40 +333,44 @@ def drift_of_pair(size: Tensor, span: Tensor, dtype: torch.dtype, device: torch.
 
     `span` is sum_t |l_t| |r_t|, which bounds the norm of the matrix of absolute values; `size` is tr(L L^T) times a
     bound on the largest eigenvalue of R R^T. Scaling rounds each number of l by a relative e; that moves the product by
-    at most e times the smaller of span and root(size). TF32 cuts r too, and each of the terms is rounded by `gamma`.
+    at most e times the smaller of span and root(size). TF32 truncates r too, and each term is rounded by `gamma`.
     """
-    scaling, cut = _scaling(dtype, device)
-    return (scaling * torch.minimum(size.sqrt(), span) + (cut + _summing(dtype, device)) * span).square() * SLACK
+    scaling, truncation = _scaling(dtype, device)
+    return (scaling * torch.minimum(size.sqrt(), span) + (truncation + _summing(dtype, device)) * span).square() * SLACK
 
 
 def drift_of_rows(squares: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the square of how far rounding may move gradients that were kept whole, when they are summed."""
+    """Return the square of how far rounding may move stored gradients when they are summed."""
     wide = accumulator(dtype)
-    scaling, cut = _scaling(wide, device)
+    scaling, truncation = _scaling(wide, device)
     if dtype in _HALF and device.type == "cuda":
         scaling = max(scaling, 2.0**-17 if dtype == torch.bfloat16 else 2.0**-21)
-    return squares * ((scaling + cut + _summing(wide, device)) ** 2 * SLACK)
+    return squares * ((scaling + truncation + _summing(wide, device)) ** 2 * SLACK)
 
 
 def drift_of_lookup(size: Tensor, numbers: int, dtype: torch.dtype) -> Tensor:
-    """Return the square of how far rounding may move the gradient of a table of so many numbers, when it is summed."""
+    """Return the square of how far rounding may move the gradient of a table of `numbers` numbers in a sum."""
     unit = FLOAT64_UNIT if dtype == torch.float64 else FLOAT32_UNIT
     return size * ((4 * unit + gamma(_scatter_block(numbers) + _ADDED_BLOCKS, unit)) ** 2 * SLACK)
 
 
 def _scaling(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
-    """Return the relative rounding of the operand that is scaled, and of the other, on their way into a product."""
+    """Return the relative rounding of the scaled operand of a product and of the other operand."""
     if dtype in _HALF_ROUNDING:
         return 1.01 * _HALF_ROUNDING[dtype], 0.0
     if dtype == torch.float64:
         return 4 * FLOAT64_UNIT, 0.0
-    cut = _CUTS.get(product_precision(device), 0.0)
-    return 1.01 * cut + 4 * FLOAT32_UNIT, 1.01 * cut
+    truncation = _TRUNCATION.get(product_precision(device), 0.0)
+    return 1.01 * truncation + 4 * FLOAT32_UNIT, 1.01 * truncation
 
 
 def _summing(dtype: torch.dtype, device: torch.device) -> float:
     unit = FLOAT64_UNIT if dtype == torch.float64 else FLOAT32_UNIT
-    if device.type == "cuda" and dtype != torch.float64 and (dtype in _HALF or product_precision(device) in _CUTS):
+    if (
+        device.type == "cuda"
+        and dtype != torch.float64
+        and (dtype in _HALF or product_precision(device) in _TRUNCATION)
+    ):
         unit = TENSOR_CORE_UNIT
     return gamma(_block(device) + _ADDED_BLOCKS, unit)
 
@@ -375,13 +379,13 @@ def _block(device: torch.device) -> int:
     return _BLOCKS.get(device.type, _BLOCKS["cpu"])
 
 
-def operand_cut(dtype: torch.dtype, device: torch.device) -> float:
-    """Return by how much, relatively, a device cuts a number of this type before it multiplies it."""
-    return 1.01 * _CUTS.get(product_precision(device), 0.0) if dtype == torch.float32 else 0.0
+def operand_truncation(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the relative truncation of a number of this type before a device multiplies it."""
+    return 1.01 * _TRUNCATION.get(product_precision(device), 0.0) if dtype == torch.float32 else 0.0
 
 
 def product_precision(device: torch.device) -> str:
-    """Return the precision in which a device multiplies float32 matrices: "ieee" or "none" in full, else its name."""
+    """Return the precision of float32 matrix products on a device: "ieee" or "none" for full precision, or its name."""
     backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     chosen = str(backend.matmul.fp32_precision)
     return str(getattr(torch.backends, "fp32_precision", chosen)) if chosen == "none" else chosen

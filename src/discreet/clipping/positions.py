@@ -43,15 +43,17 @@ class PositionBiasUse:
 
 def replacements(model: nn.Module, layers: tuple[Layer, ...], tape: Recorder) -> list[Replacement]:
     """Return the methods to replace while a tape records, as (module, name of the method, replacement)."""
-    found = [_position_bias(layer, tape) for layer in layers if layer.kind is Kind.POSITION_BIAS]
+    replaced = [_position_bias(layer, tape) for layer in layers if layer.kind is Kind.POSITION_BIAS]
     tables = {id(layer.parent): layer for layer in layers if layer.kind is Kind.POSITION_TABLE}
     for encoder in model.modules():
         if is_deberta_encoder(encoder):
-            found.append((encoder, "get_rel_embedding", _relative_embeddings(encoder, tables.get(id(encoder)), tape)))
+            replaced.append(
+                (encoder, "get_rel_embedding", _relative_embeddings(encoder, tables.get(id(encoder)), tape))
+            )
             for name, module in encoder.named_modules():
                 if hasattr(module, "disentangled_attention_bias"):
-                    found.append((module, "disentangled_attention_bias", _disentangled_bias(name, module, tape)))
-    return found
+                    replaced.append((module, "disentangled_attention_bias", _disentangled_bias(name, module, tape)))
+    return replaced
 
 
 def _rows(tape: Recorder, name: str) -> int:

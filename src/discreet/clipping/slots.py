@@ -1,11 +1,9 @@
-"""What is kept for each parameter until the clip is known: the factors of its gradients, or the gradients themselves.
+"""Storage of the per-unit gradients of each parameter, as factors or as the gradients themselves.
 
-Every slot answers the same questions about the gradients of the units of a batch: their squared norms, their inner
-products with a vector, their weighted sum, and, for small models and proofs, the gradients themselves.
-
-Which rows of a batch belong to which unit of privacy.
-
-The sizes and sums of many slots at once, one kernel launch for each shape, where the kernels can be used.
+A slot holds the gradients of one parameter for all units of a batch. It computes their squared norms, their inner
+products with a vector, their weighted sum and, for small models and tests, the gradients themselves. `Units` maps the
+rows of a batch to privacy units. `fused_sizes`, `fused_sums`, `pair_sums` and `time_sums` process many slots in one
+kernel launch for each shape where the kernels can be used.
 """
 
 from __future__ import annotations
@@ -24,37 +22,37 @@ from discreet.clipping.norms import (
     FLOAT32_UNIT,
     FLOAT64_UNIT,
     accumulator,
-    alike,
     batched,
     bounded,
     drift_of_lookup,
     drift_of_pair,
     drift_of_rows,
     gamma,
-    operand_cut,
+    operand_truncation,
     product,
     product_precision,
+    promoted,
     scattered,
     weighted_rows,
 )
 from discreet.core.errors import invalid
 
 Key = tuple[int, int, torch.Size, torch.dtype]
-# Below so many numbers an ordinary operation is launched sooner than it is run; in a recorded graph that is no matter.
+# Below this size an ordinary operation takes less time than the launch of a kernel of ours, except in a captured graph.
 _LARGE, _LARGE_IN_GRAPH = 2**23, 2**18
-_ALIGNED = 8  # numbers: no kernel reads more at once
+_ALIGNED = 8  # numbers: the most that a kernel reads at once
 _WIDE = 2**13  # above this width, as of a vocabulary, a library's matrix product is faster than one program per tile
-_STRETCH = 2**8  # so many squares are summed before their sum is widened
-Shared = dict[tuple[object, ...], Tensor]  # what slots with the same input share: attention's query, key and value
+_STRETCH = 2**8  # squares that are summed in float32 before the sum is converted to float64
+Shared = dict[tuple[object, ...], Tensor]  # results that slots with the same input share, as query, key and value do
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of the units of a batch, and the same for each of its rows."""
+    """Weights of the units of a batch and of its rows."""
 
     units: Tensor
     rows: Tensor
-    spread: Tensor  # the rows' weights as (rows, 1, 1)
+    spread: Tensor  # the weights of the rows as (rows, 1, 1)
 
     @staticmethod
     def of(weights: Tensor, units: Units) -> Weights:
@@ -65,7 +63,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Squared norms of shape (units,), the error they may carry, and the square of what rounding may add in the sum."""
+    """Squared norms (units,), bounds on their errors, and the squared distance by which rounding may move the sum."""
 
     squares: Tensor
     error: Tensor
@@ -92,7 +90,7 @@ class Slot(Protocol):
         ...
 
     def inner_of(self, vector: Tensor, unit: int) -> Tensor:
-        """Return the inner product of one unit's gradient with a vector, touching that unit's rows alone."""
+        """Return the inner product of one unit's gradient with a vector, reading only its rows."""
         ...
 
     def weighted(self, weights: Weights, shared: Shared) -> Tensor:
@@ -113,13 +111,13 @@ class Slot(Protocol):
 
 
 def key_of(tensor: Tensor) -> Key:
-    """Return what tells a kept tensor from all other kept ones."""
+    """Return a key that identifies a stored tensor."""
     return (tensor.data_ptr(), int(tensor.storage_offset()), tensor.shape, tensor.dtype)
 
 
 @dataclass
 class Vectors:
-    """Per-unit gradients kept as they are: of a bias, of a norm's weight, or of a matrix when that is the smaller."""
+    """Per-unit gradients themselves: of a bias, of a norm's weight, or of a matrix that is smaller than its factors."""
 
     name: str
     layer: str
@@ -164,9 +162,9 @@ class Vectors:
 
 @dataclass
 class Pair:
-    """A matrix whose gradient is sum_t grad_t input_t^T, kept as the two factors.
+    """A matrix whose gradient is sum_t grad_t input_t^T, stored as the two factors.
 
-    `transposed` says that the matrix is stored as (inputs, outputs), as in GPT-2's Conv1D.
+    `transposed` means that the matrix is stored as (inputs, outputs), as in GPT-2's Conv1D.
     """
 
     name: str
@@ -179,7 +177,7 @@ class Pair:
 
     @property
     def scales_inputs(self) -> bool:
-        """Whether the weights are applied to the inputs: the narrower factor, and on a tie the one others may share."""
+        """Whether the inputs are scaled: the narrower factor, or on a tie the one that other layers may share."""
         return self.inputs.shape[-1] <= self.grads.shape[-1]
 
     @property
@@ -190,7 +188,7 @@ class Pair:
 
     def sizes(self, shared: Shared) -> Sizes:
         """Return the squared norms by the ghost formula."""
-        inputs, grads = alike(self.inputs, self.grads)
+        inputs, grads = promoted(self.inputs, self.grads)
         if self.units.index is None and inputs.shape[1] > 1:
             figures = norms.shared_sizes(inputs, grads, self.scales_inputs, key_of(self.inputs), shared)
         elif self.scales_inputs:
@@ -238,7 +236,7 @@ class Pair:
             inputs = scaled
         else:
             grads = scaled
-        inputs, grads = alike(inputs.flatten(0, 1), grads.flatten(0, 1))
+        inputs, grads = promoted(inputs.flatten(0, 1), grads.flatten(0, 1))
         return (product(inputs, grads) if self.transposed else product(grads, inputs)).view(self.shape)
 
     def gradients(self) -> Tensor:
@@ -258,7 +256,7 @@ class Pair:
 
 @dataclass
 class Lookup:
-    """A table of embeddings, whose gradient adds each output gradient to the row of its id."""
+    """An embedding table, whose gradient adds each output gradient to the row of its id."""
 
     name: str
     layer: str
@@ -270,8 +268,8 @@ class Lookup:
 
     def sizes(self, shared: Shared) -> Sizes:
         """Return the squared norms: rows that share an id are summed before they are squared."""
-        found = self.units.apply(lambda i, g: norms.id_sizes(i, g, self.padding), self.ids, self.grads)
-        figures = norms.Figures(*found)
+        sizes = self.units.apply(lambda i, g: norms.id_sizes(i, g, self.padding), self.ids, self.grads)
+        figures = norms.Figures(*sizes)
         drift = drift_of_lookup(figures.size, self.shape.numel(), self.grads.dtype)
         return Sizes(figures.squares, figures.error, drift)
 
@@ -397,28 +395,28 @@ def _stacked(results: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def instantiate(inputs: Tensor, grads: Tensor, transposed: bool, wide: bool = False) -> Tensor:
-    """Return each row's gradient of a matrix, in float32 or wider if asked, else in the type of the factors."""
-    inputs, grads = alike(inputs, grads)
+    """Return each row's gradient of a matrix, in float32 or wider if `wide`, otherwise in the type of the factors."""
+    inputs, grads = promoted(inputs, grads)
     left, right = (inputs, grads) if transposed else (grads, inputs)
     return batched(left.mT, right) if wide else torch.bmm(left.mT, right)
 
 
 def vector_sizes(values: Tensor) -> Sizes:
-    """Return the squared norm of each row; squares never cancel, so their error is small beside them.
+    """Return the squared norm of each row; squares do not cancel, so the relative error is small.
 
-    Short stretches are summed in float32 or wider, and the stretches in float64.
+    Blocks of squares are summed in float32 or wider, and the blocks in float64.
     """
     wide = accumulator(values.dtype)
     rows, width = values.shape
-    # A GPU adds a row in an order that depends on where it begins in memory. Rows of such widths all begin alike, so
-    # that a unit's norm does not depend on its place.
+    # A GPU adds a row in an order that depends on its alignment in memory. Padding aligns all rows, so that a unit's
+    # norm does not depend on its position.
     values = F.pad(values, (0, -width % (_ALIGNED if width <= _STRETCH else _ALIGNED * _STRETCH)))
     if width <= _STRETCH:
         squares = torch.linalg.vector_norm(values, dim=1, dtype=wide).double().square()
     else:
         parts = torch.linalg.vector_norm(values.view(rows, values.shape[1] // _STRETCH, _STRETCH), dim=2, dtype=wide)
         squares = parts.double().square().sum(1)
-    # Another stretch's worth of terms stands for the root, its square and the sum in float64.
+    # The second block of terms covers the root, its square and the sum in float64.
     unit = FLOAT64_UNIT if values.dtype == torch.float64 else FLOAT32_UNIT
     error = squares.detach() * gamma(2 * _STRETCH, unit)
     return Sizes(squares, error, drift_of_rows(squares.detach(), values.dtype, values.device))
@@ -437,15 +435,15 @@ def _scaled(values: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
             return kernels.scaled([values], rows, wide)[0]
     if values.dtype in (torch.float32, torch.float64) or torch.is_grad_enabled():
         return (values * weights.spread.to(accumulator(values.dtype))).to(wide)
-    # One pass from the stored type to the type of the product, through float32 inside the kernel.
+    # One pass from the stored type to the type of the product, computed in float32 inside the kernel.
     return torch.mul(values, weights.spread, out=torch.empty_like(values, dtype=wide))
 
 
 @dataclass(frozen=True)
 class Units:
-    """The rows of a batch, each a unit of its own, or several rows to a unit.
+    """The privacy units of the rows of a batch.
 
-    `index` is None when every row is its own unit. Otherwise it names each row's unit, and `buckets` lists the units
+    `index` is None if every row is a unit of its own. Otherwise it holds each row's unit, and `buckets` lists the units
     by their number of rows: (units, rows) with shapes (k,) and (k, r).
 
     >>> units = Units.of(torch.tensor([0, 1, 0]), 3)
@@ -459,14 +457,14 @@ class Units:
 
     @staticmethod
     def of(index: Tensor | None, rows: int) -> Units:
-        """Return the units of a batch from each row's unit index, or one unit a row if there is no index."""
+        """Return the units of a batch from each row's unit index, or one unit per row if there is no index."""
         if index is None:
             return Units(rows)
         if index.shape != (rows,) or index.is_floating_point():
-            raise invalid("units", tuple(index.shape), f"integers of shape ({rows},)", "Give each row its unit.")
+            raise invalid("units", tuple(index.shape), f"integers of shape ({rows},)", "Pass the unit of each row.")
         if rows == 0:
             return Units(0)
-        sizes = torch.bincount(index)  # refuses negative numbers itself
+        sizes = torch.bincount(index)  # rejects negative numbers
         if not bool((sizes > 0).all()):
             empty = int((sizes == 0).nonzero()[0])
             raise invalid(
@@ -491,9 +489,9 @@ class Units:
         """Return each unit's sum over its rows."""
         if self.index is None:
             return per_row
-        # Not index_add: on a GPU it adds in an order that changes from run to run.
+        # index_add is not used: on a GPU its order of additions changes from run to run.
         parts = [per_row[rows].sum(1) for _, rows in self.buckets]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)[self._back]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)[self._inverse]
 
     def rows_of(self, unit: int) -> Tensor | slice:
         """Return the rows of one unit."""
@@ -502,7 +500,7 @@ class Units:
         return (self.index == unit).nonzero().flatten()
 
     def apply(self, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Apply a function of (units, time, …) to tensors of shape (rows, time, …), a unit's rows laid end to end."""
+        """Apply a function of (units, time, …) to tensors (rows, time, …), with a unit's rows concatenated in time."""
         if self.index is None:
             return function(*tensors)
         parts = [
@@ -511,52 +509,52 @@ class Units:
         ]
         if len(parts) == 1:
             return parts[0]
-        return tuple(torch.cat(column)[self._back] for column in zip(*parts, strict=True))
+        return tuple(torch.cat(column)[self._inverse] for column in zip(*parts, strict=True))
 
     @property
-    def _back(self) -> Tensor:
+    def _inverse(self) -> Tensor:
         return torch.argsort(torch.cat([units for units, _ in self.buckets]))
 
 
-# Sums over kept gradients are formed for this many bytes at a time, and what they were formed from is freed.
+# Stored gradients, or scaled factors, are summed in groups of this many bytes, and freed.
 _SUM_BYTES = 2**28
 
 
 def fused_sizes(slots: Sequence[Slot]) -> dict[str, Sizes]:
-    """Return the sizes of those slots that the kernels can take, by parameter name."""
+    """Return the sizes of the slots that the kernels support, by parameter name."""
     pairs: dict[tuple[torch.Size, torch.dtype], list[Pair]] = defaultdict(list)
-    kept: dict[tuple[torch.Size, torch.dtype], list[Vectors]] = defaultdict(list)
+    formed: dict[tuple[torch.Size, torch.dtype], list[Vectors]] = defaultdict(list)
     for slot in slots:
         if isinstance(slot, Pair) and _takes_pair(slot):
             dtype = torch.promote_types(slot.inputs.dtype, slot.grads.dtype)
             pairs[slot.inputs.shape[:2], dtype].append(slot)
         elif takes_vectors(slot):
             assert isinstance(slot, Vectors)
-            kept[slot.values.shape, slot.values.dtype].append(slot)
-    found: dict[str, Sizes] = {}
+            formed[slot.values.shape, slot.values.dtype].append(slot)
+    sizes: dict[str, Sizes] = {}
     for (shape, dtype), group in pairs.items():
-        found |= _pair_sizes(group, shape[1], dtype)
-    for vectors in kept.values():
+        sizes |= _pair_sizes(group, shape[1], dtype)
+    for vectors in formed.values():
         squares = kernels.row_squares([slot.values for slot in vectors])
         errors = squares * gamma(kernels.SQUARES_TERMS, FLOAT32_UNIT)
         drifts = drift_of_rows(squares, torch.float32, squares.device)
         columns = zip(vectors, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
-        found |= {slot.name: Sizes(square, error, drift) for slot, square, error, drift in columns}
-    return found
+        sizes |= {slot.name: Sizes(square, error, drift) for slot, square, error, drift in columns}
+    return sizes
 
 
 def fused_sums(slots: list[Vectors], weights: Tensor) -> dict[str, Tensor]:
-    """Return the weighted sums of kept gradients by parameter name, and empty the list as they are formed."""
-    found: dict[str, Tensor] = {}
+    """Return the weighted sums of stored gradients by parameter name, and empty the list as they are formed."""
+    results: dict[str, Tensor] = {}
     while slots:
         shape, dtype = slots[-1].values.shape, slots[-1].values.dtype
-        some: list[Vectors] = []
-        room = max(1, _SUM_BYTES // (shape.numel() * dtype.itemsize))
-        while slots and len(some) < room and slots[-1].values.shape == shape and slots[-1].values.dtype == dtype:
-            some.append(slots.pop())
-        sums = kernels.weighted_rows([slot.values for slot in some], weights)
-        found |= {slot.name: total.view(slot.shape) for slot, total in zip(some, sums.unbind(), strict=True)}
-    return found
+        group: list[Vectors] = []
+        limit = max(1, _SUM_BYTES // (shape.numel() * dtype.itemsize))
+        while slots and len(group) < limit and slots[-1].values.shape == shape and slots[-1].values.dtype == dtype:
+            group.append(slots.pop())
+        sums = kernels.weighted_rows([slot.values for slot in group], weights)
+        results |= {slot.name: total.view(slot.shape) for slot, total in zip(group, sums.unbind(), strict=True)}
+    return results
 
 
 def pair_sums(pairs: list[Pair], weights: Weights) -> Iterator[tuple[str, Tensor]]:
@@ -620,7 +618,7 @@ def time_sums(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def takes_vectors(slot: Slot) -> bool:
-    """Whether the kernels take a slot: a matrix whose gradients were kept."""
+    """Return whether the kernels support a slot: a matrix whose gradients are stored."""
     return isinstance(slot, Vectors) and len(slot.shape) > 1 and slot.values.numel() > 0 and kernels.usable(slot.values)
 
 
@@ -636,13 +634,13 @@ def _takes_pair(slot: Pair) -> bool:
 def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> dict[str, Sizes]:
     factors = []
     for pair in pairs:
-        inputs, grads = alike(pair.inputs, pair.grads)
+        inputs, grads = promoted(pair.inputs, pair.grads)
         factors.append((inputs, grads) if pair.scales_inputs else (grads, inputs))
     order, squares, first, second, widest, span = kernels.pair_figures(factors)
     width = max(max(pair.inputs.shape[-1], pair.grads.shape[-1]) for pair in pairs)
     figures = bounded(squares, (first, second), widest, span, (width, width, max(length, kernels.TILE)), wide=False)
-    # TF32 cuts the factors before it multiplies them: the squares are those of factors each off by a relative cut.
-    moved = figures.span * (2 * operand_cut(dtype, span.device))
+    # TF32 truncates the factors before it multiplies them, so the squares are those of truncated factors.
+    moved = figures.span * (2 * operand_truncation(dtype, span.device))
     errors = figures.error + moved * (2 * (squares.clamp_min(0) + figures.error).sqrt() + moved)
     drifts = drift_of_pair(figures.size, figures.span, dtype, span.device)
     columns = zip(order, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)

@@ -1,4 +1,4 @@
-"""The slow truth: one example at a time through plain autograd, with nothing clever in it."""
+"""Reference implementation: per-example gradients by plain autograd, one example at a time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ def gradients(model: nn.Module, losses: Tensor, units: Tensor | None = None) -> 
 
     `losses` come from an ordinary forward pass. The losses of a unit's rows are summed.
 
-    Guarantee: none, these are the raw gradients.
+    Guarantee: none. These are the raw gradients.
     """
     index = torch.arange(losses.shape[0], device=losses.device) if units is None else units
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found = []
+    gradients = []
     for unit in range(int(index.max()) + 1 if index.numel() else 0):
         loss = losses[index == unit].sum()
         grads = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
         pairs = zip(named.items(), grads, strict=True)
-        found.append({name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs})
-    return found
+        gradients.append({name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs})
+    return gradients
 
 
 def norm(gradient: dict[str, Tensor]) -> float:
@@ -32,7 +32,7 @@ def norm(gradient: dict[str, Tensor]) -> float:
 
 
 def clipped_sum(model: nn.Module, losses: Tensor, bound: float, units: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the sum of the units' gradients, each cut to norm at most `bound`, in float64.
+    """Return the sum of the units' gradients, each clipped to norm at most `bound`, in float64.
 
     Guarantee: none by itself; no unit adds more than `bound`.
     """
