@@ -181,14 +181,20 @@ class TestTasks:
 
     def test_masked_language_model(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
-        sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 40}
-        config = transformers.DistilBertConfig(**sizes, max_position_embeddings=16, tie_word_embeddings=False)
-        self.check(tmp_path, transformers.DistilBertForMaskedLM(config), "masked LM", "text")
+        config = transformers.BertConfig(**SIZES, max_position_embeddings=16)  # tied embeddings
+        self.check(tmp_path, transformers.BertForMaskedLM(config), "masked LM", "text")
 
-    def test_causal_language_model(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_causal_language_model(self, tmp_path: Path, tied: bool) -> None:
         torch.manual_seed(0)
-        config = transformers.LlamaConfig(**SIZES, max_position_embeddings=16, tie_word_embeddings=False)
+        config = transformers.LlamaConfig(**SIZES, max_position_embeddings=16, tie_word_embeddings=tied)
         self.check(tmp_path, transformers.LlamaForCausalLM(config), "causal LM", "text")
+
+    def test_seq2seq_language_model(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+        self.check(tmp_path, model, "seq2seq LM", "text")
 
     def test_peft(self, tmp_path: Path) -> None:
         from peft import LoraConfig, get_peft_model
