@@ -104,7 +104,25 @@ class Recurrent(nn.Module):
         return self.head(self.norm(torch.cat(ends, 1)))
 
 
-MODELS = {f.__name__: f for f in (bert, roberta, distilbert, gpt2, llama, lora)} | {"recurrent": Recurrent}
+class TiedWords(nn.Module):
+    """A language model in small: the weight of its embedding is that of its output layer."""
+
+    def __init__(self, vocabulary: int = 50, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.hidden = nn.Embedding(vocabulary, width, padding_idx=1), nn.Linear(width, width)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        scores = self.head(self.norm(x + self.hidden(x).tanh()))
+        return (scores * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
+
+
+MODELS = {f.__name__: f for f in (bert, roberta, distilbert, gpt2, llama, lora)} | {
+    "recurrent": Recurrent,
+    "tied": TiedWords,
+}
 
 
 def make_case(model: nn.Module, rows: int = 6, length: int = 11, seed: int = 0) -> Case:

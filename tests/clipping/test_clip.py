@@ -69,6 +69,21 @@ def test_no_unit_adds_more_than_the_bound_at_adversarial_scales(exponent: int, d
     assert worst > 0.9  # the margin is small where nothing cancels
 
 
+@pytest.mark.parametrize("clip", CLIPS, ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_tied_weights_in_bfloat16_stay_within_the_bound(case_of, clip, scale: float) -> None:
+    case = case_of("tied")
+
+    def losses() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return scale * case.losses().float()
+
+    record = record_of(case.model, losses)
+    added = contributions(record, clipped_sum(record, clip, keep=True).factors)
+    assert max(added) <= clip.sensitivity
+    assert scale < 1 or max(added) > 0.9 * clip.sensitivity * (1 if isinstance(clip, Flat) else 0.1)
+
+
 def repeated(kind: str, length: int, into: int, out: int, residue: float) -> tuple[Record, Tensor]:
     """Return the record of one unit whose steps repeat and nearly cancel, and its gradient in float64.
 
