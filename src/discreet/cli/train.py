@@ -287,6 +287,9 @@ def _print(result: dict[str, Any], out: Path) -> None:
 
 def remedy_for(result: dict[str, Any]) -> str:
     """Return the most likely remedy for a training that learned nothing."""
+    if result["quality"]["metric"] == "perplexity":
+        private = "" if result["guarantee"] is None else ", --train lora, a larger --epsilon"
+        return f"Train for more --epochs, try another --learning-rate{private}, or use more text."
     if result["guarantee"] is None:
         return "Train for more --epochs, try another --learning-rate, or check that the labels fit the texts."
     if result["trained"] not in {"head", "pooler+head"}:

@@ -85,12 +85,12 @@ class TextModel(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights by name, each one once: those that two layers share under the first name."""
-        shared: dict[int, str] = {}
-        named = self.state_dict()
+        named = dict(self.named_parameters(remove_duplicate=False))
+        first = {id(weight): name for name, weight in reversed(named.items())}
         return {
             name: value
-            for name, value in named.items()
-            if shared.setdefault(value.data_ptr() or id(value), name) == name
+            for name, value in self.state_dict().items()
+            if name not in named or first[id(named[name])] == name
         }
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

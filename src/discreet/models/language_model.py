@@ -144,6 +144,13 @@ class LanguageModel(TextModel):
             ),
         )
 
+    def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the encoder's last hidden states, (batch, tokens, width)."""
+        if self.network is None:
+            return super().states(inputs)
+        states: Tensor = self.encoder(**inputs, use_cache=False).last_hidden_state  # a cache is for generation
+        return states
+
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return scores of all tokens at every position, (batch, tokens, vocabulary)."""
         scores: Tensor = self.head(self.states(inputs))
