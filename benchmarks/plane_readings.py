@@ -121,7 +121,7 @@ def searched(kind: type[Lamp | WordDraws], noisy_settings: str) -> Callable[[Vic
         table = "encoder." + max(model.encoder.named_parameters(), key=lambda item: item[1].shape[0])[0]
         for portion in _portions(settings, max(1, asked.at_once // len(victims.rows))):
             noisy = portion[0]["name"] != "none"
-            seens = [
+            releases = [
                 _without_table(victims.release(setting, i), built(setting, model), table)
                 for setting in portion
                 for i in range(len(victims.rows))
@@ -131,11 +131,11 @@ def searched(kind: type[Lamp | WordDraws], noisy_settings: str) -> Callable[[Vic
             knows = Knowledge(model=model, defence=DPSGD(1.0, 1.0) if noisy else None, extra={"prior": prior})
             began = time.monotonic()
             rng = victims.rng.fork(_SOURCES[kind.name], name_of(portion[0]))
-            guesses = attack.run_many(seens, knows, rng)
+            guesses = attack.run_many(releases, knows, rng)
             told = {name: round(passed, 1) for name, passed in guesses[0].details["seconds"].items()}
             spent = time.monotonic() - began
             steps = guesses[0].details["steps"]
-            print(f"  {kind.name}, {len(seens)} releases: {spent:.0f} s, {steps} steps, {told}", flush=True)
+            print(f"  {kind.name}, {len(releases)} releases: {spent:.0f} s, {steps} steps, {told}", flush=True)
             texts = [guess.texts[0] if guess.texts else "" for guess in guesses]
             for number, setting in enumerate(portion):
                 keep(setting, texts[number * len(victims.rows) : (number + 1) * len(victims.rows)])

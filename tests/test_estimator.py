@@ -63,10 +63,11 @@ def test_what_is_saved_comes_back_as_it_was(protect: DPSGD | None, encoder: str,
 def test_every_fold_spends_and_a_budget_ends_it(encoder: str) -> None:
     made = TextClassifier(encoder, protect=DPSGD(epsilon=4), part="head", train=QUICK, unit="patient")
     assert clone(made).get_params() == made.get_params()
-    with pytest.warns(SpendsAgain, match="spends again"):
+    with pytest.warns(SpendsAgain, match="spends again") as caught:
         scores = cross_val_score(made, TEXTS, LABELS, cv=2, params={"groups": PATIENTS})
         made.fit(TEXTS, LABELS, groups=PATIENTS)
     assert len(scores) == 2 and np.isfinite(scores).all()
+    assert caught[-1].filename == __file__  # the warning points to the call of fit
     with warnings.catch_warnings(), pytest.raises(BudgetError):
         warnings.simplefilter("ignore", SpendsAgain)
         clone(made).set_params(budget=5.0).fit(TEXTS, LABELS, groups=PATIENTS)

@@ -41,7 +41,7 @@ _CLASSES = "classes"
 
 
 class SpendsAgain(UserWarning):
-    """The same people were in an earlier protected training, so their privacy loss adds up."""
+    """The same people were in an earlier protected training run, so their privacy loss adds up."""
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -51,7 +51,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `TrainSettings`; their defaults depend on the trained part, the protection and the amount of text. `part` is the
     trained part (head, pooler+head, top-N or all). `classes` fixes the classes; by default they are those of the
     labels, and each must occur for two units. `unit` is the name of the privacy unit. `ledger` is a ledger file that
-    several trainings share; by default, trainings on the same units are added up in a record on this machine. A fit
+    several training runs share; by default, the runs on the same units are added up in a record on this machine. A fit
     that would exceed `budget` is rejected. With a `noise_seed`, batches and noise are repeatable and the guarantee is
     an estimate.
 
@@ -93,7 +93,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Guarantee: that of the protection, in `guarantee_`. Every call spends again.
         """
         if self.budget is not None:
-            positive("budget", self.budget, "It limits the total epsilon of a unit over all its trainings.")
+            positive("budget", self.budget, "It limits the total epsilon of a unit over all its training runs.")
         corpus, names = self._corpus(texts, labels, groups)
         if self.protect is not None and self.classes is None:
             check_shared_classes(corpus)
@@ -201,4 +201,5 @@ def _values(groups: Any) -> list[Any]:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"{text} Every fit on them spends again.", SpendsAgain, stacklevel=4)
+    # The frames above this one: shared_record, shared_accounting, contextlib, fit, and the caller of fit.
+    warnings.warn(f"{text} Every fit on them spends again.", SpendsAgain, stacklevel=6)

@@ -40,7 +40,7 @@ def test_it_says_what_was_spent_for_whom_and_what_is_left(path: Path, capsys: py
     assert "1,000 PoissonSampled(sampling_probability=0.01, event=Gaussian(noise_multiplier=1.0))" in words
     assert "Certified: differential privacy with epsilon = 1.829 and delta = 1e-05 for each author" in words
     assert "Budget: epsilon 3 at delta 1e-05, of which 1.829 is spent." in words
-    assert "The budget allows 1,664 more of PoissonSampled" in words
+    assert "The budget allows 1,664 more spends of PoissonSampled" in words
     assert "truncated" not in words and "again" not in words
 
 
@@ -87,8 +87,8 @@ def test_torn_and_repeated_lines_are_told(path: Path, capsys: pytest.CaptureFixt
     assert main(["ledger", str(path)]) == 0
     words = said(capsys)
     assert "1,003 Poisson" in words
-    assert "2 times an id was spent again" in words
-    assert "Once a line was truncated" in words
+    assert "Repeated ids: 2." in words
+    assert "Lines truncated by a crash: 1." in words
     assert "being written now" in words
 
 

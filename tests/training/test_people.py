@@ -254,7 +254,7 @@ def test_train_prints_the_total_and_writes_none_of_it_into_the_run(
     assert [found["people"]["trainings"] for found in figures] == [1, 2]
     total = figures[1]["people"]["guarantee"]["epsilon"]
     assert total > max(found["guarantee"]["epsilon"] for found in figures)
-    assert "1 protected training recorded here" in shown.err
+    assert "1 protected training run recorded here" in shown.err
     record = json.loads(next(iter((own_home / "people").glob("*.json"))).read_text())
     assert record["finished"]
     for name in ("a", "b"):
@@ -266,7 +266,7 @@ def test_train_prints_the_total_and_writes_none_of_it_into_the_run(
             data = path.read_bytes()
             assert not any(marks[at : at + 8] in data or marks[at : at + 8].hex().encode() in data for at in (0, 8))
     assert main(["ledger"]) == 0
-    assert "largest total over 2 trainings" in " ".join(capsys.readouterr().out.split())
+    assert "largest total over 2 training runs" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_budget_stops_a_training_before_its_first_step(
@@ -442,9 +442,9 @@ def test_a_total_at_the_delta_of_another_training_says_so_and_names_the_budget(h
     first.steps(0, 10)
     first.entry.close(finished=True)
     second = Training(home, corpus("a"), delta=1e-3, budget=50.0)
-    assert " at delta 0.001 (the delta of this training) over " in second.entry.before().sentence()
+    assert " at delta 0.001 (the delta of this training run) over " in second.entry.before().sentence()
     assert second.entry.summary()[0].endswith(" Their budget is 50.")
-    assert "the delta of this training" not in Training(home, corpus("a")).entry.before().sentence()
+    assert "the delta of this training run" not in Training(home, corpus("a")).entry.before().sentence()
 
 
 def test_delta_is_rounded_in_one_way(
@@ -475,7 +475,7 @@ def test_a_population_below_the_number_of_units_is_told_with_its_delta(
 def test_no_limit_is_offered_where_there_is_no_bound() -> None:
     none = Guarantee(math.inf, 1e-5, "patient", Adjacency.ZERO_OUT, "pld", reason="nothing hides it")
     assert Total(none, 1).sentence(fresh=True) == (
-        "These patients: no bound over 1 protected training recorded here, as nothing hides it."
+        "These patients: no bound over 1 protected training run recorded here, as nothing hides it."
     )
     some = Guarantee(3.0, 1e-5, "patient", Adjacency.ZERO_OUT, "pld")
     assert Total(some, 1).sentence(fresh=True).endswith("No limit is set; budget sets one.")

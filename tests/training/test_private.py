@@ -210,7 +210,7 @@ def test_a_resume_from_python_keeps_its_bill_and_needs_its_ledger(
     assert go(tmp_path / "part", None) == pytest.approx(whole)
     go(tmp_path / "lost", 5)
     (tmp_path / "lost" / "ledger.jsonl").unlink()
-    with pytest.raises(LedgerError, match="Expected step 0 of this training in its ledger"):
+    with pytest.raises(LedgerError, match="Expected step 0 of this training run in its ledger"):
         go(tmp_path / "lost", None)
     go(tmp_path / "blind", 5)
     (tmp_path / "blind" / "secret").unlink()

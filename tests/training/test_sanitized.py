@@ -98,9 +98,9 @@ def test_a_budget_holds_over_files_and_trainings_and_rejects_before_anything_is_
     status, _, err = sanitize.train(rows, tmp_path / "run", *protect, "--budget", 1.2 * each)
     assert status == 2 and "BudgetError" in err
     status, done, err = sanitize.train(rows, tmp_path / "run", *protect, "--budget", 4 * each)
-    assert status == 0 and "Before this training. These rows: epsilon" in err
+    assert status == 0 and "Before this training run. These rows: epsilon" in err
     assert (done["people"]["trainings"], done["people"]["sanitized_files"]) == (1, 1)
-    assert "1 protected training and 1 sanitized file" in done["people"]["sentence"]
+    assert "1 protected training run and 1 sanitized file" in done["people"]["sentence"]
     assert sanitize(rows, tmp_path / "b.csv", "--budget", 2.5 * each)[0] == 2
     assert sanitize(rows, tmp_path / "b.csv", "--budget", 4 * each)[0] == 0
 

@@ -151,7 +151,7 @@ def _dots(deltas: Deltas, absent: Deltas, low: float, high: float, interval: flo
     first part is linear and has no bend; leaving it out avoids cancellation of large numbers.
     """
     last, first = math.ceil(high / interval) + 1, math.ceil(low / interval) + 1
-    grown = math.expm1(interval)
+    growth = math.expm1(interval)
     up = np.minimum.accumulate(np.clip(deltas(np.arange(last + 1, dtype=np.float64) * interval), 0.0, 1.0))
     down = np.arange(first, -1, -1, dtype=np.float64) * -interval
     rest = np.minimum.accumulate(np.clip(absent(-down[::-1]), 0.0, 1.0))[::-1]
@@ -159,10 +159,10 @@ def _dots(deltas: Deltas, absent: Deltas, low: float, high: float, interval: flo
     below = np.exp(down) * rest
     rises, falls = np.diff(below), np.diff(up)
     masses = np.empty(first + last + 1)
-    masses[0] = rises[0] / grown - below[0]
-    masses[1:first] = np.diff(rises) / grown - rises[:-1]
-    masses[first] = 1 + (falls[0] - rises[-1]) / grown - rises[-1]
-    masses[first + 1 : -1] = np.diff(falls) / grown - falls[:-1]
+    masses[0] = rises[0] / growth - below[0]
+    masses[1:first] = np.diff(rises) / growth - rises[:-1]
+    masses[first] = 1 + (falls[0] - rises[-1]) / growth - rises[-1]
+    masses[first + 1 : -1] = np.diff(falls) / growth - falls[:-1]
     masses[-1] = falls[-1] / math.expm1(-interval)
     return pld_pmf.DensePLDPmf(interval, -first, np.maximum(masses, 0.0), float(up[-1]), True)
 
@@ -273,8 +273,8 @@ def convex(deltas: Deltas, high: float) -> Deltas:
     def hull() -> tuple[Array, Array]:
         spread = math.asinh(min(high, 700.0) * 1e4)
         points = np.sinh(np.linspace(-spread, spread, 8001)) / 1e4  # dense around 0, where the curve bends most
-        grown, raw = np.exp(points), deltas(points)
-        a, d = grown.tolist(), raw.tolist()
+        exponentials, raw = np.exp(points), deltas(points)
+        a, d = exponentials.tolist(), raw.tolist()
         keep: list[int] = []
         for i in range(len(a)):
             while len(keep) > 1:
@@ -283,7 +283,7 @@ def convex(deltas: Deltas, high: float) -> Deltas:
                     break
                 keep.pop()
             keep.append(i)
-        return grown[keep], raw[keep]
+        return exponentials[keep], raw[keep]
 
     def lower(eps: Array) -> Array:
         a, d = hull()
@@ -311,8 +311,8 @@ def poisson(curve: Curve, rate: float) -> Curve:
         return np.where(np.expm1(np.minimum(eps, 30.0)) <= -rate, -np.expm1(np.minimum(eps, 0.0)), sampled)
 
     def absent(eps: Array) -> Array:
-        grown = np.exp(np.minimum(eps, 30.0))
-        rest = rate * grown - np.expm1(np.minimum(eps, 30.0))  # 1 - e^eps (1 - rate)
+        exp_eps = np.exp(np.minimum(eps, 30.0))
+        rest = rate * exp_eps - np.expm1(np.minimum(eps, 30.0))  # 1 - e^eps (1 - rate)
         safe = np.maximum(rest, 1e-300)
         return np.where(rest > 0, safe * base_absent(np.log(rate) + np.minimum(eps, 30.0) - np.log(safe)), 0.0)
 
@@ -409,8 +409,8 @@ def poisson_replaced(mu: float, rate: float) -> Curve:
         with np.errstate(divide="ignore"):
             log_sinh = np.where(eps > 0, eps / 2 + np.log(-np.expm1(-eps)) - math.log(2), -np.inf)
         log_r = log_odds + log_sinh
-        bent = np.logaddexp(log_r, 0.5 * np.logaddexp(2 * log_r, 0.0))
-        x = (eps / 2 + bent) / mu  # where the ratio of the densities crosses e^eps
+        log_root = np.logaddexp(log_r, 0.5 * np.logaddexp(2 * log_r, 0.0))
+        x = (eps / 2 + log_root) / mu  # where the ratio of the densities crosses e^eps
         none, one = ndtr(-x), ndtr(mu - x)
         other = np.exp(eps + log_ndtr(-mu - x))
         shared = np.exp(np.minimum(eps + log_ndtr(-x), 700.0))

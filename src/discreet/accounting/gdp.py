@@ -21,7 +21,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from discreet.core.errors import invalid, non_negative, open_probability, positive, probability, whole
 
-# Relative increase of the noise after which its epsilon never exceeds the target: both are rounded up, by 1e-12.
+# Increasing the noise by this relative amount keeps its epsilon within the target: both are rounded up, by 1e-12.
 ROUNDING = 1e-11
 _NO_DELTA = "Gaussian noise needs a delta above 0, because its loss is unbounded."
 
@@ -79,7 +79,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_noise(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Return the least standard deviation of Gaussian noise for (epsilon, delta): the analytic Gaussian mechanism.
+    """Return the smallest standard deviation of Gaussian noise for (epsilon, delta): the analytic Gaussian mechanism.
 
     >>> round(gaussian_noise(1.0, 1e-5), 3)
     3.731
@@ -112,7 +112,7 @@ def gaussian_trade_off(mu: float, false_positive_rate: float) -> float:
 def central_limit_mu(mu: float, rate: float, steps: int) -> float:
     """Return the central-limit estimate rate sqrt(T(e^mu² - 1)) of mu after T sums over Poisson-sampled records.
 
-    Guarantee: none, it approximates the true curve from below.
+    Guarantee: none; it approximates the true curve from below.
     """
     mu = non_negative("mu", mu)
     probability("sampling_rate", rate, "It is a probability: expected batch size / corpus size.")
@@ -130,7 +130,7 @@ def central_limit_step(mu_total: float, rate: float, steps: int) -> float:
 def central_limit_mu_fixed(mu: float, rate: float, steps: int) -> float:
     """Return the central-limit estimate of mu for fixed-size sampling without replacement, under replace-one.
 
-    Guarantee: none, it approximates the true curve from below.
+    Guarantee: none; it approximates the true curve from below.
     """
     try:
         spread = math.exp(mu * mu) * float(ndtr(1.5 * mu)) + 3 * float(ndtr(-0.5 * mu)) - 2
@@ -140,7 +140,7 @@ def central_limit_mu_fixed(mu: float, rate: float, steps: int) -> float:
 
 
 def bisect_up(holds: Callable[[float], Any], low: float, high: float, relative: float = 1e-12) -> float:
-    """Return the least number in [low, high] from which on a condition holds, by bisection, rounded up."""
+    """Return the smallest number in [low, high] at and above which a condition holds, by bisection, rounded up."""
     if holds(low):
         return low
     while high - low > relative * max(abs(low), abs(high)):

@@ -58,7 +58,7 @@ class Receipt:
 
 
 class Spends(Protocol):
-    """An object that counts spends: a ledger, or the record of all trainings on the same people."""
+    """An object that counts spends: a ledger, or the record of all training runs on the same people."""
 
     def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> object:  # noqa: A002
         """Count one use of a mechanism; raise if it is not allowed."""
@@ -131,7 +131,7 @@ class Ledger:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Statement:
-        """Return the contents of a ledger without taking the lock, for example while a training writes to it."""
+        """Return the contents of a ledger without taking the lock, for example while a training run writes to it."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:

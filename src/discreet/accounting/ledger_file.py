@@ -252,7 +252,7 @@ class Tally:
     secure: set[str] = field(default_factory=set)
     respent: int = 0
     torn: int = 0
-    terms: Terms | None = None  # the current ones; None in a ledger from before terms were recorded
+    terms: Terms | None = None  # the current terms; None in a ledger written before terms were recorded
     all_terms: dict[Terms | None, None] = field(default_factory=dict)  # all so far; None for a spend without terms
     unfinished: bytes = b""  # bytes to append before the next line if the last one is torn
 
@@ -265,8 +265,8 @@ class Tally:
         """Return the contents of the ledger."""
         spent = tuple((event, count) for event, count in zip(self.events, self.counts, strict=True) if count)
         terms, unstated = Terms(), False
-        for recorded in self.all_terms:
-            terms, unstated = (terms, True) if recorded is None else (terms | recorded, unstated)
+        for stored in self.all_terms:
+            terms, unstated = (terms, True) if stored is None else (terms | stored, unstated)
         return Statement(
             self.unit, self.adjacency, self.budget, spent, self.respent, self.torn, self.ends_torn, terms, unstated
         )
@@ -554,7 +554,7 @@ class Statement:
         if delta is not None:
             return delta
         if self.budget is None:
-            raise invalid("delta", None, "set", "Give a delta: this ledger has no budget.")
+            raise invalid("delta", None, "set", "Pass a delta: this ledger has no budget.")
         return self.budget.delta
 
 
@@ -615,7 +615,7 @@ def most(cost: Callable[[int], float], limit: float, cap: int, single: float = m
 
 
 def _bracket(cost: Callable[[int], float], limit: float, cap: int, single: float) -> tuple[int, float, int, float]:
-    """Return an n within the limit and a larger one above it, with their costs; the second is cap + 1 if none is."""
+    """Return an n within the limit and a larger one above it, with their costs; cap and cap + 1 if none is above it."""
     low, low_cost, high, slope, least = 0, 0.0, 1, 0.0, 1
     if 0 < single < math.inf:
         low_cost, slope = cost(0), single
@@ -630,8 +630,8 @@ def _bracket(cost: Callable[[int], float], limit: float, cap: int, single: float
             continue
         slope = (high_cost - low_cost) / (high - low)
         low, low_cost = high, high_cost
-        # One beyond where the last slope meets the limit: for a concave cost it falls short, by less every time.
-        # Doubling the least step reaches the limit of a cost that is flat and then rises.
+        # Go one step beyond the point where the last slope meets the limit. For a concave cost that point is still
+        # within the limit, but closer each time. Doubling the least step handles a cost that is flat, then rises.
         high, least = min(max(_meets(low, low_cost, slope, limit, cap) + 1, low + least), cap), 2 * least
     return low, low_cost, high, high_cost
 

@@ -351,7 +351,7 @@ def _holds(event: DpEvent, *kinds: type[DpEvent]) -> bool:
 
 
 Result = TypeVar("Result")
-_CACHE_SIZE = 256  # a training needs a few entries
+_CACHE_SIZE = 256  # a training run needs a few entries
 
 
 def cached_by_event(function: Callable[[DpEvent, Adjacency], Result]) -> Callable[[DpEvent, Adjacency], Result]:

@@ -1,9 +1,9 @@
 """Renyi divergences of events, their sum, and its conversion to epsilon: the rdp accountant.
 
 dp_accounting computes the divergences of Laplace noise, randomized response and fixed-size samples, from events that
-already include the sensitivity under the adjacency. Computed here are von Mises–Fisher directions, mechanisms known
-only by their epsilon, and Poisson-sampled Gaussian noise. For the last one dp_accounting is loose at fractional orders
-and skips the smallest orders if there is little noise (they are the best ones for epsilon near 100).
+already include the sensitivity under the adjacency. This module computes those of von Mises–Fisher directions, of
+mechanisms known only by their epsilon, and of Poisson-sampled Gaussian noise. For the last, dp_accounting is loose at
+fractional orders and skips the smallest orders if there is little noise (the best orders for epsilon near 100).
 
 Paper: Mironov 2017, Renyi Differential Privacy; Mironov, Talwar and Zhang 2019, Renyi Differential Privacy of the
 Sampled Gaussian Mechanism; Wang, Balle and Kasiviswanathan 2019, Subsampled Renyi Differential Privacy; Canonne, Kamath
@@ -45,7 +45,7 @@ from discreet.accounting.events import (
 from discreet.accounting.parts import Parts, cached_by_event, decompose, unsupported
 from discreet.core.guarantee import Adjacency
 
-_AT_ONCE = 1 << 20  # numbers of an integral computed at a time
+_AT_ONCE = 1 << 20  # values of an integrand that are computed at a time
 _MOST_POINTS = 1 << 16
 ORDERS: Array = np.array(DEFAULT_RDP_ORDERS, dtype=np.float64)
 _RELATION = {
@@ -92,8 +92,8 @@ def _divergences(use: DpEvent, adjacency: Adjacency) -> Array:
     if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:
         return sampled_gaussian(float(use.sampling_probability), _gaussian(use, adjacency).noise_multiplier)
     if isinstance(use, SampledWithoutReplacementDpEvent) and adjacency is Adjacency.REPLACE_ONE:
-        size, drawn = use.source_dataset_size, use.sample_size
-        return _library(SampledWithoutReplacementDpEvent(size, drawn, _gaussian(use, adjacency)), adjacency)
+        sampled = SampledWithoutReplacementDpEvent(use.source_dataset_size, use.sample_size, _gaussian(use, adjacency))
+        return _library(sampled, adjacency)
     if isinstance(use, VisibleVectorsDpEvent) and adjacency is Adjacency.REPLACE_ONE:
         inside = _gaussian(use, adjacency)
         return _library(SampledWithoutReplacementDpEvent(use.population, use.drawn, inside), adjacency)
@@ -139,13 +139,13 @@ def _fractional_orders(rate: float, noise: float, orders: Array) -> Array:
     logs = np.empty_like(orders)
     small = orders * largest < 20  # expm1 and log1p keep the digits of small divergences
     together = max(1, _AT_ONCE // len(x))
-    for chosen in (np.flatnonzero(small), np.flatnonzero(~small)):
-        for batch in np.split(chosen, range(together, len(chosen), together)):
-            raised = orders[batch, None] * log_ratio
+    for indices in (np.flatnonzero(small), np.flatnonzero(~small)):
+        for batch in np.split(indices, range(together, len(indices), together)):
+            log_powers = orders[batch, None] * log_ratio
             if small[batch].all():
-                logs[batch] = np.log1p(np.maximum(np.expm1(raised) @ weight, 0.0))
+                logs[batch] = np.log1p(np.maximum(np.expm1(log_powers) @ weight, 0.0))
             else:
-                logs[batch] = logsumexp(log_weight + raised, axis=1)
+                logs[batch] = logsumexp(log_weight + log_powers, axis=1)
     return logs
 
 
@@ -168,8 +168,8 @@ def _pure(epsilon: float) -> Array:
     They are ln((e^(a e) + e^((1-a) e)) / (1 + e^e)) / (a-1), written to avoid overflow.
     """
     a = ORDERS
-    bent = np.log1p(np.exp(-(2 * a - 1) * epsilon)) - math.log1p(math.exp(-epsilon))
-    return np.asarray(np.maximum(epsilon + bent / (a - 1), 0.0), dtype=np.float64)
+    correction = np.log1p(np.exp(-(2 * a - 1) * epsilon)) - math.log1p(math.exp(-epsilon))
+    return np.asarray(np.maximum(epsilon + correction / (a - 1), 0.0), dtype=np.float64)
 
 
 def _directions(use: VonMisesFisherDpEvent, adjacency: Adjacency) -> Array:

@@ -35,8 +35,8 @@ def _log_shape(kappa: float, dimension: int, phi: Array) -> Array:
     with np.errstate(divide="ignore"):
         # half ln(1 - t²) is ln cos(phi) in full precision near phi = 0, where it is multiplied by millions
         log_cos = np.where(np.abs(t) < 0.5, 0.5 * np.log1p(-np.minimum(t * t, 0.5)), np.log(np.cos(phi)))
-    bent = (dimension - 2) * log_cos if dimension > 2 else np.zeros_like(phi)
-    return np.asarray(kappa * t + bent, dtype=np.float64)
+    volume = (dimension - 2) * log_cos if dimension > 2 else np.zeros_like(phi)
+    return np.asarray(kappa * t + volume, dtype=np.float64)
 
 
 def _peak(kappa: float, dimension: int) -> float:

@@ -158,13 +158,13 @@ def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
 
     All sentences have the same length. The forward pass ends at the module.
     """
-    caught: list[Tensor] = []
+    captured: list[Tensor] = []
 
-    def catch(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        caught.append(inputs[0])
+    def capture(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        captured.append(inputs[0])
         raise _Reached
 
-    handle = module.register_forward_pre_hook(catch)
+    handle = module.register_forward_pre_hook(capture)
     try:
         with _evaluating(model), torch.set_grad_enabled(sentences.requires_grad):
             model.encoder(**_inputs(model, sentences))
@@ -172,7 +172,7 @@ def inputs_of(model: TextModel, module: nn.Module, sentences: Tensor) -> Tensor:
         pass
     finally:
         handle.remove()
-    return caught[0].reshape(*sentences.shape[:2], -1)
+    return captured[0].reshape(*sentences.shape[:2], -1)
 
 
 def _inputs(model: TextModel, sentences: Tensor) -> Mapping[str, Tensor]:

@@ -39,7 +39,7 @@ class PositionRows(Attack):
     It needs one text, its length or a release without noise, and a model that adds words and positions before a
     LayerNorm and uses only its output (BERT-like models; not GPT-2, where a residual connection bypasses the norm).
 
-    The orthogonality is well known; that it identifies words is our observation.
+    The orthogonality is well known; its use for identifying words is new here.
     """
 
     kept: int = 256
@@ -78,11 +78,11 @@ class PositionRows(Attack):
         """Return the most likely sentence of the possible words, by a beam search over the positions."""
         logs = logs[:, : prior.vocabulary]
         unigram = self.prior * prior.unigrams[: logs.shape[1]].double().clamp_min(1e-30).log()
-        kept = (logs + unigram).topk(min(self.kept, logs.shape[1]), dim=1).indices
-        fits = logs.gather(1, kept)
-        beams = kept[0][:, None]
-        totals = fits[0] + unigram[kept[0]]
-        for words, fit in zip(kept[1:], fits[1:], strict=True):
+        candidates = (logs + unigram).topk(min(self.kept, logs.shape[1]), dim=1).indices
+        fits = logs.gather(1, candidates)
+        beams = candidates[0][:, None]
+        totals = fits[0] + unigram[candidates[0]]
+        for words, fit in zip(candidates[1:], fits[1:], strict=True):
             best = totals.topk(min(self.beams, len(totals))).indices
             longer = torch.cat([beams[best].repeat_interleave(len(words), 0), words.repeat(len(best))[:, None]], 1)
             added = fit.repeat(len(best)) + self.prior * prior.logs(longer[:, -3:])[:, -1].double()

@@ -57,13 +57,14 @@ class AttackOptions:
         default=None, metadata=option(attacks_by_need(), _ATTACK, "one that fits the run, or dager")
     )
     data: str | None = field(
-        default=None, metadata=option("Text to attack; see DATA of train.", _ATTACK, "the run's own, or notes")
+        default=None,
+        metadata=option("Text to attack; see DATA in `discreet train --help`.", _ATTACK, "the run's own, or notes"),
     )
     examples: int | None = field(
         default=None, metadata=option("Number of texts to attack.", _ATTACK, "8, rounded up to full batches")
     )
     batch_size: int | None = field(
-        default=None, metadata=option("Texts in one release.", _ATTACK, "1; all of them for vectors")
+        default=None, metadata=option("Number of texts in one release.", _ATTACK, "1; all of them for vectors")
     )
     seconds: float | None = field(
         default=None,
@@ -96,7 +97,7 @@ class AttackOptions:
         default=None, metadata=option("Noise standard deviation over clip norm; 0.1,1 tries both.", _RELEASE)
     )
     kappa: list[str] | None = field(
-        default=None, metadata=option("dir-dp-sgd: concentration, one or several.", _RELEASE)
+        default=None, metadata=option("dir-dp-sgd: concentration; 10,100 tries both.", _RELEASE)
     )
     epsilon: list[str] | None = field(
         default=None, metadata=option("Privacy budget of the release; determines the noise.", _RELEASE)
@@ -119,7 +120,7 @@ class AttackOptions:
     )
     draws: int = field(default=20_000, metadata=option("Simulated releases for each noise level.", _ONE))
     steps: int | None = field(
-        default=None, metadata=option("Releases of the same record.", _ONE, "all updates of the run, or one")
+        default=None, metadata=option("Number of releases of the same record.", _ONE, "all updates of the run, or one")
     )
     whole_texts: bool = field(
         default=False, metadata=option("Print full texts instead of three lines of each.", "Options")
@@ -144,7 +145,7 @@ def attack(
     """
     import time
 
-    began = time.monotonic()
+    start = time.monotonic()
     with working("starting"):
         use_threads(threads)
         from discreet.data.sources import Columns
@@ -192,12 +193,12 @@ def attack(
             request = at_own_delta
     if chosen.misled_by_masks and any(one.protect is not None and one.protect.masked for one in protections):
         note("Masks flip signs, which misleads signed cosine similarity; use --set score=least-squares.")
-    loading = time.monotonic() - began
+    loading = time.monotonic() - start
     if own_protection:
         note_different_noise(protections[0].protect)
     requested = {one.name for one in dataclasses.fields(AttackRequest)}  # each has an option of its own
     with suggesting_attacks(scene, name, protections), spelled(set_by("--set", set(fields) - requested)):
-        results = _attacked(request, scene, protections, json, options.whole_texts, own_steps)
+        results = _run_attacks(request, scene, protections, json, options.whole_texts, own_steps)
     if any(not one.scored.isascii() for result in results for one in result.examples):
         note("ROUGE counts only words of the letters a-z and digits; for these texts, read LCS / longer.")
     if (warning := unknown_words(results[0].unknown_share, scene.model.settings.encoder)) is not None:
@@ -245,7 +246,7 @@ def _request(name: str, chosen: Attack, options: AttackOptions, seed: int) -> At
     )
 
 
-def _attacked(
+def _run_attacks(
     request: AttackRequest,
     scene: Scene,
     protections: Sequence[Protected],

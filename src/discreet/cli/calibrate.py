@@ -32,7 +32,7 @@ def calibrate(
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report after the last trial.")] = True,
     json: Json = False,
 ) -> None:
-    """Train with protections over a grid of noise levels, attack each one, and recommend one.
+    """Train with each protection and noise level of a study, attack the results, and recommend one.
 
     Each trial is saved when it finishes. The same command resumes an
     unfinished study and runs only the missing trials.
@@ -44,13 +44,13 @@ def calibrate(
     if report:
         check_installed()
     values = read_study(study)
-    ran: list[Standing] = []
+    latest: list[Standing] = []
     with stop_on_interrupt() as stop, _progress(hidden=json) as show:
 
         def watch(standing: Standing) -> None:
-            if not ran:  # the study has been checked, and its first trial is about to run
+            if not latest:  # the study has been checked, and its first trial is about to run
                 _note_about(values)
-            ran[:] = [standing]
+            latest[:] = [standing]
             show(standing)
 
         try:
@@ -58,7 +58,7 @@ def calibrate(
             incomplete = None
         except IncompleteError as error:
             incomplete = error
-    standing = ran[-1]
+    standing = latest[-1]
     if standing.done and cached().files:
         note(cached().sentence())
     if incomplete is not None:
@@ -67,11 +67,11 @@ def calibrate(
     if report:
         from discreet.report.page import write_report
 
-        written = write_report(out)
-        facts |= {"report": str(written.page), "verdict": list(written.verdict)}
+        files = write_report(out)
+        facts |= {"report": str(files.page), "verdict": list(files.verdict)}
         if not json:
-            paragraph(" ".join(written.verdict))
-            line(f"Report: {written.page}")
+            paragraph(" ".join(files.verdict))
+            line(f"Report: {files.page}")
     if json:
         as_json(facts)
     elif not report:
@@ -132,7 +132,7 @@ def _progress(hidden: bool) -> Iterator[Callable[[Standing], None]]:
         def show(standing: Standing) -> None:
             table = Table("trials", "", box=None, pad_edge=False)
             done = f"{standing.done + standing.before} of {standing.total}"
-            table.add_row("done", f"{done} ({standing.before} from before)" if standing.before else done)
+            table.add_row("done", f"{done} ({standing.before} from earlier runs)" if standing.before else done)
             table.add_row("running", "\n".join(f"{one.label}, seed {one.seed}" for one in standing.running) or "none")
             table.add_row("failed", str(len(standing.failures)))
             table.add_row("time left", time_left(standing).strip() or "unknown")
@@ -163,16 +163,16 @@ def report(
     check_installed()
     from discreet.report.page import write_report
 
-    written = write_report(folder)
+    files = write_report(folder)
     if json:
         as_json(
             {
-                "report": str(written.page),
-                "markdown": str(written.markdown),
-                "card": str(written.card),
-                "verdict": list(written.verdict),
+                "report": str(files.page),
+                "markdown": str(files.markdown),
+                "card": str(files.card),
+                "verdict": list(files.verdict),
             }
         )
         return
-    paragraph(" ".join(written.verdict))
-    line(f"Report: {written.page}")
+    paragraph(" ".join(files.verdict))
+    line(f"Report: {files.page}")

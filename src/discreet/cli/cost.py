@@ -58,7 +58,9 @@ class CostOptions:
     choices: int = field(default=2, metadata=option("randomized-response: number of possible answers.", _MECHANISM))
     sampling_rate: float = field(default=1.0, metadata=option("Expected share of the records in each step.", _USE))
     steps: int = field(default=1, metadata=option("Number of uses of the mechanism.", _USE))
-    delta: float = field(default=1e-5, metadata=option("Choose it far below 1 / number of records.", _USE))
+    delta: float = field(
+        default=1e-5, metadata=option("Delta of the guarantee; well below 1 / number of records.", _USE)
+    )
     adjacency: str | None = field(
         default=None,
         metadata=option(

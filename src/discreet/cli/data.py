@@ -206,8 +206,8 @@ def cache(
 ) -> None:
     """Show or delete the cached outputs of frozen encoders.
 
-    They are cached so that later trainings need not compute them again. They
-    reveal the text. A protected training caches none, except with --cache.
+    Later training runs reuse them. They reveal the text. A protected training
+    run caches none, except with --cache.
     """
     one_of("action", action, ("show", "clear"))
     from discreet.training.encode import cached, clear_cache

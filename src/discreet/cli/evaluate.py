@@ -25,14 +25,14 @@ def evaluate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Print the utility of a trained model on DATA, by default on its own.
+    """Print the utility of a trained model on DATA, by default the data of its run.
 
-    A language model is measured by its perplexity. On its own training data,
+    A language model is measured by its perplexity. On the data of the run,
     only the held-out rows are evaluated.
     """
     import time
 
-    began = time.monotonic()
+    start = time.monotonic()
     with working("loading the model"):
         from discreet.catalog import CORPORA
         from discreet.data.batches import tokens_for
@@ -48,17 +48,15 @@ def evaluate(
     if same:
         check_split(settings)
         if settings.protect is not None:
-            regenerated = (
-                data in CORPORA and seed is not None and seed != settings.seed
-            )  # different rows under the same name
+            different_rows = data in CORPORA and seed is not None and seed != settings.seed  # under the same name
             own = settings.data
-            changed: dict[str, tuple[object, object]] = {
+            options: dict[str, tuple[object, object]] = {
                 "--seed": (seed, settings.seed),
                 "--text": (columns.text, own.text),
                 "--text-pair": (columns.text_pair, own.text_pair),
                 "--label": (columns.label, own.label),
             }
-            check_held_out(data, split, {} if regenerated else changed)
+            check_held_out(data, split, {} if different_rows else options)
     # The held-out split depends on the columns, so the run's own data is read with the run's own columns.
     defaults = Columns() if data in CORPORA and not same else settings.data.columns
     corpus = load(
@@ -97,7 +95,7 @@ def evaluate(
                 "rows": len(rows),
                 "split": name,
                 "truncated": tokens.truncated,
-                "seconds": time.monotonic() - began,
+                "seconds": time.monotonic() - start,
             }
         )
         return
@@ -105,18 +103,19 @@ def evaluate(
     print_quality(quality.as_dict())
 
 
-def check_held_out(data: str, split: str | None, changed: dict[str, tuple[object, object]]) -> None:
+def check_held_out(data: str, split: str | None, options: dict[str, tuple[object, object]]) -> None:
     """Reject an evaluation on the training rows of a protected run.
 
-    The held-out rows are recomputed from the run's columns and seed, so on its own data these must not change.
+    `options` maps an option to its value and that of the run. The held-out rows are recomputed from the run's columns
+    and seed, so these must not differ on the data of the run.
     """
     remedy = "Its guarantee does not cover figures computed from them: evaluate on the validation split, or other data."
     if split == "train":
         raise SettingError(f"Expected held-out rows of {data!r}, got the training rows of a protected run. {remedy}")
-    for option, (value, own) in changed.items():
+    for option, (value, own) in options.items():
         if value is not None and value != own:
             raise SettingError(
-                f"Expected {option} to be that of the run, {own!r}, on the data it was trained on, got {value!r}. "
+                f"Expected {option} to be that of the run, {own!r}, on the data of the run, got {value!r}. "
                 f"Another value would move training rows into the held-out split. {remedy}"
             )
 

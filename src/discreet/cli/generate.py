@@ -33,7 +33,7 @@ def generate(
     generation is post-processing. A run without protection may repeat its
     training text.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     whole("count", count, 1, "It is the number of texts to generate.")
     with working("loading the model"):
         from discreet.core.randomness import Rng
@@ -52,7 +52,7 @@ def generate(
             prompt, count=count, max_tokens=max_tokens, temperature=temperature, top_p=top_p, rng=Rng(seed)
         )
     if json:
-        as_json({"run": str(run), "prompt": prompt, "texts": texts, "seconds": time.monotonic() - began})
+        as_json({"run": str(run), "prompt": prompt, "texts": texts, "seconds": time.monotonic() - start})
         return
     for text in texts:
         paragraph(prompt + text)

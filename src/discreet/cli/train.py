@@ -48,13 +48,13 @@ _SHORT = (
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of a training besides those of the data, the model, the training loop and the protection."""
+    """Options of a training run besides those of the data, the model, the training loop and the protection."""
 
     protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
     epsilon: float | None = field(
         default=None,
         metadata=option(
-            "Privacy budget of one unit for the whole training; determines the noise.",
+            "Privacy budget of one unit for the whole run; determines the noise.",
             "Privacy",
         ),
     )
@@ -72,10 +72,10 @@ class TrainOptions:
         metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
     )
     ledger: Path | None = field(
-        default=None, metadata=option("Ledger shared by several trainings.", "Privacy", "one per set of units")
+        default=None, metadata=option("Ledger shared by several training runs.", "Privacy", "one per set of units")
     )
     budget: float | None = field(
-        default=None, metadata=option("Largest total epsilon of a unit over all its trainings.", "Privacy")
+        default=None, metadata=option("Largest total epsilon of a unit over all its training runs.", "Privacy")
     )
     rank: int | None = field(
         default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", str(RANK))
@@ -85,7 +85,7 @@ class TrainOptions:
     cache: bool | None = field(
         default=None,
         metadata=option(
-            "Cache the outputs of a frozen encoder for later trainings.", "Training", "yes; no with a protection"
+            "Cache the outputs of a frozen encoder for later training runs.", "Training", "yes; no with a protection"
         ),
     )
     download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
@@ -208,7 +208,7 @@ def train(
         if (value := getattr(options, name)) is not None and protection is None:
             raise invalid(name, str(value), "used with --protect", "Add it, or leave this out.")
     if options.budget is not None:
-        positive("budget", options.budget, "It limits the total epsilon of a unit over all its trainings.")
+        positive("budget", options.budget, "It limits the total epsilon of a unit over all its training runs.")
     if source.rows is not None and source.rows > _MOST_ROWS:
         raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
     if options.rank is not None:
@@ -286,7 +286,7 @@ def _print(result: dict[str, Any], out: Path) -> None:
 
 
 def remedy_for(result: dict[str, Any]) -> str:
-    """Return the most likely remedy for a training that learned nothing."""
+    """Return the most likely remedy for a training run that learned nothing."""
     if result["quality"]["metric"] == "perplexity":
         private = "" if result["guarantee"] is None else ", --train lora, a larger --epsilon"
         return f"Train for more --epochs, try another --learning-rate{private}, or use more text."
@@ -326,7 +326,7 @@ def _delta(text: str) -> float | None:
 def _print_privacy(result: dict[str, Any]) -> None:
     guarantee = result["guarantee"]
     if guarantee is None:
-        line("Privacy: no guarantee; this training was not protected.")
+        line("Privacy: no guarantee; this training run was not protected.")
         return
     paragraph("Privacy: " + guarantee["sentence"])
     if "people" in result:

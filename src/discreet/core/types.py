@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# The subject of a leakage or a goal: one update of a training, all its updates, or the trained model.
+# The subject of a leakage or a goal: one update of a training run, all its updates, or the trained model.
 UPDATE, TRAINING, MODEL = RELEASES = ("update", "training", "model")
 
 

@@ -1,7 +1,7 @@
 """A corpus: texts with labels or scores, splits and privacy units; its checks, and warnings for its owner.
 
 Errors name all faulty rows by number in one message, so that a user can fix a file at once. `doubts` returns warnings
-about units, texts and classes before a training.
+about units, texts and classes before a training run.
 
 Guarantee: none. All of it is computed from private rows: it is for the owner, never for a run folder, a model card or a
 report.

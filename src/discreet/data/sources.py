@@ -117,9 +117,9 @@ def load(
     training units, each selected independently with `seed`; `rows` keeps exactly that many training rows, if each row
     is a unit and their number is public. `label_names` sets the classes (such as those of a trained model); otherwise
     they are inferred, and `task` overrides whether they are classes or scores; "unlabelled" reads only the texts.
-    `adjacency` is that of the guarantee of a protected training on the corpus: under add/remove a row without a named
-    unit is identified by its text, otherwise by its position. An error is raised if rows cannot be held out because one
-    side would be empty or lack a class; without `strict`, all rows stay in "train" and a remark says so.
+    `adjacency` is that of the guarantee of a protected training run on the corpus: under add/remove a row without a
+    named unit is identified by its text, otherwise by its position. An error is raised if rows cannot be held out
+    because one side would be empty or lack a class; without `strict`, all rows stay in "train" and a remark says so.
 
     Guarantee: none, this reads private data; errors name rows, never texts.
     """

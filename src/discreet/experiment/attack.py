@@ -214,7 +214,7 @@ def run_attack(
             raise invalid("first_words", request.first_words, "left out for 1-of-n", "It compares complete texts.")
         return identify(request, scene)
     reject_misfit(request)
-    began = time.monotonic()
+    start = time.monotonic()
     rng = Rng(request.seed)
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
     metrics = metrics_for(request.attack, request.metrics)
@@ -224,7 +224,7 @@ def run_attack(
     knows = knowledge(request, scene, model, rows)  # excludes the attacked texts, truncated or not
     attacked = rows.texts
     rows = truncate_words(rows, request.first_words)
-    preparing = time.monotonic() - began
+    preparing = time.monotonic() - start
     examples: list[Example] = []
     facts: dict[str, Any] = {}
     guarantee: Guarantee | None = None
@@ -265,7 +265,7 @@ def run_attack(
         release=facts,
         guarantee=guarantee,
         epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, stated=guarantee),
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - start,
         finished=finished,
         preparing=preparing,
         stopped=stopped,

@@ -46,7 +46,7 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
     Guarantee: that of the composed steps, for a record that is in all of them, or that of the training run; the noise
         of a real release must be secret.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     _check_request(request)
     rng = Rng(request.seed)
     count = DEFAULT_CANDIDATES if request.candidates is None else request.candidates
@@ -73,7 +73,7 @@ def identify(request: AttackRequest, scene: Scene) -> AttackResult:
         release=_facts(request, scene, count),
         guarantee=stated,
         epsilon_by_adjacency=epsilon_by_adjacency(request.protect, request.delta, event=event),
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - start,
         bound=most_identified(event, count, null_adjacency(request.protect)) if proven else None,
     )
 

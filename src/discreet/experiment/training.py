@@ -83,7 +83,7 @@ def run_training(
 
     Guarantee: that of the protection, in the result; none without a protection.
     """
-    began, options = time.monotonic(), options or RunOptions()
+    start, options = time.monotonic(), options or RunOptions()
     say, device = options.say, find_device(options.device)
     corpus = corpus or load_corpus(request.data, request.population)
     for remark in corpus.remarks:
@@ -122,7 +122,7 @@ def run_training(
                 "finished": True,
                 **evaluate_utility(plan, secret, model, corpus, cache, options.watch),
                 **describe_guarantee(plan, trained, ledger),
-                "seconds": time.monotonic() - began,
+                "seconds": time.monotonic() - start,
                 "train_seconds": trained.seconds,
                 "steps": trained.steps,
                 "trained": request.model.train,
@@ -224,7 +224,7 @@ def shared_record(
         entry = Entry.of(People(), split, own, about, planned, options.budget)
         before = entry.before()
         if before.releases or before.elsewhere:
-            options.say("Before this training. " + before.sentence())
+            options.say("Before this training run. " + before.sentence())
         entry.check()
     own.also = entry
     return entry

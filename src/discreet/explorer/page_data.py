@@ -114,7 +114,7 @@ def load_page_data(folder: Path | None) -> PageData:
         return _of_run(folder)
     raise DataError(
         f"Expected the folder of a run or a study, got {str(folder)!r} without {_SETTINGS} or {STUDY}. Pass a "
-        "folder written by a training or a study, or none for the built-in notes."
+        "folder written by a training run or a study, or none for the built-in notes."
     )
 
 

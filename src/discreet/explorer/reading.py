@@ -79,7 +79,7 @@ def read(
 
     Guarantee: none for the returned values, which hold the sentence; they include that of the release.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     one_of("attack", question.attack, menu.attacks)
     one_of("protection", question.protection, [NONE, *menu.protections])
     attack = menu.attacks[question.attack]
@@ -130,7 +130,7 @@ def read(
         "candidates": count,
         "alike": alike(result),
         "release": _release(result),
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - start,
     }
 
 

@@ -320,8 +320,8 @@ def _faster(rows: torch.Tensor) -> torch.dtype:
         sample, table = rows[:_TIMED].to(kind), rows.to(kind).T
         times = []
         for _ in range(3):
-            began = time.perf_counter()
+            start = time.perf_counter()
             sample @ table
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - start)
         seconds[kind] = min(times)
     return min(seconds, key=lambda kind: seconds[kind])

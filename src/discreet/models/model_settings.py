@@ -28,7 +28,7 @@ class ModelSettings:
     train: str = field(
         default="all",
         metadata=option(
-            "Trained part: head, pooler+head, top-N (the last N blocks), lora (adapters), or all.",
+            "Part to train: head, pooler+head, top-N (the last N blocks), lora (adapters), or all.",
             "Model",
             "all; with most protections, head",
         ),

@@ -41,9 +41,7 @@ C = TypeVar("C")
 FEW_UNITS = 5000  # with fewer units, protected training of all layers mostly learns nothing
 FROZEN = ("head", "pooler+head")  # values of `train` that leave the encoder frozen
 RESOLVED = {"resolved": True}  # metadata of a field that `resolve` sets and users do not
-DELTA = option(
-    "Delta of the guarantee; far below one over the number of units.", "Budget", "a tenth of one over that number"
-)
+DELTA = option("Delta of the guarantee; well below 1 / number of units.", "Budget", "0.1 / number of units")
 _ACTS_ON: dict[str, str] = {
     "text": "text (SanText, SanTextPlus, NoisyWords)",
     "representation": "sentence vectors (TextHide, InstanceEncoding, LocalPrivacy)",
@@ -81,7 +79,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class TrainDefaults:
-    """Default settings of a training; docs/decisions has the measurements."""
+    """Default settings of a training run; docs/decisions has the measurements."""
 
     epochs: float
     batch_size: int
@@ -92,7 +90,7 @@ class TrainDefaults:
 
 
 def plain_defaults(part: str, units: int, width: int) -> TrainDefaults:
-    """Return the default settings of a training with ordinary, unprotected steps.
+    """Return the default settings of a training run with ordinary, unprotected steps.
 
     >>> plain_defaults("all", 2000, 384).batch_size
     32
@@ -379,7 +377,7 @@ class RepresentationProtection(Protection):
         return None
 
     def check(self, batch_size: int, rows: int) -> None:
-        """Reject settings that are not valid for this training."""
+        """Reject settings that are not valid for this training run."""
 
     @abstractmethod
     def once(self, owners: Rows, width: int, classes: int, secret: Rng) -> Once:
@@ -431,7 +429,7 @@ def check_budget(epsilon: float | None, delta: float | None) -> None:
     if epsilon is not None:
         positive("epsilon", epsilon, "It is the budget of the whole training; smaller is more private.")
     if delta is not None:
-        open_probability("delta", delta, "It should be far below one over the number of units.")
+        open_probability("delta", delta, "It should be well below 1 / number of units.")
 
 
 def in_words(facts: Mapping[str, Any]) -> str:

@@ -72,14 +72,14 @@ class DirDPSGD(GradientProtection):
 
     kappa: float | None = option_field(
         None,
-        "Concentration of the directions; 0 is only noise. With epsilon too, training stops at that budget.",
+        "Concentration of the directions; 0 is pure noise. If epsilon is also set, training stops at that budget.",
         "Budget",
     )
     blocks: tuple[Block, ...] = field(default=(), metadata=RESOLVED)
     partition: str = option_field(
         "whole", "whole (one direction for all parameters) or layers (one for each layer).", "Method"
     )
-    epsilon: float | None = option_field(None, "Privacy budget of the whole training, for one unit.", "Budget")
+    epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget")
     delta: float | None = field(default=None, metadata=DELTA)
     name: ClassVar[str] = "dir-dp-sgd"
     learns_little: ClassVar[bool] = True
@@ -92,7 +92,7 @@ class DirDPSGD(GradientProtection):
             non_negative("kappa", self.kappa, "An infinite kappa releases the direction itself.")
         elif self.epsilon is None:
             raise SettingError(
-                f"Expected {setting('kappa')} or {setting('epsilon')} for dir-dp-sgd. Kappa 0 is only noise."
+                f"Expected {setting('kappa')} or {setting('epsilon')} for dir-dp-sgd. Kappa 0 is pure noise."
             )
 
     def resolve(self, conditions: Conditions) -> DirDPSGD:
@@ -248,7 +248,7 @@ class DirDPSGD(GradientProtection):
 
 
 def _largest_kappa(blocks: tuple[Block, ...], epsilon: float, conditions: Conditions) -> float:
-    """Return the largest kappa with which all steps of a training together cost at most epsilon."""
+    """Return the largest kappa with which all steps of a training run together cost at most epsilon."""
     from discreet.accounting.calibrate import largest_rate
     from discreet.accounting.events import SelfComposedDpEvent
     from discreet.data.samplers import FixedSize

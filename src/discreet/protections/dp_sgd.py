@@ -68,12 +68,12 @@ class DPSGD(GradientProtection):
 
     noise_multiplier: float | None = option_field(
         None,
-        "Standard deviation of the noise over the clip norm; with epsilon too, training stops at that budget.",
+        "Standard deviation of the noise over the clip norm; if epsilon is also set, training stops at that budget.",
         "Budget",
     )
     clip_norm: float = option_field(0.1, "Gradients of a unit are clipped to this norm.", "Method")
     clipping: str = option_field("flat", "flat (one norm for all layers), per-layer or automatic.", "Method")
-    epsilon: float | None = option_field(None, "Privacy budget of the whole training, for one unit.", "Budget")
+    epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget")
     delta: float | None = field(default=None, metadata=DELTA)
     true_positive_rate: float | None = option_field(
         None, "Instead of epsilon: the highest true positive rate that any membership attack may reach.", "Budget"
@@ -170,7 +170,7 @@ class DPSGD(GradientProtection):
     ) -> DPSGD:
         """Return the protection with the least noise that keeps the whole training within epsilon at delta.
 
-        It keeps the budget, so that a training with more steps or larger batches stops there.
+        It keeps the budget, so that a training run with more steps or larger batches stops there.
         """
         from discreet.accounting.calibrate import least_noise
 

@@ -76,7 +76,7 @@ class TextHide(RepresentationProtection):
     mix_cap: float | None = option_field(None, "Largest weight of a sentence in a mixture.", "Method")
     public: str | None = option_field(None, "Public data to mix with; half of the partners come from it.", "Method")
     public_label: str = option_field(
-        "dropped", "Labels of public partners: dropped (left out), or even (every class alike).", "Method"
+        "dropped", "Labels of public partners: dropped (left out), or even (the same weight for every class).", "Method"
     )
     name: ClassVar[str] = "texthide"
     priced: ClassVar[bool] = False

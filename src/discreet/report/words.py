@@ -58,8 +58,9 @@ GLOSSARY = (
     ("ROUGE-L", "The share of words an attacker got right in the right order; 1 is the whole text."),
     (
         "release (of a goal)",
-        "What a ceiling is about: one update of a training, all its updates, or the trained model. What is proven for "
-        "all updates holds for the model, which follows from them; what is proven for one update holds for no more.",
+        "The release that a ceiling limits: one update of a training run, all its updates, or the trained model. A "
+        "bound for all updates also holds for the model, which follows from them; a bound for one update holds only "
+        "for that update.",
     ),
     (
         "trade-off (ROC) curve",

@@ -152,7 +152,7 @@ def application(head: Head, limits: Limits | None = None) -> Starlette:
     import discreet
 
     limits = limits or Limits()
-    answers, begun = Answers(head, limits), time.monotonic()
+    answers, start = Answers(head, limits), time.monotonic()
     document = orjson.dumps(description(head, limits, discreet.__version__))
     about = orjson.dumps(
         {
@@ -177,7 +177,7 @@ def application(head: Head, limits: Limits | None = None) -> Starlette:
             "answered": answers.answered,
             "refused": answers.rejected,
             "active": answers.active,
-            "seconds": round(time.monotonic() - begun, 1),
+            "seconds": round(time.monotonic() - start, 1),
         }
         return Response(orjson.dumps(facts), media_type="application/json")
 

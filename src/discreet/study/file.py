@@ -67,14 +67,14 @@ class Goal:
         if self.release is not None:
             one_of("goal.release", self.release, RELEASES)
             if self.release != UPDATE and not self.identifies:
-                remedy = "Only 1-of-n is measured on all updates of a training; other attacks read one release."
+                remedy = "Only 1-of-n is measured on all updates of a training run; other attacks read one release."
                 raise invalid("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", remedy)
             if self.release != UPDATE and self.leakage.endswith(OF_UPDATE):
                 raise invalid("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", "Leave _update out.")
 
     @property
     def identifies(self) -> bool:
-        """Whether the leakage is 1-of-n identification, which is measured on one update and on all of a training."""
+        """Whether the leakage is 1-of-n identification, which is measured on one update and on all updates."""
         return self.leakage in (IDENTIFIED, IDENTIFIED + OF_UPDATE)
 
     @property

@@ -133,7 +133,7 @@ def _run(planned: Planned) -> Trial:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A training: its utility and guarantee, what a report shows besides, the protection, and all its updates."""
+    """A training run: its utility and guarantee, what a report shows besides, the protection, and all its updates."""
 
     utility: dict[str, float]
     guarantee: Guarantee | None
@@ -228,7 +228,7 @@ def _utility(model: Classifier, rows: Tokens | Vectors, seed: int) -> tuple[dict
 
 
 def _updates(plan: TrainingPlan, steps: int, guarantee: Guarantee | None, event: DpEvent | None) -> Updates | None:
-    """Return what an attacker sees of all updates of a training, where they are gradients."""
+    """Return what an attacker sees of all updates of a training run, where they are gradients."""
     if plan.protect is None or event is None:
         return Updates(steps, 1.0, NoGuaranteeDpEvent("the release was not protected"))
     rate = sampling_rate(plan.sampler, plan.units)

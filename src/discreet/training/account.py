@@ -1,4 +1,4 @@
-"""Spending and guarantee of a training that protects texts or vectors, not gradients."""
+"""Spending and guarantee of a training run that protects texts or vectors, not gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASSUMPTIONS = (
 
 @dataclass
 class Account:
-    """Spending and guarantee of a training that protects texts or vectors, not gradients.
+    """Spending and guarantee of a training run that protects texts or vectors, not gradients.
 
     `release` adds its own assumptions and caveats to the guarantee. `paid` says whether everything that depends on
     private text is in the ledger, which is not so for a trained encoder. `limit` enforces the budget of the training if
@@ -46,7 +46,7 @@ class Account:
         release: Once | Live | TextProtection,
         paid: bool = True,
     ) -> Account:
-        """Return the account of a training."""
+        """Return the account of a training run."""
         assert plan.delta is not None
         return cls(ledger, secret, plan.delta, release, paid, plan.limit_beside(ledger))
 

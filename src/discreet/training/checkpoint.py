@@ -1,4 +1,4 @@
-"""Checkpoints: everything a stopped training needs to end with the weights of an uninterrupted one.
+"""Checkpoints: everything a stopped training run needs to end with the weights of an uninterrupted one.
 
 Batches, dropout and noise are functions of the step, so the trained weights, the optimizer state and the number of the
 next step are sufficient. A checkpoint is one safetensors file, replaced atomically.
@@ -26,13 +26,13 @@ from discreet.training.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
-FORMAT = 2  # in format 1, splits, noise and the identity of a training were computed in other ways
-_NAME_DIGITS = 16  # hexadecimal digits of the name of a training in its ledger
+FORMAT = 2  # in format 1, splits, noise and the identity of a training run were computed in other ways
+_NAME_DIGITS = 16  # hexadecimal digits of the name of a training run in its ledger
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a training, without its weights."""
+    """Progress of a training run, without its weights."""
 
     step: int = 0
     epoch: int = 0
@@ -115,10 +115,10 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
 def identity(
     model: TextModel, rows: Tokens | Vectors, settings: TrainSettings, step: object, rng: Rng, start: str
 ) -> str:
-    """Return a hash of everything that determines the result of a training; it names the run in resumes and ledgers.
+    """Return a hash of everything that determines the result of a training run; resumes and ledgers name the run by it.
 
     `start` is the hash of the initial weights (`weights_digest`), taken before anything changes them: the same secret
-    on other weights is another training, with its own noise and its own cost.
+    on other weights is another training run, with its own noise and its own cost.
     """
     with autocast(model.device, settings.precision) as cast:
         format_used = (model.device.type, cast.fast_dtype if torch.is_autocast_enabled(model.device.type) else None)
@@ -128,7 +128,7 @@ def identity(
 
 
 def spend_name(identity: str, secret: Rng, ledger: Ledger) -> str:
-    """Return the name under which the spends of a training are recorded, which reveals nothing about its data.
+    """Return the name under which the spends of a training run are recorded, which reveals nothing about its data.
 
     The identity contains the secret source, which nobody can guess. With a fixed seed, anyone who guesses the corpus
     could compute the identity and confirm the guess, so it is hashed with a key that only the open ledger or the

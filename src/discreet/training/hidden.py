@@ -48,7 +48,7 @@ class HiddenStep(Step):
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> HiddenStep:
-        """Return the step of a training whose vectors are protected at every step."""
+        """Return the step of a training run whose vectors are protected at every step."""
         rows, plan, corpus = parts.rows, parts.plan, parts.corpus
         protect = plan.protect
         assert isinstance(protect, RepresentationProtection)
@@ -59,7 +59,7 @@ class HiddenStep(Step):
         source = secret
         if protect.priced:
             check_units(corpus, protect)
-            if secret.is_secret:  # another training with the same secret must not use the same noise
+            if secret.is_secret:  # another training run with the same secret must not use the same noise
                 described = (protect.identity(), plan.sampler, secret, digest(public))
                 name = identity(model, rows, plan.settings, described, plan.rng, parts.start)
                 source = secret.fork("training", name)

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a training.
+    """Result of a training run.
 
     `finished` is False if it was stopped before its last step; `out_of_budget` is True if its budget allowed no further
-    step, which also finishes a training.
+    step, which also finishes a training run.
     """
 
     finished: bool
@@ -56,10 +56,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class Job:
-    """Folders and callbacks of a training.
+    """Folders and callbacks of a training run.
 
     A checkpoint is written to `workspace` every `checkpoint_seconds` and at a stop. Outputs of a frozen encoder are
-    stored in `cache` for other trainings.
+    stored in `cache` for other training runs.
     """
 
     workspace: Path | None = None
@@ -85,8 +85,8 @@ def train(
     default the ledger is in the workspace, or in memory without one. Batches and noise come from `secret`, by default
     that of the plan. A user-provided seed that others may know makes the figure an estimate: see `Rng.secret`.
 
-    Called again with the same arguments and workspace, a stopped training resumes, and ends with the same weights as an
-    uninterrupted one.
+    Called again with the same arguments and workspace, a stopped training run resumes, and ends with the same weights
+    as an uninterrupted one.
 
     Guarantee: that of the protection over all steps, for the units of the train split, in the result; none without one.
     """
@@ -128,7 +128,7 @@ def train(
 
 
 def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
-    """Return the step of a protected training, for the place of its protection."""
+    """Return the step of a protected training run, for the place of its protection."""
     protect = parts.plan.protect
     if isinstance(protect, GradientProtection):
         return PrivateStep.of(parts, ledger, secret)
@@ -139,7 +139,7 @@ def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
 
 @dataclass
 class _Run:
-    """The state of one training while its loop runs."""
+    """The state of one training run while its loop runs."""
 
     model: TextModel
     optimizer: torch.optim.Optimizer

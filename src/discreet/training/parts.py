@@ -87,7 +87,7 @@ class PrivateParts:
         return {"rows": [list(pair) for pair in self.shapes.rows], "plain_attention": self.plain_attention}
 
     def restore(self, layout: dict[str, Any]) -> None:
-        """Restore the shapes of a stopped training."""
+        """Restore the shapes of a stopped training run."""
         self.shapes = replace(self.shapes, rows=tuple((int(w), int(r)) for w, r in layout["rows"]))
         self.plain_attention = bool(layout["plain_attention"])
         self._steady.clear()

@@ -1,8 +1,8 @@
-"""Total epsilon of all trainings and rewritten files of the same people, recorded on this machine.
+"""Total epsilon of all training runs and rewritten files of the same people, recorded on this machine.
 
     $DISCREET_HOME or ~/.local/state/discreet   (mode 0700)
       key                a local secret of 32 bytes (mode 0600)
-      people/NAME.json   one training or rewritten file: what it spent, for which unit, when (mode 0600)
+      people/NAME.json   one training run or rewritten file: what it spent, for which unit, when (mode 0600)
       people/NAME.units  keyed hashes of its units, 8 bytes each, sorted (mode 0600)
 
 The records are never in a run folder. A unit is identified by a hash of its id, keyed with the local secret; without
@@ -11,9 +11,9 @@ total of a set of people is the largest total of one of them: all releases that 
 upper bound for everyone in the set. Two units of different corpora with the same name and id count as one, which can
 only increase the total.
 
-A training reserves before it spends: its record is always at least the spending in its own ledger, and at most twice
-as much. It is set to the ledger's count when the training ends or is stopped. A training whose folder is deleted still
-counts, because its model may have been released.
+A training run reserves before it spends: its record is always at least the spending in its own ledger, and at most
+twice as much. It is set to the ledger's count when the run ends or is stopped. A training run whose folder is deleted
+still counts, because its model may have been released.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Spent = Mapping[str, int]  # events as JSON, and how often each is spent
 TRAINING, SANITIZED, FIXED_SEED, STUDY = "training", "sanitized", "fixed-seed", "study"
 COUNTED = (TRAINING, SANITIZED)  # the others are experiments and not added up
 _FORMAT = 1
-_MOST_PATTERNS = 8  # sets of trainings that are composed one by one; if there are more, all trainings are composed
+_MOST_PATTERNS = 8  # sets of training runs that are composed one by one; if there are more, all runs are composed
 _MARK_BYTES = 8
 
 
@@ -66,7 +66,7 @@ def home_folder() -> Path:
 
 @dataclass(frozen=True)
 class Record:
-    """Stored record of one training, one rewritten file, or one study."""
+    """Stored record of one training run, one rewritten file, or one study."""
 
     name: str
     kind: str
@@ -93,13 +93,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _listed(trainings: int, files: int, training: str = "training") -> str:
-    """Return the numbers of trainings and rewritten files as text.
+def _counts_text(trainings: int, files: int, noun: str = "training run") -> str:
+    """Return the numbers of training runs and rewritten files as text.
 
-    >>> _listed(2, 0), _listed(1, 1), _listed(0, 1)
-    ('2 trainings', '1 training and 1 sanitized file', '1 sanitized file')
+    >>> _counts_text(2, 0), _counts_text(1, 1), _counts_text(0, 1)
+    ('2 training runs', '1 training run and 1 sanitized file', '1 sanitized file')
     """
-    counts = [_count(trainings, training)] if trainings or not files else []
+    counts = [_count(trainings, noun)] if trainings or not files else []
     return " and ".join([*counts, *([_count(files, "sanitized file")] if files else [])])
 
 
@@ -121,7 +121,7 @@ class Total:
     other_units: int = 0
     restated: bool = False
     files: int = 0
-    noun: str = "training"
+    noun: str = "training run"
 
     @property
     def releases(self) -> int:
@@ -131,12 +131,12 @@ class Total:
     @property
     def over(self) -> str:
         """Composed releases as text."""
-        return _listed(self.trainings, self.files)
+        return _counts_text(self.trainings, self.files)
 
     def sentence(self, fresh: bool = False) -> str:
         """Return the total as a sentence; `fresh` adds that no limit is set, if there is a figure to limit."""
         total = self.guarantee
-        over = _listed(self.trainings, self.files, "protected training")
+        over = _counts_text(self.trainings, self.files, "protected training run")
         if not self.releases:
             text = f"These {total.unit}s: nothing is spent so far."
         elif not total.exists:
@@ -169,7 +169,7 @@ class Total:
 
 
 class People:
-    """Records of a user's trainings and rewritten files, and their totals."""
+    """Records of a user's training runs and rewritten files, and their totals."""
 
     def __init__(self, home: Path | None = None) -> None:
         """Use a home folder, by default the user's; nothing is written yet."""
@@ -203,7 +203,7 @@ class People:
         leave_out: str = "",
         terms: Terms | None = None,
         kind: str = TRAINING,
-        noun: str = "training",
+        noun: str = "training run",
     ) -> Total:
         """Return the composition of earlier releases of these people and of the planned spends for all of them.
 
@@ -339,8 +339,8 @@ class People:
             return Record(**{**values, **lists})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise LedgerError(
-                f"Expected a valid record of a training at {str(path)!r}. The total cannot be computed: restore the "
-                "file, or move it away to leave its training out of the total."
+                f"Expected a valid record of a training run at {str(path)!r}. The total cannot be computed: restore "
+                "the file, or move it away to leave the run out of the total."
             ) from None
 
     def _marks(self, name: str) -> Marks:
@@ -349,7 +349,7 @@ class People:
             return np.frombuffer(data, dtype="<u8").astype(np.uint64)
         except (OSError, ValueError):
             path = str(self._marks_path(name))
-            raise LedgerError(f"Expected the units of a training at {path!r}. Restore the file.") from None
+            raise LedgerError(f"Expected the units of a training run at {path!r}. Restore the file.") from None
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"
@@ -359,7 +359,7 @@ class People:
 
     def _not_writable(self, error: OSError) -> OutputError:
         return OutputError(
-            f"Expected {str(self.home)!r} to be writable, to record trainings in it. {error.strerror}. Set "
+            f"Expected {str(self.home)!r} to be writable, to record training runs in it. {error.strerror}. Set "
             f"DISCREET_HOME to a folder of yours, or name a ledger ({setting('ledger')})."
         )
 
@@ -377,7 +377,7 @@ class About:
 
 @dataclass
 class Entry:
-    """Record of a training or rewritten file in progress; its ledger spends here first.
+    """Record of a training run or rewritten file in progress; its ledger spends here first.
 
     Guarantee: the record on disk is at least the spending in its own ledger.
     """
@@ -431,8 +431,8 @@ class Entry:
 
     @property
     def noun(self) -> str:
-        """Word for what is released: file or training."""
-        return "file" if self.record.command == "sanitize" else "training"
+        """Word for the release: file or training run."""
+        return "file" if self.record.command == "sanitize" else "training run"
 
     def now(self) -> Total:
         """Return the total of all releases of these people, including this one unless its seed is fixed."""
@@ -458,7 +458,7 @@ class Entry:
         record = _with_terms(self.record, terms or Terms())
         if record != self.record or needed > self.record.spent.get(text, 0):
             with self.people.locked():
-                if self.budget is not None:  # again: another training on the same people may run at the same time
+                if self.budget is not None:  # again: another training run on the same people may run at the same time
                     self._allow(Counter(self.planned) | (self.used + Counter({text: 1})), self.budget, repr(id))
                 reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
                 self.record = replace(record, spent={**record.spent, text: max(int(reserved), needed)})
@@ -505,15 +505,15 @@ class Entry:
             raise BudgetError(
                 f"Expected all releases of these {bound.unit}s under {bound.adjacency.value}, got "
                 f"{_count(total.elsewhere, 'release')} under another adjacency, which cannot be composed with this "
-                "one. Release under the same adjacency (a training with or without a population; a rewritten text is "
-                f"always under replace-one), or leave {setting('budget')} out."
+                "one. Release under the same adjacency (a training run with or without a population; a rewritten text "
+                f"is always under replace-one), or leave {setting('budget')} out."
             )
         check_budget(bound.epsilon, budget, bound.delta, f"these {bound.unit}s", what, self.record.kind)
 
 
 @dataclass
 class Shared:
-    """A named ledger that several trainings and rewritten files spend from; their own ledgers spend here first."""
+    """A named ledger that several training runs and rewritten files spend from; their own ledgers spend here first."""
 
     ledger: Ledger
     delta: float
@@ -582,7 +582,7 @@ class Shared:
         check_budget(total.epsilon, self.budget, self.delta, f"the ledger {str(self.ledger.path)!r}", what, self.kind)
 
 
-_NOUNS = {TRAINING: "training", SANITIZED: "file"}
+_NOUNS = {TRAINING: "training run", SANITIZED: "file"}
 _REMEDIES = {
     TRAINING: f"train with a smaller {setting('epsilon')} or fewer steps",
     SANITIZED: f"rewrite with a smaller {setting('epsilon_per_word')}, or shorter texts",
@@ -610,7 +610,7 @@ def _with_terms(record: Record, terms: Terms) -> Record:
 
 
 def _patterns(touched: Sequence[npt.NDArray[np.bool_]]) -> list[tuple[int, ...]]:
-    """Return the maximal sets of trainings that contain a common unit.
+    """Return the maximal sets of training runs that contain a common unit.
 
     >>> _patterns([np.array([True, True, False]), np.array([False, True, False])])
     [(0, 1)]

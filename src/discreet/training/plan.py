@@ -1,4 +1,4 @@
-"""The plan of a training: everything it needs and costs, decided once before the first step.
+"""The plan of a training run: everything it needs and costs, decided once before the first step.
 
 Defaults, sampler, delta, steps, the budget of the ledger, and whether randomness is secret or fixed are chosen only
 here. A plan is a printable value: it never holds a secret or an open ledger.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything one training needs and costs.
+    """Everything one training run needs and costs.
 
     `units` is the public number of units: the actual number, or the `population`. `rows` is the number of training
     rows. With a `noise_seed` batches and noise are repeatable, and the guarantee is an estimate; without one they come
@@ -95,7 +95,7 @@ class TrainingPlan:
         seed: int = 0,
         noise_seed: int | None = None,
     ) -> TrainingPlan:
-        """Return the plan of a training on the train split of a corpus.
+        """Return the plan of a training run on the train split of a corpus.
 
         Settings that `train` leaves open depend on what is trained, how it is protected and how much text there is. The
         noise of a protection with a budget is calibrated so that the whole training stays within it. `population` is a
@@ -165,7 +165,7 @@ class TrainingPlan:
         epochs: float | None = None,
         unit: str = "unit",
     ) -> TrainingPlan:
-        """Return the plan of a training in the user's own loop, of any module whose gradients are protected.
+        """Return the plan of a training run in the user's own loop, of any module whose gradients are protected.
 
         Set `units`, the number of units, which is then public (zero-out), or `population`, a public number chosen in
         advance (add/remove); and the number of `steps`, or of `epochs`.
@@ -262,7 +262,7 @@ class TrainingPlan:
         return step_cost(self.protect, self.sampler, step, self.units)
 
     def spends(self, model: TextModel, split: Corpus, ledger: Ledger) -> dict[str, int]:
-        """Return how often a training would spend each event at most; empty if only the release determines its cost.
+        """Return the most spends of each event in a training run; empty if only the release determines its cost.
 
         `ledger` is the training's own: it may already contain steps, and may have a budget at which training stops.
         """
@@ -327,7 +327,7 @@ def part_to_train(default: str, protect: Protection | None, units: int, encoder:
 
 
 def delta_for(units: int) -> float:
-    """Return the default delta, a tenth of one over the number of units.
+    """Return the default delta, 0.1 / number of units.
 
     >>> delta_for(2000)
     5e-05
@@ -336,7 +336,7 @@ def delta_for(units: int) -> float:
 
 
 def adjacency_of(protect: Protection, population: int | None = None) -> Adjacency:
-    """Return the adjacency a training is certified under: the protection's own, or add/remove with a population.
+    """Return the adjacency a training run is certified under: the protection's own, or add/remove with a population.
 
     Only a noisy sum hides the absence of a unit; if each text or vector is visible, a population is rejected.
     """

@@ -104,7 +104,7 @@ class PrivateStep(Step):
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
-        """Return the step of a training that protects gradients; a model that mixes rows is rejected."""
+        """Return the step of a training run that protects gradients; a model that mixes rows is rejected."""
         plan = parts.plan
         assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
         units = Grouped.of(unit_numbers(parts.corpus))
@@ -161,9 +161,9 @@ class PrivateStep(Step):
 
     @property
     def source(self) -> Rng:
-        """Source of batches and noise, different for every training with the same secret.
+        """Source of batches and noise, different for every training run with the same secret.
 
-        A fixed seed is there to repeat a training, and its guarantee is an estimate in any case.
+        A fixed seed is there to repeat a training run, and its guarantee is an estimate in any case.
         """
         return self.secret.fork("training", self.run) if self.secret.is_secret and self.run else self.secret
 
@@ -216,7 +216,7 @@ class PrivateStep(Step):
         return self.parts.layout()
 
     def restore(self, layout: dict[str, Any]) -> None:
-        """Divide batches into parts as a stopped training did."""
+        """Divide batches into parts as a stopped training run did."""
         self.parts.restore(layout)
 
 
@@ -279,8 +279,8 @@ def check_spent(ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]],
     for step, (event, name) in enumerate(spends):
         if not ledger.holds(f"{run} {name}"):
             raise LedgerError(
-                f"Expected step {step} of this training in its ledger, because the checkpoint is past it. The ledger "
-                "is another one, or was lost; without it nothing is guaranteed. Start again."
+                f"Expected step {step} of this training run in its ledger, because the checkpoint is past it. The "
+                "ledger is another one, or was lost; without it nothing is guaranteed. Start again."
             )
         if limit is not None:
             limit.spend(event, f"{run} {name}")

@@ -1,4 +1,4 @@
-"""Run folders: model, tokenizer, settings, metrics and model card of a training, written atomically.
+"""Run folders: model, tokenizer, settings, metrics and model card of a training run, written atomically.
 
 The model card describes the purpose, the utility and the guarantee of a model, without any training text.
 """

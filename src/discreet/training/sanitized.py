@@ -1,4 +1,4 @@
-"""Privacy cost of a rewritten file, recorded with the trainings of the same people before the file is written."""
+"""Privacy cost of a rewritten file, recorded with the training runs of the same people before the file is written."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def rows_of(columns: Mapping[str, Sequence[str]], units: Sequence[str] | None, u
 def marks_of(people: People, columns: Mapping[str, Sequence[str]], rows: Corpus, named: bool) -> Marks:
     """Return the hashes by which the units of a file are recognized.
 
-    Rows without a named unit are identified by their texts. A training may read one of the columns, or two as a pair,
-    so each of these has a hash.
+    Rows without a named unit are identified by their texts. A training run may read one of the columns, or two as a
+    pair, so each of these has a hash.
     """
     if named:
         return people.marks_of(rows)

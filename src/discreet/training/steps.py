@@ -55,17 +55,17 @@ class Step(ABC):
 
     @abstractmethod
     def describe(self) -> object:
-        """Return everything that determines the outcome of the step, for the identity of a training."""
+        """Return everything that determines the outcome of the step, for the identity of a training run."""
 
     def check(self, steps: int) -> None:  # noqa: B027
         """Reject resuming after this many steps if they were not accounted for."""
 
     def layout(self) -> dict[str, Any] | None:
-        """Return how batches are divided into parts if that depends on the machine, to be stored for a resume."""
+        """Return how batches are divided into parts, if that depends on the machine; a checkpoint stores it."""
         return None
 
     def restore(self, layout: dict[str, Any]) -> None:  # noqa: B027
-        """Divide batches into parts as a stopped training did."""
+        """Divide batches into parts as a stopped training run did."""
 
     def epsilon(self) -> float | None:
         """Return an upper bound on the epsilon spent so far, or None without a protection."""
@@ -92,7 +92,7 @@ class Parts:
 class OpenStep(Step):
     """A step without protection.
 
-    Guarantee: none, ordinary training memorizes its data.
+    Guarantee: none; ordinary training memorizes its data.
     """
 
     model: TextModel
@@ -103,7 +103,7 @@ class OpenStep(Step):
 
     @classmethod
     def of(cls, parts: Parts) -> OpenStep:
-        """Return the step of a training without protection."""
+        """Return the step of a training run without protection."""
         return cls(parts.model, parts.optimizer, parts.rows, parts.plan)
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class OpenStep(Step):
 class PlainStep:
     """Forward, backward, clip the gradient norm, and step the optimizer.
 
-    Guarantee: none, ordinary training memorizes its data.
+    Guarantee: none; ordinary training memorizes its data.
     """
 
     model: TextModel
@@ -212,7 +212,7 @@ _REPORT_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Report:
-    """Progress of a training; `epsilon` bounds what protected training has spent so far.
+    """Progress of a training run; `epsilon` bounds what protected training has spent so far.
 
     `rows_per_second` is None if the steps read no rows, as for a head that is solved in closed form. In the stage
     "encoding" a step is one text read by the frozen encoder.
@@ -233,11 +233,11 @@ def encoding_watch(watch: Callable[[Report], None] | None) -> Callable[[int, int
         return None
     start = time.monotonic()
 
-    def encoded(done: int, total: int) -> None:
-        rate = done / max(time.monotonic() - start, 1e-9)
-        watch(Report(done, total, None, rate, (total - done) / max(rate, 1e-9), stage="encoding"))
+    def report(count: int, total: int) -> None:
+        rate = count / max(time.monotonic() - start, 1e-9)
+        watch(Report(count, total, None, rate, (total - count) / max(rate, 1e-9), stage="encoding"))
 
-    return encoded
+    return report
 
 
 class Meter:

@@ -82,7 +82,7 @@ class StoredStep(OpenStep):
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> StoredStep:  # type: ignore[override]
-        """Return the step of a training on rewritten texts, or on vectors that are released now and stored."""
+        """Return the step of a training run on rewritten texts, or on vectors that are released now and stored."""
         model, rows, plan = parts.model, parts.rows, parts.plan
         protect, solved = plan.protect, False
         if isinstance(protect, TextProtection):

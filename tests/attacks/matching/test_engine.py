@@ -40,8 +40,8 @@ def found(model: Classifier, attack: object, seen: GradientRelease, **known: obj
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_lamp_reads_sentences_attacked_together(tiny_model: Build, kind: str) -> None:
     model = tiny_model(kind)
-    seens = [open_release(model, BATCH.take([i])) for i in range(3)]
-    guesses = QUICK.run_many(seens, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
+    releases = [open_release(model, BATCH.take([i])) for i in range(3)]
+    guesses = QUICK.run_many(releases, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
     assert [guess.texts[0] for guess in guesses].count("a knee") == 1
     exact = sum(guess.texts[0] == text for guess, text in zip(guesses, BATCH.texts, strict=True))
     assert exact >= 2

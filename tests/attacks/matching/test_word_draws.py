@@ -29,8 +29,8 @@ QUICK = WordDraws(rounds=25, texts=16, parents=4, polish=4)
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_it_reads_sentences_attacked_together(tiny_model: Build, kind: str) -> None:
     model = tiny_model(kind)
-    seens = [open_release(model, BATCH.take([i])) for i in range(3)]
-    guesses = QUICK.run_many(seens, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
+    releases = [open_release(model, BATCH.take([i])) for i in range(3)]
+    guesses = QUICK.run_many(releases, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
     exact = sum(guess.texts[0] == text for guess, text in zip(guesses, BATCH.texts, strict=True))
     assert exact >= 2
     assert all(guess.details["steps"] == 25 for guess in guesses)
@@ -38,9 +38,9 @@ def test_it_reads_sentences_attacked_together(tiny_model: Build, kind: str) -> N
 
 def test_it_reads_through_noise_and_the_prior_helps(tiny_model: Build) -> None:
     model, defence = tiny_model("bert"), DPSGD(0.02, clip_norm=1.0)
-    seens = [protected_release(model, BATCH.take([0]), defence, Rng(seed), delta=1e-5) for seed in range(4)]
-    guesses = QUICK.run_many(seens, Knowledge(model=model, defence=defence, auxiliary=PUBLIC), Rng(0))
-    blind = QUICK.run_many(seens, Knowledge(model=model, defence=defence), Rng(0))
+    releases = [protected_release(model, BATCH.take([0]), defence, Rng(seed), delta=1e-5) for seed in range(4)]
+    guesses = QUICK.run_many(releases, Knowledge(model=model, defence=defence, auxiliary=PUBLIC), Rng(0))
+    blind = QUICK.run_many(releases, Knowledge(model=model, defence=defence), Rng(0))
     right = [sum(guess.texts[0] == BATCH.texts[0] for guess in some) for some in (guesses, blind)]
     assert right[0] >= 3
     assert right[0] >= right[1]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from discreet.attacks.representation.blind import BlindReconstruction, corners, groups, unmasked
+from discreet.attacks.representation.blind import BlindReconstruction, corners, groups, remove_masks
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, RepresentationRelease
@@ -35,7 +35,7 @@ def test_encodings_are_grouped_by_their_mask_and_the_masks_come_off() -> None:
     _, public, mixed, seen, whose = made()
     found = groups(seen, MASKS)
     assert all(len(set(found[whose == number].tolist())) == 1 for number in range(MASKS))
-    right = (np.sign(unmasked(seen, public, MASKS)) == np.sign(mixed)).mean()
+    right = (np.sign(remove_masks(seen, public, MASKS)) == np.sign(mixed)).mean()
     assert right > 0.95
 
 

@@ -90,7 +90,7 @@ class Decepticons(Attack):
                 parts.append(decode(states, model, anatomy, blocks[0], layout, longest))
         if isinstance(model, LanguageModel) and model.objective == "masked":
             mask = int(model.tokenizer.mask_token_id)
-            # A mask token yields to the token that the language head has there.
+            # At a masked position, prefer the token from the language head to the mask token.
             parts = [
                 replace(part, matches=torch.where(part.tokens == mask, 0.97 * part.matches, part.matches))
                 for part in parts
@@ -101,7 +101,7 @@ class Decepticons(Attack):
                 parts.append(replace(targets, tokens=tokens.to(targets.tokens)))
         if not parts:
             return Guess(details={"tokens": (), "states": 0})
-        imprints = joined(parts)
+        imprints = concatenate(parts)
         imprints = imprints.take((imprints.matches >= self.least_match).nonzero().flatten())
         if anatomy.causal:
             words = chains(imprints, seen.batch_size)
@@ -145,7 +145,7 @@ class Imprints:
         return Imprints(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
-def joined(parts: Sequence[Imprints]) -> Imprints:
+def concatenate(parts: Sequence[Imprints]) -> Imprints:
     """Concatenate decoded states."""
     return Imprints(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Imprints)))
 
@@ -153,8 +153,9 @@ def joined(parts: Sequence[Imprints]) -> Imprints:
 def feed_forward_rows(seen: GradientRelease, block: Block, layout: Layout, most: int, attack: str) -> Tensor:
     """Return at most `most` states from the gradient of a crafted feed-forward layer, (states, width).
 
-    A row sums all states above its threshold, so two adjacent rows differ by the states between their thresholds. If
-    there is one, it is the difference of the weight's gradients over that of the bias's, regardless of its weight.
+    A row sums all states above its threshold, so two adjacent rows differ by the states between their thresholds. A
+    single state between them is the difference of the weight gradients divided by that of the bias gradients,
+    regardless of its factor in the sum.
     """
     name = block.inner.name
     bias = f"{name.removesuffix('.weight')}.bias"
@@ -254,18 +255,18 @@ def groups(imprints: Imprints, count: int, clear_match: float) -> list[Words]:
     labels = _clusters(tags[clear], count)
     largest = np.argsort(-np.bincount(labels), kind="stable")[:count]  # the remaining groups are mixtures of states
     centres = np.stack([np.median(tags[clear][labels == k], axis=0) for k in largest])
-    away = np.linalg.norm(tags[:, None] - centres, axis=2)
-    nearest = np.where(away.min(axis=1) <= _reach(centres), away.argmin(axis=1), -1)
-    placed = [_placed(imprints, np.flatnonzero(nearest == k), matches) for k in range(len(centres))]
-    return sorted((words for words in placed if words), key=len, reverse=True)[:count]
+    distances = np.linalg.norm(tags[:, None] - centres, axis=2)
+    nearest = np.where(distances.min(axis=1) <= _reach(centres), distances.argmin(axis=1), -1)
+    by_group = [_words_of(imprints, np.flatnonzero(nearest == k), matches) for k in range(len(centres))]
+    return sorted((words for words in by_group if words), key=len, reverse=True)[:count]
 
 
 def _reach(centres: npt.NDArray[np.float64]) -> float:
     """Return the largest distance of a state from its group's tag: half the distance between the closest groups."""
     if len(centres) < 2:
         return math.inf
-    apart = np.linalg.norm(centres[:, None] - centres, axis=2)
-    return float(apart[apart > 0].min(initial=math.inf)) / 2
+    distances = np.linalg.norm(centres[:, None] - centres, axis=2)
+    return float(distances[distances > 0].min(initial=math.inf)) / 2
 
 
 def _clusters(tags: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
@@ -281,7 +282,7 @@ def _clusters(tags: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64
     return labels
 
 
-def _placed(imprints: Imprints, rows: npt.NDArray[np.int64], matches: npt.NDArray[np.float64]) -> Words:
+def _words_of(imprints: Imprints, rows: npt.NDArray[np.int64], matches: npt.NDArray[np.float64]) -> Words:
     """Return the tokens of one group by position: the assignment of states to positions with the best total match."""
     if not len(rows):
         return {}
@@ -290,8 +291,8 @@ def _placed(imprints: Imprints, rows: npt.NDArray[np.int64], matches: npt.NDArra
     scores = np.zeros((len(rows), len(positions)))
     for i, place in enumerate(places):
         scores[i, positions.index(place)] = matches[rows[i]]
-    assigned, columns = linear_sum_assignment(scores, maximize=True)
-    return {positions[j]: tokens[i] for i, j in zip(assigned, columns, strict=True) if scores[i, j] > 0}
+    states, columns = linear_sum_assignment(scores, maximize=True)
+    return {positions[j]: tokens[i] for i, j in zip(states, columns, strict=True) if scores[i, j] > 0}
 
 
 def chains(imprints: Imprints, count: int) -> list[Words]:
@@ -334,11 +335,11 @@ def _distinct(
     rows: npt.NDArray[np.int64], sums: npt.NDArray[np.float64], matches: npt.NDArray[np.float64]
 ) -> list[int]:
     """Return one row for each distinct sum: the one with the best match."""
-    kept: list[int] = []
+    distinct: list[int] = []
     for row in rows[np.argsort(-matches[rows], kind="stable")].tolist():
-        if not any(_close(sums[row], sums[k]) for k in kept):
-            kept.append(row)
-    return kept
+        if not any(_close(sums[row], sums[k]) for k in distinct):
+            distinct.append(row)
+    return distinct
 
 
 def sentences(words: Sequence[Words]) -> tuple[tuple[int, ...], ...]:

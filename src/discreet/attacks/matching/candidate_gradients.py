@@ -46,7 +46,7 @@ class Imitation:
     """
 
     def __init__(
-        self, model: TextModel, seens: Sequence[GradientRelease], attack: str, signal_norm: float = 0.0
+        self, model: TextModel, releases: Sequence[GradientRelease], attack: str, signal_norm: float = 0.0
     ) -> None:
         """Prepare the comparable tensors of releases of one kind; raise if there are none.
 
@@ -56,19 +56,19 @@ class Imitation:
         self.model = copy.deepcopy(model, {id(model.tokenizer): model.tokenizer}).eval()
         self.words = anatomy.embeddings.words
         self.device = model.device
-        shared = [n for n, _ in model.named_parameters() if all(n in seen.gradients for seen in seens)]
+        shared = [n for n, _ in model.named_parameters() if all(n in seen.gradients for seen in releases)]
         shared = [n for n in shared if n != anatomy.embeddings.word_name]
-        _reject_unusable(model, seens, shared, attack)
+        _reject_unusable(model, releases, shared, attack)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name in shared)
         self._alive = alive_masks(self.model, self.words)
         names = [n for n in shared if n not in self._alive or bool(self._alive[n].any())]
         self._tape = Tape(self.model, create_graph=True)
         transposed = _transposed(self.model)
-        rank = max(_tokens(seen) for seen in seens) + _SPARE
-        self._targets = {n: self._target(n, seens, n in transposed, rank) for n in names}
+        rank = max(_tokens(seen) for seen in releases) + _SPARE
+        self._targets = {n: self._target(n, releases, n in transposed, rank) for n in names}
         self._tables = [n for n in names if _is_table(self.model, n)]
-        self._positions, self._rows = self._used_rows(anatomy, seens)
+        self._positions, self._rows = self._used_rows(anatomy, releases)
         self.row_target_squares = self._rows.square().sum(-1)
         self._pairs = stacked_matrices(self._targets, [n for n in names if n not in self._tables])
         self._vectors = stacked_vectors(self._targets, names, self._alive)
@@ -77,12 +77,12 @@ class Imitation:
         squares = [self._targets[n].dense().flatten(1).square().sum(1) for n in self.names]
         self.target_squares = torch.stack(squares, 1)
         self.sizes = torch.tensor([self._size(n) for n in self.names], device=self.device, dtype=torch.float32)
-        self.divisors = torch.tensor([seen.divisor for seen in seens], device=self.device)
-        self.noise_std = self._noise(seens)
-        for seen, noise in zip(seens, self.noise_std.tolist(), strict=True):
+        self.divisors = torch.tensor([seen.divisor for seen in releases], device=self.device)
+        self.noise_std = self._noise(releases)
+        for seen, noise in zip(releases, self.noise_std.tolist(), strict=True):
             if noise == 0:  # undeclared noise also makes every row nonzero
                 reject_pairs(seen, anatomy, attack)
-        self.protected = torch.tensor([seen.guarantee is not None or seen.noise_std > 0 for seen in seens])
+        self.protected = torch.tensor([seen.guarantee is not None or seen.noise_std > 0 for seen in releases])
         self.protected = self.protected.to(self.device)
         self.signal_squares = self._signal(signal_norm)
         self.shares = self._shares()
@@ -154,18 +154,20 @@ class Imitation:
         rows = (at @ by_unit(slot.grads, s, k)).view(s, k, len(places), -1)
         return (rows * self._rows[:, None]).sum(-1), rows.square().sum(-1)
 
-    def _used_rows(self, anatomy: Anatomy, seens: Sequence[GradientRelease]) -> tuple[tuple[str, int] | None, Tensor]:
+    def _used_rows(
+        self, anatomy: Anatomy, releases: Sequence[GradientRelease]
+    ) -> tuple[tuple[str, int] | None, Tensor]:
         """Return name and first used row of the position embeddings, and the released rows, (problems, rows, width)."""
-        lengths = [length for seen in seens for length in seen.lengths or ()]
+        lengths = [length for seen in releases for length in seen.lengths or ()]
         name, first = anatomy.embeddings.position_name, anatomy.embeddings.first_position
         if name not in self._tables:
-            return None, torch.zeros(len(seens), 0, self.words.shape[1], device=self.device)
+            return None, torch.zeros(len(releases), 0, self.words.shape[1], device=self.device)
         table = self._targets[name].dense()
         used = table.abs().sum((0, 2)).nonzero()
         end = first + max(lengths) if lengths else int(used.max()) + 1 if len(used) else first
         return (name, first), table[:, first:end]
 
-    def formed(self, slot: Slot, s: int, k: int) -> Tensor:
+    def gradients(self, slot: Slot, s: int, k: int) -> Tensor:
         """Return the gradients of one tensor, (problems, candidates, *shape), matrices as (outputs, inputs)."""
         if isinstance(slot, Pair):
             inputs, grads = by_unit(slot.inputs, s, k), by_unit(slot.grads, s, k)
@@ -199,8 +201,8 @@ class Imitation:
             products = (values * direction.flatten(0, 1).flatten(1)).sum(1)
         return products.view(s, k) / self.divisors[:, None]
 
-    def _target(self, name: str, seens: Sequence[GradientRelease], transposed: bool, rank: int) -> Target:
-        value = torch.stack([seen.gradients[name].detach().to(self.device, torch.float32) for seen in seens])
+    def _target(self, name: str, releases: Sequence[GradientRelease], transposed: bool, rank: int) -> Target:
+        value = torch.stack([seen.gradients[name].detach().to(self.device, torch.float32) for seen in releases])
         if name in self._alive:
             value = value * self._alive[name]
         if transposed:
@@ -211,12 +213,12 @@ class Imitation:
         alive = self._alive.get(name)
         return self.model.get_parameter(name).numel() if alive is None else int(alive.sum())
 
-    def _noise(self, seens: Sequence[GradientRelease]) -> Tensor:
+    def _noise(self, releases: Sequence[GradientRelease]) -> Tensor:
         """Return the noise standard deviation of each release: declared, or measured on gradients that are zero."""
-        declared = torch.tensor([float(seen.noise_std) for seen in seens], device=self.device)
+        declared = torch.tensor([float(seen.noise_std) for seen in releases], device=self.device)
         squares, count = torch.zeros_like(declared), 0
         for name, alive in self._alive.items():
-            dead = [seen.gradients[name].detach().to(self.device).float()[~alive] for seen in seens]
+            dead = [seen.gradients[name].detach().to(self.device).float()[~alive] for seen in releases]
             squares = squares + torch.stack([part.square().sum() for part in dead])
             count += int((~alive).sum())
         if count == 0:
@@ -259,14 +261,14 @@ def _is_table(model: TextModel, name: str) -> bool:
     return isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Embedding)
 
 
-def _reject_unusable(model: TextModel, seens: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
+def _reject_unusable(model: TextModel, releases: Sequence[GradientRelease], names: Sequence[str], attack: str) -> None:
     if not any(name.startswith("encoder.") for name in names):
         raise UnsupportedError(
             f"Expected gradients of the encoder's layers for {attack}, got {', '.join(names) or 'none'}. The gradient "
             "of a head reveals one vector, not a text; attack a release of all layers."
         )
     shapes: Mapping[str, torch.Size] = {name: model.get_parameter(name).shape for name in names}
-    for seen in seens:
+    for seen in releases:
         for name, shape in shapes.items():
             if seen.gradients[name].shape != shape:
                 actual = tuple(seen.gradients[name].shape)

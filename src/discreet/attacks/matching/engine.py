@@ -370,7 +370,7 @@ class Matching(SearchSettings):
 
     def run(
         self,
-        seens: Sequence[GradientRelease],
+        releases: Sequence[GradientRelease],
         knows: Knowledge,
         rng: Rng,
         attack: str,
@@ -378,7 +378,7 @@ class Matching(SearchSettings):
     ) -> list[Guess]:
         """Return a guess for each release; all of one batch size, attacked together."""
         limit = TimeLimit(self.seconds)
-        model, objective = set_up(seens, knows, self.loss, attack)
+        model, objective = set_up(releases, knows, self.loss, attack)
         problems = objective.problems
         prior = prior_of(knows, model) if self.prior > 0 or self.polish is not None else None
         learn = self.learn_labels or problems.labels is None
@@ -392,7 +392,7 @@ class Matching(SearchSettings):
                 tokens, losses = search.cycle(number, tokens, rng, progress)
         seconds["ended"] = limit.passed
         details = {"steps": search.steps_done, "seconds": seconds, "stopped_by_time_limit": limit.reached}
-        return [guess_of(model, problems, s, tokens[s], losses[s], details) for s in range(len(seens))]
+        return [guess_of(model, problems, s, tokens[s], losses[s], details) for s in range(len(releases))]
 
 
 class SearchingAttack(Attack):
@@ -411,7 +411,7 @@ class SearchingAttack(Attack):
 
     @abstractmethod
     def run_many(
-        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
+        self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
     ) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
 
@@ -420,10 +420,10 @@ class MatchingAttack(SearchingAttack):
     """Base class of DLG, TAG and LAMP, which are settings of the engine."""
 
     def run_many(
-        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
+        self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
     ) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
-        return self.engine().run(seens, knows, rng, self.label, progress)
+        return self.engine().run(releases, knows, rng, self.label, progress)
 
     @abstractmethod
     def engine(self) -> Matching:
@@ -431,12 +431,12 @@ class MatchingAttack(SearchingAttack):
 
 
 def set_up(
-    seens: Sequence[GradientRelease], knows: Knowledge, loss: MatchingLoss, attack: str
+    releases: Sequence[GradientRelease], knows: Knowledge, loss: MatchingLoss, attack: str
 ) -> tuple[TextModel, Objective]:
     """Return the public model and the loss of candidates against releases of one batch size; raise if unusable."""
     model = model_of(knows, attack)
-    problems = Problems.of(seens, model, attack)
-    return model, Objective(Imitation(model, seens, attack, _signal_norm(seens, knows)), problems, loss)
+    problems = Problems.of(releases, model, attack)
+    return model, Objective(Imitation(model, releases, attack, _signal_norm(releases, knows)), problems, loss)
 
 
 def prior_of(knows: Knowledge, model: TextModel) -> Prior | None:
@@ -455,10 +455,10 @@ def prior_of(knows: Knowledge, model: TextModel) -> Prior | None:
     return prior  # type: ignore[no-any-return]
 
 
-def _signal_norm(seens: Sequence[GradientRelease], knows: Knowledge) -> float:
+def _signal_norm(releases: Sequence[GradientRelease], knows: Knowledge) -> float:
     """Return the norm of the gradients without noise, if the attacker knows the protection; otherwise 0."""
     norm = None if knows.defence is None else knows.defence.signal_norm
-    return 0.0 if norm is None else float(norm) * seens[0].batch_size / seens[0].divisor
+    return 0.0 if norm is None else float(norm) * releases[0].batch_size / releases[0].divisor
 
 
 def guess_of(

@@ -20,7 +20,7 @@ LOSSES: dict[str, MatchingLoss] = {"cosine": MeanCosine(rows=0.5), "l1+l2": Squa
 
 @dataclass(frozen=True)
 class Lamp(SearchSettings, MatchingAttack):
-    """Best of many starts, Adam with an embedding-norm regularizer, rounds of reordering with a prior, and a polish.
+    """Best of many starts, Adam with an embedding-norm regularizer, rounds of reordering with a prior, final polishing.
 
     `loss` is `cosine`, the mean over tensors, or `l1+l2`. `polish` is the number of polish rounds (0 for none).
     `SearchSettings` and `Polish` document the other settings. Lengths are known, and labels if the release has them.
@@ -36,8 +36,8 @@ class Lamp(SearchSettings, MatchingAttack):
     sentence takes less than a minute on one core instead of a quarter of an hour; several candidates may be followed
     and the worse half dropped; Adam's moments move with the tokens; the prior is an n-gram model, and has less weight
     the better the fit; under noise, tensors are weighted by their remaining signal, and the noise is measured on the
-    key biases; the norm of words is that of the model; at the end tokens are exchanged, also for those that the prior
-    finds likely between their neighbours, and reordered while the loss of the sentence itself decreases.
+    key biases; the regularizer uses the mean norm of the model's word embeddings; at the end, tokens are replaced (also
+    by tokens that the prior considers likely between their neighbours) and reordered as long as the loss decreases.
     """
 
     steps: int = 160

@@ -113,9 +113,9 @@ class SquaredAndAbsolute:
             if slot.name not in imitation.names:
                 continue
             with torch.no_grad():
-                formed = imitation.formed(slot, s, k)
-                flat = (s, k, *(1 for _ in formed.shape[2:]))
-                gap = formed * scale.view(flat) - imitation.target(slot.name)[:, None]
+                gradients = imitation.gradients(slot, s, k)
+                flat = (s, k, *(1 for _ in gradients.shape[2:]))
+                gap = gradients * scale.view(flat) - imitation.target(slot.name)[:, None]
                 gap /= size.view(s, 1, *flat[2:])
                 value = value + (gap.square() + self.absolute * gap.abs()).flatten(2).sum(-1)
                 direction = (2 * gap + self.absolute * gap.sign()) * (scale / size[:, None]).view(flat)
@@ -125,17 +125,17 @@ class SquaredAndAbsolute:
 
 
 def fitting_scale(imitation: Imitation, inner: Tensor, squares: Tensor) -> Tensor:
-    """Return the factor of candidates' gradients: 1, or the best fit for protected releases."""
+    """Return the factor by which candidates' gradients are scaled: 1, or the best fit for protected releases."""
     fitting = (inner.detach() / squares.detach().clamp_min(_FLOOR)).clamp_min(0)
     return torch.where(imitation.protected[:, None], fitting, torch.ones_like(fitting))
 
 
 def reachable_lengths(imitation: Imitation) -> Tensor:
     """Return the estimated norm of each tensor without noise, (problems, tensors)."""
-    whole = imitation.target_squares.sqrt().clamp_min(_FLOOR)
+    norms = imitation.target_squares.sqrt().clamp_min(_FLOOR)
     # Other texts give each tensor's share of the norm; the protection gives the norm.
     signal = (imitation.shares * imitation.signal_squares[:, None]).sqrt().clamp_min(1e-9)
-    return torch.where(imitation.noise_std[:, None] > 0, torch.minimum(signal, whole), whole)
+    return torch.where(imitation.noise_std[:, None] > 0, torch.minimum(signal, norms), norms)
 
 
 def signal_weights(imitation: Imitation) -> Tensor:

@@ -36,14 +36,14 @@ class Problems:
         return self.free.sum(-1)
 
     @classmethod
-    def of(cls, seens: Sequence[GradientRelease], model: TextModel, attack: str) -> Problems:
+    def of(cls, releases: Sequence[GradientRelease], model: TextModel, attack: str) -> Problems:
         """Return the problems of releases of one batch size; raise if lengths are unknown."""
-        sizes = {seen.batch_size for seen in seens}
+        sizes = {seen.batch_size for seen in releases}
         if len(sizes) != 1:
             raise UnsupportedError(f"Expected releases of one batch size, got {sorted(sizes)}. Attack them separately.")
         opening, closing = model.frame
         bare = [token for token in (opening, closing) if token is not None]
-        lengths = torch.tensor([_lengths(seen, model, attack) for seen in seens])
+        lengths = torch.tensor([_lengths(seen, model, attack) for seen in releases])
         if int(lengths.min()) < len(bare) or int(lengths.max()) > model.max_length:
             raise UnsupportedError(
                 f"Expected lengths in {len(bare)} … {model.max_length} tokens, got {int(lengths.min())} … "
@@ -59,7 +59,7 @@ class Problems:
         if closing is not None:
             ids.scatter_(-1, lengths[..., None] - 1, closing)
             free = free & (place < lengths[..., None] - 1)
-        labels = [_labels(seen, model) for seen in seens]
+        labels = [_labels(seen, model) for seen in releases]
         known = [row for row in labels if row is not None]
         kind = torch.int64 if model.task == "classification" else torch.float32
         return cls(

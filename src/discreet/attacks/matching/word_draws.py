@@ -231,11 +231,11 @@ class WordDraws(SearchingAttack):
             positive("seconds", self.seconds, "It is the time for the whole search.")
 
     def run_many(
-        self, seens: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
+        self, releases: Sequence[GradientRelease], knows: Knowledge, rng: Rng, progress: Progress | None = None
     ) -> list[Guess]:
         """Return the texts behind several releases of one batch size, attacked together."""
         limit = TimeLimit(self.seconds)
-        model, objective = set_up(seens, knows, LOSSES["cosine"], self.label)
+        model, objective = set_up(releases, knows, LOSSES["cosine"], self.label)
         if objective.problems.labels is None and model.task != "classification":
             raise UnsupportedError(
                 f"Expected the scores in the release for {self.label}, got none. They cannot be sampled as classes can."
@@ -251,4 +251,4 @@ class WordDraws(SearchingAttack):
             tokens, scores = polish.run(objective, tokens, sampler, prior, limit, rng.fork("polish"))
         seconds["ended"] = limit.passed
         details = {"steps": sampler.rounds_done, "seconds": seconds, "stopped_by_time_limit": limit.reached}
-        return [guess_of(model, objective.problems, s, tokens[s], scores[s], details) for s in range(len(seens))]
+        return [guess_of(model, objective.problems, s, tokens[s], scores[s], details) for s in range(len(releases))]

@@ -84,7 +84,7 @@ class BlindReconstruction(Attack):
         spread = statistics(public)[1].astype(np.float64)
         mixed = encodings / spread
         if self.masks:
-            mixed = unmasked(mixed, public / spread, self.masks)
+            mixed = remove_masks(mixed, public / spread, self.masks)
         vectors, misfit = corners(mixed, self.count, self.turns)
         vectors = vectors * spread
         details = {"vectors": torch.from_numpy(vectors).float(), "misfit": misfit}
@@ -127,7 +127,7 @@ def _outermost(rows: Doubles, count: int) -> list[int]:
 
 
 def _simplex_weights(rows: Doubles, vectors: Doubles, start: Doubles) -> Doubles:
-    """Return the non-negative weights that sum to one and bring the vectors closest to each row."""
+    """Return, for each row, the weights on the simplex whose combination of the vectors is closest to the row."""
     gram = vectors @ vectors.T
     largest = max(float(np.linalg.eigvalsh(gram)[-1]), 1e-30)
     target = rows @ vectors.T
@@ -146,8 +146,8 @@ def _on_simplex(rows: Doubles) -> Doubles:
     ordered = -np.sort(-rows, axis=1)
     sums = ordered.cumsum(axis=1) - 1
     places = np.arange(1, rows.shape[1] + 1)
-    kept = (ordered - sums / places > 0).sum(axis=1)
-    levels = sums[np.arange(len(rows)), kept - 1] / kept
+    support = (ordered - sums / places > 0).sum(axis=1)
+    levels = sums[np.arange(len(rows)), support - 1] / support
     return np.asarray(np.maximum(rows - levels[:, None], 0))
 
 
@@ -160,14 +160,14 @@ def groups(encodings: Doubles, count: int) -> Rows:
     rows = unit(encodings).astype(np.float64)
     count = min(count, len(rows))
     results = (
-        _settled(rows, _far_apart(rows, count, first, around))
+        _k_means(rows, _initial_centres(rows, count, first, around))
         for first in range(min(_STARTS, len(rows)))
         for around in (1, max(1, len(rows) // (4 * count)))
     )
     return max(results, key=lambda result: result[1])[0]
 
 
-def _far_apart(rows: Doubles, count: int, first: int, around: int) -> Doubles:
+def _initial_centres(rows: Doubles, count: int, first: int, around: int) -> Doubles:
     """Return centres, each the mean of the neighbours of the row farthest from all previous centres."""
     centres: list[Doubles] = []
     nearest = np.zeros(len(rows))
@@ -180,7 +180,7 @@ def _far_apart(rows: Doubles, count: int, first: int, around: int) -> Doubles:
     return np.array(centres)
 
 
-def _settled(rows: Doubles, centres: Doubles) -> tuple[Rows, float]:
+def _k_means(rows: Doubles, centres: Doubles) -> tuple[Rows, float]:
     """Return the groups after k-means iterations from these centres, and the sum of cosines with the centres."""
     group = (rows @ centres.T).argmax(axis=1)
     for _ in range(_TURNS):
@@ -199,7 +199,7 @@ def _direction(vector: Doubles) -> Doubles:
     return np.asarray(vector / max(float(np.linalg.norm(vector)), 1e-30))
 
 
-def unmasked(encodings: Doubles, public: Doubles, masks: int) -> Doubles:
+def remove_masks(encodings: Doubles, public: Doubles, masks: int) -> Doubles:
     """Return encodings without their masks, one of `masks` each; public vectors determine the common signs.
 
     Encodings and public vectors are in units of the public standard deviations.

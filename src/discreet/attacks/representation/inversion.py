@@ -73,16 +73,16 @@ class EmbeddingInversion(Attack):
         mean, spread = auxiliary.mean(axis=0), max(float(auxiliary.std()), 1e-30)
         inputs = torch.from_numpy((auxiliary - mean) / spread).float()
         bags = _bags(texts, vocabulary)
-        held = np.arange(len(texts)) % _HELD_OUT == 0
-        network = self._train(inputs[~held], bags[~held], rng)
+        held_out = np.arange(len(texts)) % _HELD_OUT == 0
+        network = self._train(inputs[~held_out], bags[~held_out], rng)
         with torch.inference_mode():
-            cut = best_cut(torch.sigmoid(network(inputs[held])).numpy(), bags[held].numpy())
+            cut = best_cut(torch.sigmoid(network(inputs[held_out])).numpy(), bags[held_out].numpy())
             chances = torch.sigmoid(network(torch.from_numpy((vectors - mean) / spread).float())).numpy()
-        named = [[int(word) for word in np.argsort(-row, kind="stable") if row[word] >= cut] for row in chances]
+        predicted = [[int(word) for word in np.argsort(-row, kind="stable") if row[word] >= cut] for row in chances]
         return Guess(
-            texts=tuple(" ".join(vocabulary[word] for word in row) for row in named),
+            texts=tuple(" ".join(vocabulary[word] for word in row) for row in predicted),
             scores=tuple(
-                float(chances[i, row].mean()) if row else float(chances[i].max()) for i, row in enumerate(named)
+                float(chances[i, row].mean()) if row else float(chances[i].max()) for i, row in enumerate(predicted)
             ),
             details={"cut": cut, "vocabulary": len(vocabulary)},
         )
@@ -116,9 +116,9 @@ def best_cut(chances: npt.NDArray[np.float32], bags: npt.NDArray[np.float32]) ->
     """
     scores = []
     for cut in _CUTS:
-        named = chances >= cut
-        hits = float((named * bags).sum())
-        scores.append(2 * hits / max(float(named.sum() + bags.sum()), 1.0))
+        predicted = chances >= cut
+        hits = float((predicted * bags).sum())
+        scores.append(2 * hits / max(float(predicted.sum() + bags.sum()), 1.0))
     return float(_CUTS[int(np.argmax(scores))])
 
 

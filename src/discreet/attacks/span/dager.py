@@ -27,19 +27,20 @@ class Dager(Attack):
     """Span checks on the first block for tokens and positions, and on the second for whole sentences.
 
     `token_distance` and `sentence_distance` are the largest distances of a true state from a span, as the sine of an
-    angle, without noise; noise widens them by its possible rotation of the span, up to 0.05. `rounding` is the rounding
-    error of the client, relative to the largest singular value. For an encoder, sentences are searched for with
-    `starts` mixtures and `steps` steps of gradient descent, at most `rounds` times for each length; up to `all_at_most`
-    sentences are enumerated. For a decoder, at most `beginnings` prefixes are kept. `seconds` is an upper limit that
-    ends the search with the best result so far, and `details` says so; the first block's tokens are always computed.
+    angle, without noise; noise increases them by the angle by which it may rotate the span, up to 0.05. `rounding` is
+    the rounding error of the client, relative to the largest singular value. For an encoder, sentences are searched for
+    with `starts` mixtures and `steps` steps of gradient descent, at most `rounds` times for each length; up to
+    `all_at_most` sentences are enumerated. For a decoder, at most `beginnings` prefixes are kept. `seconds` is an upper
+    limit that ends the search with the best result so far, and `details` says so; the first block's tokens are always
+    computed.
 
     Labels, a prior over text and the word-embedding gradient are not used. Lengths are used if the release has them.
 
     Paper: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models".
-    Differs: the gradients of queries, keys and values are combined, so that the span is complete also if one state is
-    pooled, given a third block; encoders are searched by relaxation and descent instead of enumeration, guided by the
-    states after the first attention and verified at the second block; aliased tokens get lower weights before the
-    search.
+    Differs: the gradients of queries, keys and values are combined, so that the span is also complete if only one state
+    is pooled, provided that there is a third block; encoders are searched by relaxation and descent instead of
+    enumeration, guided by the states after the first attention and verified at the second block; aliased tokens get
+    lower weights before the search.
     """
 
     token_distance: float = 1e-3
@@ -111,15 +112,15 @@ class Dager(Attack):
         opening = () if start is None else (start,)
         # The opening token again would look the same to a model without positions.
         sets = [[token for token in tokens if token not in opening] for tokens in sets]
-        grown = sorted(grow(final, sets, within, self.beginnings, limit, opening), key=len, reverse=True)
+        sentences = sorted(grow(final, sets, within, self.beginnings, limit, opening), key=len, reverse=True)
         if seen.lengths is None or limit.over():
-            return grown
-        chosen: list[Sentence] = []
+            return sentences
+        selected: list[Sentence] = []
         for length in sorted(seen.lengths, reverse=True):
-            exact = [sentence for sentence in grown if len(sentence) == length and sentence not in chosen]
-            prefixes = [sentence[:length] for sentence in grown if len(sentence) > length]
-            chosen += (exact or [sentence for sentence in prefixes if sentence not in chosen] or prefixes)[:1]
-        return chosen
+            exact = [sentence for sentence in sentences if len(sentence) == length and sentence not in selected]
+            prefixes = [sentence[:length] for sentence in sentences if len(sentence) > length]
+            selected += (exact or [sentence for sentence in prefixes if sentence not in selected] or prefixes)[:1]
+        return selected
 
     def _encoder(
         self,
@@ -143,7 +144,7 @@ class Dager(Attack):
         start, end = _ends(model)
         budget = Budget(self.starts, self.steps, self.rate, self.sweeps, self.all_at_most, limit)
         open_lengths = list(seen.lengths) if seen.lengths is not None else _possible_lengths(sets, end)
-        known = seen.lengths is not None
+        has_lengths = seen.lengths is not None
         confirmed: list[Sentence] = []
         closest: dict[int, Sentence] = {}
         for turn in range(self.rounds):
@@ -160,7 +161,7 @@ class Dager(Attack):
                     closest[length] = sentence
                 elif sentence not in confirmed:
                     confirmed.append(sentence)
-                    if known:
+                    if has_lengths:
                         open_lengths.remove(length)
         return confirmed + [closest[length] for length in dict.fromkeys(open_lengths) if length in closest]
 
@@ -170,9 +171,8 @@ def _log_shares(anatomy: Anatomy, first: Span, sets: Sequence[Sequence[int]]) ->
     device = anatomy.embeddings.words.device
     tokens = torch.tensor([token for options in sets for token in options], device=device)
     places = torch.tensor([place for place, options in enumerate(sets) for _ in options], device=device)
-    values = shares(first, anatomy.embeddings.inputs(tokens, places)).log().tolist()
-    listed = iter(values)
-    return [[next(listed) for _ in options] for options in sets]
+    values = iter(shares(first, anatomy.embeddings.inputs(tokens, places)).log().tolist())
+    return [[next(values) for _ in options] for options in sets]
 
 
 def _ends(model: TextModel) -> tuple[int | None, int | None]:

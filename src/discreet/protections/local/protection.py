@@ -78,7 +78,9 @@ class LocalPrivacy(Protection):
         "sentence", "What gets noise: the sentence vector, or every token (gaussian only).", "Method"
     )
     dimension: int = option_field(32, "Project vectors to this many dimensions in training.", "Method")
-    query_dimension: int = option_field(8, "Numbers in a query, on the axes that the head has learned.", "Method")
+    query_dimension: int = option_field(
+        8, "Number of coordinates in a query, along axes learned by the head.", "Method"
+    )
     clip_norm: float = option_field(1.0, "Vectors are clipped to this norm.", "Method")
     projection: str = option_field(
         "principal", "principal, labels (uses the labels of the public text), or whole (no projection).", "Method"
@@ -145,7 +147,7 @@ class LocalPrivacy(Protection):
             remedy = "Set the budget of a unit or of each of its sentences, not both."
             raise invalid("epsilon_per_message", self.epsilon_per_message, "left out with epsilon", remedy)
         if self.delta is not None:
-            open_probability("delta", self.delta, "It should be far below one over the number of sentences.")
+            open_probability("delta", self.delta, "It should be well below 1 / number of sentences.")
         if self.label_epsilon is not None and not 0 < self.label_epsilon < self.budget:
             raise invalid("label_epsilon", self.label_epsilon, f"in (0, {self.budget:g})", "It is a part of epsilon.")
 

@@ -141,7 +141,7 @@ class LocalLayer(RepresentationProtection):
         model.query.source = Rng.secret()
 
     def check(self, batch_size: int, rows: int) -> None:
-        """Reject a training whose sampling differs from the one that is accounted for."""
+        """Reject a training run whose sampling differs from the one that is accounted for."""
         if not self.stored and (batch_size, rows) != (self.sending.drawn, self.sending.population):
             counted = f"{self.sending.drawn} of {self.sending.population} sentences"
             raise invalid("batch_size", batch_size, f"{counted}, as counted", "Resolve the protection for this corpus.")
