@@ -180,7 +180,7 @@ def test_one_of_n_sweeps_the_noise_and_shows_the_bound(say: Say) -> None:
         (["--attack", "one-of-n", "--protect", "texthide"], "These fit: rss, reprecon, instance, blind, inversion"),
         (["--attack", "dager", "--protect", "ldp", "--epsilon", "8", "--train", "head"], "ldp releases sentence"),
         (["--attack", "rss", "--protect", "dp-sgd", "--epsilon", "8"], "--protect dp-sgd … --attack one-of-n`"),
-        (["--attack", "dager", "--protect", "texthide"], "(--batch-size), or mix fewer (--protect-set mix=…)"),
+        (["--attack", "dager", "--protect", "texthide"], "or mix fewer sentences (--protect-set mix=…)"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_a_sentence(say: Say, arguments: list[str], words: str) -> None:
