@@ -184,3 +184,8 @@ def test_no_function_of_the_command_line_takes_more_than_ten_parameters() -> Non
             if isinstance(node, ast.FunctionDef):
                 count = len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
                 assert count <= 10, (path.name, node.name, count)
+
+
+def test_no_docstring_of_a_command_has_brackets_that_the_help_would_drop_as_markup() -> None:
+    for command in app.registered_commands:
+        assert "[" not in ((command.callback and command.callback.__doc__) or ""), command.name
