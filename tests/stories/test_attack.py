@@ -96,7 +96,7 @@ def test_a_run_is_attacked_as_it_was_trained(
     assert main([str(a) for a in attack]) == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out)
-    assert "as the run's training was" in shown.err
+    assert "like the run's training" in shown.err
     noise = found["release"]["protection"]["noise_multiplier"]
     assert noise == done["protection"]["noise_multiplier"]
     # the epsilon of one release, with nothing hidden by sampling, is not that of the training

@@ -143,7 +143,7 @@ def test_fewer_rows_than_asked_for_are_said(
     command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--rows", 5000, "--train", "head", "--epochs", 1, "--out", tmp_path / "a"]
-    assert "Only 106 training rows are there" in told(capfd, *command, *words)[1]
+    assert "Only 106 training rows are available" in told(capfd, *command, *words)[1]
 
 
 @pytest.mark.parametrize("masks", [["--masks", 4], ["--fresh-masks"]])
@@ -152,7 +152,7 @@ def test_what_texthide_hid_is_attacked_as_it_was_hidden(
 ) -> None:
     told(capfd, *command, "--protect", "texthide", "--mix", 2, *masks, "--epochs", 1, "--out", tmp_path / "a")
     out, err = told(capfd, "attack", tmp_path / "a", "--attack", "rss", "--device", "cpu", "--json")
-    assert "as the run's training was, by texthide" in err
+    assert "protected by texthide, like the run's training" in err
     defence = json.loads(out)["release"]["protection"]
     assert defence["mix"] == 2 and defence["masks"] == (4 if "--masks" in masks else 0)
 

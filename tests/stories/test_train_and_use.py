@@ -145,7 +145,7 @@ def test_evaluation_on_the_runs_own_data_reads_no_training_row(
 def test_plain_lines_have_no_columns(command: list[object], toy_csv: Path, tmp_path: Path, run: Run) -> None:
     run(*command, "--epochs", 1, "--train", "head", "--out", tmp_path / "a")
     _, err = run("predict", tmp_path / "a", "--text", "body", text="{}", status=2)
-    assert "Lines of plain text have none" in err
+    assert "Text files have none" in err
 
 
 def test_output_that_cannot_be_written_is_said() -> None:
@@ -158,13 +158,16 @@ def test_output_that_cannot_be_written_is_said() -> None:
 
 
 BAD = [
-    (["train", "{csv}", "--task", "ranking"], "Expected --task to be one of classification, regression, got 'ranking'"),
+    (
+        ["train", "{csv}", "--task", "ranking"],
+        "Expected --task to be one of classification, regression, lm, got 'ranking'",
+    ),
     (["train", "{csv}", "--checkpoint-seconds", "-1"], "Expected --checkpoint-seconds to be > 0 and finite, got -1"),
     (["train", "missing.csv"], "DataError: Expected"),
     (["train", "{csv}", "--text", "txt"], "Did you mean 'text'"),
     (["train", "{csv}", "--label", "lable"], "Did you mean 'label'"),
     (["train", "{csv}", "--model", "no/such"], "hf download no/such"),
-    (["train", "{csv}", "--model", "./nowhere"], "check the path"),
+    (["train", "{csv}", "--model", "./nowhere"], "Check the path"),
     (["train", "{csv}", "--pooling", "max"], "Expected --pooling to be one of cls, mean, last, got 'max'"),
     (["train", "{csv}", "--epochs", "-1"], "Expected --epochs to be > 0 and finite, got -1"),
     (["train", "{csv}", "--device", "tpu"], "Expected --device to be one of auto, cpu, cuda, cuda:N, got 'tpu'"),

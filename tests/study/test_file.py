@@ -119,7 +119,7 @@ def test_what_a_protection_lacks_is_named_as_a_key(name: str) -> None:
 
 
 def test_an_error_stays_of_its_kind() -> None:
-    with pytest.raises(SettingError, match=r"\(batch_size\), or mix fewer \(mix\)"), spelled(in_study_file):
+    with pytest.raises(SettingError, match=r"\(batch_size\), or mix fewer sentences \(mix\)"), spelled(in_study_file):
         TextHide(masks=4, mix=4).check(1, 1)
     with pytest.raises(DataError, match="public corpus, found 3 rows"), spelled(in_study_file):
         raise DataError("public corpus, found 3 rows")

@@ -37,7 +37,7 @@ def test_what_could_not_be_run_is_said_in_the_study_s_own_words(
         "attacks": [{"name": "rss", "examples": 4}],
     }
     why = run_trial(Planned("a", settings, 0)).details["not_attacked"]["rss"]
-    assert "Use larger batches (batch_size), or mix fewer (mix)" in why
+    assert "Use larger batches (batch_size), or mix fewer sentences (mix)" in why
     settings["training"] = {"epochs": 1, "batch_size": 2}
     with pytest.raises(SettingError, match=r"Use larger batches \(batch_size\)"):
         run_trial(Planned("a", settings, 0))

@@ -208,7 +208,7 @@ def test_parquet_with_bytes_that_are_no_text_or_values_of_two_kinds_is_rejected(
     mixed = tmp_path / "a.jsonl"
     mixed.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "x"}\n', encoding="utf-8")
     found = read_columns(str(mixed), ".jsonl", ("text",))
-    with pytest.raises(DataError, match="values of one kind in column 'n' for Parquet"):
+    with pytest.raises(DataError, match="values of one type in column 'n' for Parquet"):
         render(found, found.texts, ".parquet")
 
 

@@ -107,7 +107,7 @@ def test_add_remove_needs_a_population_and_a_population_needs_poisson(tiny_encod
     settings = TrainSettings(epochs=1, batch_size=20, learning_rate=1e-2)
     with (
         Ledger.open(None, unit="row", adjacency="add/remove") as ledger,
-        pytest.raises(SettingError, match=r"population to be given under add/remove, got None.*\(population\)"),
+        pytest.raises(SettingError, match=r"population to be set under add/remove, got None.*\(population\)"),
     ):
         train(model, corpus, settings, seed=0, protect=DPSGD(1.0), ledger=ledger)
     for sampler in (FixedSize(20), Shuffled(20)):

@@ -156,7 +156,7 @@ def test_without_its_secret_or_its_ledger_a_run_is_not_resumed(name: str, runs: 
     runs.go(name, tmp_path / "other", stop=2)
     stolen = (tmp_path / "other.unfinished" / "secret").read_bytes()
     (tmp_path / "a.unfinished" / "secret").write_bytes(stolen)
-    with pytest.raises(ModelError, match="Something changed"):
+    with pytest.raises(ModelError, match="something has changed"):
         runs.go(name, tmp_path / "a", resume=True)
 
 
@@ -198,7 +198,7 @@ def test_a_run_is_not_resumed_from_other_weights(runs: Runs, tmp_path: Path) -> 
 
     (tmp_path / "a").mkdir()
     go(0.0, True)
-    with pytest.raises(ModelError, match="Something changed"):
+    with pytest.raises(ModelError, match="something has changed"):
         go(0.5, False)
     go(0.0, False)
 

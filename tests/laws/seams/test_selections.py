@@ -254,6 +254,7 @@ EXEMPT = {
     "data/notes.py": "invents names and numbers: there is nobody to protect",
     "data/samplers.py": "secret samplers, drawn from the secret of a run, and the order of unprotected training",
     "experiment/scene.py": "which rows are attacked: an experiment of the owner, not a release under a guarantee",
+    "mechanisms/laplace.py": "`sample` is a mechanism's own: the noise of one value, and no order of units",
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",
     "models/encoder.py": "which texts are looked at for a share that the owner alone is told, on the terminal",
     "protections/instance_encoding.py": "partners from the secret of a run, under replace-one: their number is public",
