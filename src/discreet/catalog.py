@@ -163,7 +163,7 @@ PROTECTIONS: dict[str, Entry] = {
     "texthide": Entry(
         "discreet.protections.texthide:TextHide",
         "TextHide",
-        "Mixes sentence vectors with those of other sentences and flips their signs by a secret mask.",
+        "Mixes sentence vectors with those of other sentences and flips their signs with a secret mask.",
     ),
     "dp-ie": Entry(
         "discreet.protections.instance_encoding:InstanceEncoding",

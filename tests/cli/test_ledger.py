@@ -124,5 +124,5 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "LedgerError: Expected a ledger at" in capsys.readouterr().err
     (tmp_path / "notes").write_text("some notes\n")
     assert main(["ledger", str(tmp_path / "notes")]) == 2
-    assert "got another file" in capsys.readouterr().err
+    assert "got a file of another kind" in capsys.readouterr().err
     assert main(["ledger", str(tmp_path / "notes"), "--delta", "x"]) == 2

@@ -4,9 +4,9 @@ r"""The file format of a ledger: the locked file, its lines, and its contents as
 result: how often each event was spent, what that guarantees, and what remains of the budget.
 
 A ledger is text with one JSON value per line. The first line holds the unit, the adjacency and the budget. An object
-sets the current event, the first time with the event itself, or the current terms: the assumptions and caveats of the
-spends after it. An array is one spend of the current event under the current terms, with its id and whether the
-randomness was secure. Each line ends with a check: a hash of the previous check and the line.
+sets the current event, by its number and, the first time, its value, or it sets the current terms: the assumptions and
+caveats of the spends after it. An array is one spend of the current event under the current terms, with its id and
+whether the randomness was secure. Each line ends with a check: a hash of the previous check and the line.
 
     {"discreet-ledger":1,"name":"…","unit":"note","adjacency":"add/remove","budget":null,"check":"…"}
     {"terms":{"assumptions":["…"],"caveats":["fixed-seed"]},"check":"…"}
@@ -26,10 +26,10 @@ off, or its last write is corrupted, at any byte; let L be the complete lines an
   no spend under them is on disk, and the next spend writes them again.
 
 So a torn line counts as one spend of the current event, unless it is a prefix of `{"event":` or `{"terms":`, or starts
-with one of them. Without a current event nothing can have been spent. No line is lost before its event is known, so a
-torn spend of unknown cost does not occur. A torn line stays in the file. Opening the file for writing ends the line
-with a tab, which no other line contains, and a mark that continues the chain of checks; a torn mark is ended by
-another. A line with a newline but without a valid check is damage, not a crash, and the file is rejected.
+with one of them. Without a current event nothing can have been spent. The line that sets an event is on disk before any
+spend of it, so the cost of a torn spend is always known. A torn line stays in the file. Opening the file for writing
+ends the line with a tab, which no other line contains, and a mark that continues the chain of checks; a torn mark is
+ended by another. A line with a newline but without a valid check is damage, not a crash, and the file is rejected.
 """
 
 from __future__ import annotations
@@ -384,7 +384,7 @@ def read(data: bytes, where: str) -> Tally:
     for number, line in enumerate(lines[1:], 2):
         try:
             if not tally.take(line):
-                _damaged(where, number, "its check does not continue the line before it")
+                _damaged(where, number, "its check does not match the lines before it")
         except LedgerError:
             raise
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, DiscreetError) as error:
@@ -406,8 +406,9 @@ def _read_header(line: bytes, complete: bool, where: str) -> Tally:
     except (ValueError, TypeError, KeyError, RecursionError):
         version = None
     if version is None:
+        kind = "an empty file" if not line and not complete else "a file of another kind"
         raise LedgerError(
-            f"Expected a ledger at {where!r}, got {'an empty file' if not line and not complete else 'another file'}. "
+            f"Expected a ledger at {where!r}, got {kind}. "
             "A ledger always has its first line. Restore the file from a copy or, if nothing was ever spent in it, "
             "delete it."
         )
@@ -432,8 +433,8 @@ def _read_header(line: bytes, complete: bool, where: str) -> Tally:
 def _damaged(where: str, number: int, why: str) -> NoReturn:
     raise LedgerError(
         f"Expected line {number} of {where!r} to be unchanged, but {why}. The file was modified, or its disk is "
-        "failing, and the spends can no longer be read from it. Restore it from a copy with every spend, or treat "
-        "everything it covers as having no guarantee."
+        "failing, and the spends can no longer be read from it. Restore it from a copy that has every spend, or "
+        "treat everything it covers as having no guarantee."
     )
 
 

@@ -31,7 +31,7 @@ _NEGLIGIBLE = 1e-40  # smaller Fourier coefficients are dropped
 class Losses:
     """Losses at (first + i) * interval with these masses, and the mass of the infinite loss.
 
-    `rounding` bounds their error in delta against the curve of one use.
+    `rounding` bounds their error in delta, compared with the curve of one use.
     """
 
     masses: Array
@@ -41,7 +41,7 @@ class Losses:
     rounding: float = _PER_USE
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon >= 0 at which the hockey stick is at most delta, or infinity."""
+        """Return the least epsilon >= 0 at which the hockey-stick divergence is at most delta, or infinity."""
         if self.infinite > delta:
             return math.inf
         deltas, above, below = self._at_grid_points()
@@ -52,7 +52,7 @@ class Losses:
         j = start + int(np.argmax(held))
         if j == 0 or j == start:
             return max(0.0, (self.first + j) * self.interval) if self.first + j > 0 else 0.0
-        # between grid points j-1 and j the hockey stick is above_j + infinite - e^(eps - loss_j) (mass_j + below_j)
+        # between grid points j-1 and j, delta(eps) is above_j + infinite - e^(eps - loss_j) (mass_j + below_j)
         top = float(above[j] + self.masses[j]) + self.infinite
         slope = float(self.masses[j] + below[j])
         if slope <= 0 or top <= delta:
@@ -60,13 +60,13 @@ class Losses:
         return max(0.0, (self.first + j) * self.interval + math.log((top - delta) / slope))
 
     def delta(self, epsilon: float) -> float:
-        """Return the hockey stick at epsilon."""
+        """Return the hockey-stick divergence at epsilon."""
         losses = (self.first + np.arange(len(self.masses))) * self.interval
         over = losses > epsilon
         return self.infinite + float(np.dot(-np.expm1(epsilon - losses[over]), self.masses[over]))
 
     def deltas(self, epsilons: Array) -> Array:
-        """Return the hockey stick at many epsilons."""
+        """Return the hockey-stick divergence at many epsilons."""
         _, above, below = self._at_grid_points()
         place = epsilons / self.interval - self.first
         j = np.clip(np.ceil(place).astype(int), 0, len(self.masses) - 1)  # the first grid point not below
@@ -112,9 +112,9 @@ class Losses:
         """Return the largest losses of `count` uses, those that delta depends on, or None if there are none.
 
         Each mass p at index i is multiplied by e^(t i) / M, with M their sum, before taking the power. In the sum of
-        all uses a mass at index s is then too large by e^(t s) / M^count, and so is its error. After undoing the tilt,
-        an error e of all masses above s together is at most e M^count e^(-t s), which is Chernoff's bound on their mass
-        times e. The losses start where that is a thousandth of delta.
+        all uses a mass at index s is then too large by a factor of e^(t s) / M^count, and so is its error. After
+        undoing the tilt, an error e of all masses above s together is at most e M^count e^(-t s), which is Chernoff's
+        bound on their mass times e. The losses start where that is a thousandth of delta.
         """
         index = np.arange(len(self.masses), dtype=np.float64)
         with np.errstate(divide="ignore"):
@@ -188,8 +188,8 @@ class Losses:
         """Return losses on a coarser grid that cost at least as much at every epsilon.
 
         The mass of a loss is split between the neighbouring grid points such that the mean of e^-loss is preserved. The
-        hockey stick is the mean of max(0, 1 - e^epsilon e^-loss), which is convex in e^-loss, so it does not decrease
-        (Jensen). This is what connect-the-dots does to a curve, without cancellation.
+        hockey-stick divergence is the mean of max(0, 1 - e^epsilon e^-loss), which is convex in e^-loss, so it does not
+        decrease (Jensen). This is what connect-the-dots does to a curve, without cancellation.
         """
         at = (self.first + np.arange(len(self.masses))) * (self.interval / interval)
         below = np.floor(at)

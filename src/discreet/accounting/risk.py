@@ -1,8 +1,8 @@
 """Upper bounds on the success of any attack: membership inference and identification among candidates.
 
-They follow from the trade-off curve from the null record to the record: a test with false-positive rate a (the record
-is absent or null) has a true-positive rate of at most the minimum over epsilon of delta(epsilon) + e^epsilon a. At
-a = 1/n the same number bounds the probability of identifying one of n equally likely candidates.
+They follow from the trade-off curve for testing the null record against the record: a test with false-positive rate a
+(the record is absent or null) has a true-positive rate of at most the minimum over epsilon of delta(epsilon) +
+e^epsilon a. At a = 1/n the same number bounds the probability of identifying one of n equally likely candidates.
 
 >>> from discreet.accounting.events import GaussianDpEvent
 >>> round(most_true_positives(GaussianDpEvent(1.0), 0.01), 3)
@@ -65,7 +65,7 @@ def most_true_positives_at(
 
 
 def most_identified(event: DpEvent, candidates: int, adjacency: Adjacency | str = Adjacency.ADD_REMOVE) -> float:
-    """Return an upper bound on the probability of identifying the true one of equally likely candidates.
+    """Return an upper bound on the probability of identifying the true candidate among equally likely ones.
 
     For one von Mises–Fisher direction under zero-out it is the mass of the cap of uniform measure 1/candidates.
     """

@@ -108,7 +108,7 @@ class Attack(ABC):
         return model
 
     def within(self, seconds: float | None) -> Self:
-        """Return the attack with a time limit on each search, if it has one."""
+        """Return the attack with a time limit on each search, if it supports one."""
         if seconds is None or not self.has_time_limit:
             return self
         return dataclasses.replace(self, seconds=seconds)  # type: ignore[type-var]
@@ -124,12 +124,12 @@ _BEHIND = 0.1  # a loop is shortened if its share of steps is this far behind it
 class TimeLimit:
     """A limit of `seconds`, or none, and whether it was `reached`.
 
-    A limit changes nothing until the steps of a search clearly do not fit, so the same settings and seed give the same
-    result on every machine where the limit is not reached.
+    A limit has no effect until the steps of a search are clearly too slow for it, so the same settings and seed give
+    the same result on every machine where the limit is not reached.
     """
 
     def __init__(self, seconds: float | None = None, whole: TimeLimit | None = None) -> None:
-        """Start now, or when the `whole` limit that this one is part of started."""
+        """Start now or, if this is a part of the limit `whole`, at the start of that limit."""
         self.seconds, self.whole = seconds, whole
         self.began: float = time.monotonic() if whole is None else whole.began
         self.reached = False
@@ -149,7 +149,9 @@ class TimeLimit:
         return TimeLimit(None if self.seconds is None else self.seconds * share, self)
 
     def over(self, share: float = 1.0) -> bool:
-        """Return whether a share of the time has elapsed, and if so mark the limit as reached; call it if work is left.
+        """Return whether a share of the time has elapsed, and if so mark the limit as reached.
+
+        Call it only if work is left.
 
         >>> limit = TimeLimit(1e-9)
         >>> limit.until(0.5).over(), limit.reached, TimeLimit().over()

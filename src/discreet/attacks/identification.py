@@ -89,7 +89,7 @@ class OneOfN(Attack):
             if set(gradients) != set(seen.gradients):
                 odd = sorted(set(gradients) ^ set(seen.gradients))[0]
                 raise UnsupportedError(
-                    f"Expected a release of the parameters that the model trains, got {odd!r} in only one of them. "
+                    f"Expected a release of the parameters that the model trains, but only one of the two has {odd!r}. "
                     "Freeze the same layers as the client."
                 )
             pairs = [
@@ -133,7 +133,7 @@ def gram_matrix(model: TextModel, candidates: Corpus) -> Floats:
 
 @dataclass(frozen=True)
 class Identified:
-    """How often the right one of n was identified, over simulated releases, at one noise strength."""
+    """How often the true candidate was identified among n, over simulated releases, at one noise strength."""
 
     strength: float
     hits: int
@@ -186,8 +186,8 @@ def direction_sweep(
     """Return the attack's success at each concentration, simulated exactly from the inner products.
 
     A draw is w u_i + sqrt(1 - w^2) v with v uniform and orthogonal to u_i. The scores <y, u_j> depend only on v's
-    projection onto the span of the candidates; its coordinates there are normal numbers over the norm of a normal
-    vector of the full dimension.
+    projection onto the span of the candidates; its coordinates there are normally distributed values divided by the
+    norm of a normally distributed vector of the full dimension.
     Over several steps with the same gradients the scores of independent draws add up.
     """
     n, square = _checked(gram, draws)

@@ -83,7 +83,7 @@ def _note_about(study: Study) -> None:
     if limited:
         note(
             f"The study limits the time of {', '.join(limited)}. A search stopped by the limit gives different "
-            "figures on another machine. Remove seconds from the study to limit searches by steps instead."
+            "figures on another machine. Remove `seconds` from the study to limit searches by steps instead."
         )
     goal = study.goal
     if goal is not None and goal.release is None and goal.identifies:

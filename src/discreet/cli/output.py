@@ -63,7 +63,7 @@ def one_line(text: str, longest: int | None = None) -> str:
     return printable(" ".join(as_options(text).split()), longest)
 
 
-# Returns the running command, whose options spell the settings in messages; looked up only when needed.
+# Returns the running command, looked up only when needed: messages name each setting by the option of that command.
 RUNNING: ContextVar[Callable[[], Any]] = ContextVar("running", default=lambda: None)
 
 
@@ -186,7 +186,7 @@ def table(rows: Mapping[str, Any], title: str = "") -> None:
 
 
 def print_quality(quality: Mapping[str, Any], remedy: str = "") -> None:
-    """Print the interval and baseline of a utility and, for a model that learned nothing, a remedy."""
+    """Print the confidence interval and baseline of a metric and, for a model that learned nothing, a remedy."""
     from discreet.metrics.utility import in_sentences
 
     paragraph(" ".join([*in_sentences(quality), *([remedy] if quality["learned_nothing"] and remedy else [])]))

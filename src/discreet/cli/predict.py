@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
     from discreet.training.run_folder import RunSettings
 
-_NO_CLASSES = "A language model has no classes; let it write with `discreet generate RUN`."
+_NO_CLASSES = "A language model has no classes; generate text with `discreet generate RUN`."
 
 
 def predict(

@@ -49,9 +49,10 @@ def query(
     each text is written to the client's ledger before its release is sent.
     In text files and arguments, a tab separates the two texts of a pair.
 
-    With --decoys a text keeps its epsilon and is sent in several steps with
-    less noise, in each step with probability 1 / (N + 1). This helps for a
-    small epsilon and many decoys. A text that is never sampled has no answer.
+    With --decoys, each of several steps sends the vector of the text, with
+    probability 1 / (N + 1), or that of a decoy. The noise is smaller at the
+    same epsilon. This helps for a small epsilon and many decoys. A text that is
+    never sampled has no answer.
     """
     import numpy as np
 

@@ -57,13 +57,13 @@ class SanitizeOptions:
         ),
     )
     delta: float = field(
-        default=1e-5, metadata=option("Delta of the total, and of the smaller epsilon of a text.", _PRIVACY)
+        default=1e-5, metadata=option("Delta of the total epsilon and of the longest text's epsilon.", _PRIVACY)
     )
     unit: str | None = field(
         default=None, metadata=option("Column with the privacy unit, such as patient or author.", _PRIVACY, "each row")
     )
     ledger: Path | None = field(
-        default=None, metadata=option("Ledger to spend from.", _PRIVACY, "the record of these units")
+        default=None, metadata=option("Ledger to spend from.", _PRIVACY, "one per set of units")
     )
     budget: float | None = field(
         default=None, metadata=option("Largest total epsilon of a unit over all its training runs and files.", _PRIVACY)

@@ -37,10 +37,10 @@ def serve(
         int, typer.Option(help="Maximum number of open connections from one address.", rich_help_panel=_LIMITS)
     ] = 256,
     patience: Annotated[
-        float, typer.Option(help="Seconds in which a request must arrive and be answered.", rich_help_panel=_LIMITS)
+        float, typer.Option(help="Seconds within which a request must arrive and be answered.", rich_help_panel=_LIMITS)
     ] = 10.0,
 ) -> None:
-    """Serve predictions for protected vectors over HTTP; text is rejected, requests are not stored or logged.
+    """Serve predictions for protected vectors over HTTP; text is rejected, and requests are not stored or logged.
 
     /openapi.json describes the service; /health reports whether it is running.
     """

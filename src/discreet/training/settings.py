@@ -17,7 +17,7 @@ OPTIMIZERS = ("adamw", "sgd")
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of the training loop; the default of None depends on what is trained, its protection and its size.
+    """Settings of the training loop; None selects a default that depends on the trained part, protection and size.
 
     `head_rate` multiplies the learning rate of the head and the pooler, which start untrained.
     """
@@ -53,7 +53,7 @@ class TrainSettings:
         whole("accumulate", self.accumulate)
         if self.batch_size is not None and self.accumulate > self.batch_size:
             raise invalid(
-                "accumulate", self.accumulate, f"<= {setting('batch_size', self.batch_size)}", "Each part has a row."
+                "accumulate", self.accumulate, f"<= {setting('batch_size', self.batch_size)}", "Each part needs a row."
             )
         if self.learning_rate is not None:
             positive("learning_rate", self.learning_rate)
@@ -61,14 +61,14 @@ class TrainSettings:
         probability("warmup", self.warmup, "It is the share of the steps in which the learning rate rises.")
         if self.weight_decay is not None:
             non_negative("weight_decay", self.weight_decay)
-        positive("gradient_norm", self.gradient_norm, "Gradients longer than this are shortened.")
+        positive("gradient_norm", self.gradient_norm, "Gradients are clipped to this norm.")
         if self.patience is not None:
             whole("patience", self.patience, 1, "It counts the epochs without improvement before an early stop.")
         one_of("optimizer", self.optimizer, OPTIMIZERS)
-        remedy = "It is the share of the past in the averaged weights; 0 keeps the last ones."
+        remedy = "It is the decay rate of the moving average of the weights; 0 disables averaging."
         if not probability("averaging", self.averaging, remedy) < 1:
             raise invalid("averaging", self.averaging, "in [0, 1)", remedy)
-        probability("momentum", self.momentum, "It is the share of the past in the direction of a step.")
+        probability("momentum", self.momentum, "It is the weight of past gradients in a step.")
         one_of("precision", self.precision, PRECISIONS)
 
     def completed(self, defaults: TrainDefaults) -> TrainSettings:

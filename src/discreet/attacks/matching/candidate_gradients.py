@@ -34,7 +34,7 @@ from discreet.models.base import TextModel
 _SPARE = 8  # columns beyond the number of tokens for the low-rank factors of a target
 _LOW_RANK = 1e-6  # a target is stored as factors if their relative error is at most this
 _TEXTS, _LENGTH = 4, 7
-_CANCELLED = 1e-4  # |sum| over the sum of absolute values below which a sum cancels; rounding leaves 1e-6
+_CANCELLED = 1e-4  # a sum cancels if |sum| / sum of |values| is below this; rounding leaves 1e-6
 
 
 class Imitation:
@@ -111,7 +111,7 @@ class Imitation:
             return self._tape.backward(losses)
 
     def figures(self, record: Record, shape: Sequence[int]) -> Figures:
-        """Return inner products and squared norms from a record of candidates of a shape."""
+        """Return inner products and squared norms from the record of candidates with this shape."""
         s, k = shape[:2]
         inner: list[Tensor] = []
         squares: list[Tensor] = []
@@ -157,7 +157,7 @@ class Imitation:
     def _used_rows(
         self, anatomy: Anatomy, releases: Sequence[GradientRelease]
     ) -> tuple[tuple[str, int] | None, Tensor]:
-        """Return name and first used row of the position embeddings, and the released rows, (problems, rows, width)."""
+        """Return the position embeddings' name and first used row, and the released rows, (problems, rows, width)."""
         lengths = [length for seen in releases for length in seen.lengths or ()]
         name, first = anatomy.embeddings.position_name, anatomy.embeddings.first_position
         if name not in self._tables:
@@ -312,7 +312,7 @@ class Target:
 
     @staticmethod
     def _factors(value: Tensor, rank: int) -> tuple[Tensor, Tensor] | None:
-        """Return the factors of a rank, or None if their error is too large, as under noise."""
+        """Return factors with `rank` columns, or None if their error is too large, as it is under noise."""
         source = torch.Generator(device="cpu").manual_seed(0)
         probe = torch.randn(value.shape[2], rank, generator=source).to(value.device)
         left = torch.linalg.qr((value @ probe).double()).Q.float()
@@ -380,7 +380,7 @@ def stacked_matrices(targets: dict[str, Target], names: Sequence[str]) -> list[t
     for name in names:
         target = targets[name]
         shape = target.dense().shape
-        if len(shape) == 3:  # what stands behind the encoder, as a pooler, sees other inputs than all tokens
+        if len(shape) == 3:  # layers after the encoder, such as a pooler, may not receive every token
             groups[target.value is None, shape, name.startswith("encoder.")].append(name)
     stacks = []
     for (factored, _, _), members in groups.items():

@@ -52,7 +52,7 @@ class Index:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def _search_one(self, query: Floats, count: int) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Return the best rows for one query: the best by bytes, once no other row can be better."""
+        """Return the best rows for one query: compare the best quantized rows until no other row can be better."""
         at_most = min(_FIRST, self._size)
         while at_most * 8 <= self._size:
             rows, bound = self.coarse.first(query, at_most)
@@ -88,9 +88,9 @@ class Coarse:
     over its coordinates, and then rounded. With x and q rotated, and c and b their rounded values,
     |<q, x> - <b, c>| <= |q| |x - c| + |q - b| |c| (Cauchy-Schwarz). `error` is the largest |x - c|, `longest` the
     largest |x|. `rounding` covers float32 arithmetic: a sum of `width` products has an error of at most width * 2^-24
-    times the norms; a rotated vector has `width` of them, together sqrt(width) times as much, and two vectors are
-    rotated. A margin of twelve times the first error covers norms, products of bytes (exact up to a width of 1040), a
-    rotation that is not exactly orthogonal, and the products themselves.
+    times the norms. A rotated vector has `width` such errors, whose norm is sqrt(width) times as large, and two vectors
+    are rotated. A margin of twelve times the first error covers norms, products of bytes (exact up to a width of 1040),
+    a rotation that is not exactly orthogonal, and the products themselves.
     """
 
     rotation: Floats
