@@ -26,7 +26,7 @@ from discreet.training.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
-FORMAT = 2  # in format 1, splits, noise and the identity of a training run were computed in other ways
+FORMAT = 3  # in format 1 and 2, noise was assigned to parameters in another order; in 1 splits were others too
 _NAME_DIGITS = 16  # hexadecimal digits of the name of a training run in its ledger
 
 
