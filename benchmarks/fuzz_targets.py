@@ -423,7 +423,7 @@ def _read_folder(kind: str, folder: Path) -> None:
 
         load_run(folder)
     elif kind == "client":
-        from discreet.training.local import UserSide
+        from discreet.training.local_client import UserSide
 
         with UserSide.load(folder):
             pass

@@ -46,7 +46,7 @@ _PUBLIC = {
     "WordTable": "discreet.protections.words.table",
     "TokenNoise": "discreet.protections.words.token_noise",
     "LDPLayer": "discreet.protections.local.layer",
-    "UserSide": "discreet.training.local",
+    "UserSide": "discreet.training.local_client",
     "ServerSide": "discreet.training.local_server",
     # Guarantees and ledgers
     "Guarantee": "discreet.core.guarantee",

@@ -18,7 +18,7 @@ from discreet.core.guarantee import in_digits, words_for_size
 if TYPE_CHECKING:
     from discreet.core.guarantee import Guarantee
     from discreet.serving.client import About
-    from discreet.training.local import Mixed, Sealed, UserSide
+    from discreet.training.local_client import Mixed, Sealed, UserSide
 
 _MANY = 500
 
@@ -58,7 +58,7 @@ def query(
 
     from discreet.core.errors import positive, whole
     from discreet.serving.client import RemoteServer
-    from discreet.training.local import UserSide
+    from discreet.training.local_client import UserSide
 
     remote = RemoteServer(server, positive("timeout", timeout, "It is in seconds."))
     whole("decoys", decoys, 0, "It is the number of generated texts per real text.")

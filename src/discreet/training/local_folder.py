@@ -37,7 +37,7 @@ from discreet.protections.local.layer import LDPLayer
 from discreet.protections.local.projection import Projection, QueryAxes
 from discreet.protections.local.query import LocalQuery, QueryPath
 from discreet.protections.local.release import shape_model
-from discreet.training.local import UserSide, person_ledger
+from discreet.training.local_client import UserSide, person_ledger
 from discreet.training.local_server import ServerSide, linear_head
 from discreet.training.run_folder import encoder_config
 

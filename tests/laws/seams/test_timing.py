@@ -245,7 +245,7 @@ def test_a_busy_server_gets_the_same_bytes_again_and_no_new_noise(
 def test_a_sealed_release_is_counted_once_when_it_is_opened_and_not_before(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    from discreet.training.local import UserSide
+    from discreet.training.local_client import UserSide
 
     shutil.copytree(runs["sentence"], tmp_path / "client")
     with UserSide.load(tmp_path / "client") as user:

@@ -28,7 +28,7 @@ from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer, SentOnce
 from discreet.training import run_folder
 from discreet.training.evaluate import represent
-from discreet.training.local import Mixed, UserSide
+from discreet.training.local_client import Mixed, UserSide
 from discreet.training.local_server import ServerSide, linear_head
 from discreet.training.run_folder import load_run
 from discreet.training.settings import TrainSettings

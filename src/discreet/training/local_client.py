@@ -2,8 +2,7 @@
 
 The user's side sends a `RepresentationRelease`, one randomized vector for each text; the server's side
 (`local_server`) never sees text. All work that depends on a text is done before its query is counted and sent, and
-encoding takes the same work for any text, so that the server cannot measure it. `local_folder` stores both sides.
-"""
+encoding takes the same work for any text, so that the server cannot measure it. `local_folder` stores both sides."""
 
 from __future__ import annotations
 
