@@ -362,7 +362,11 @@ def lookup_figures(slot: Lookup, table: Tensor, s: int, k: int) -> tuple[Tensor,
 
 def values_of(slot: Slot) -> Tensor:
     """Return the gradients of a one-dimensional tensor, one per row."""
-    assert isinstance(slot, Vectors)
+    if not isinstance(slot, Vectors):
+        raise UnsupportedError(
+            f"Expected no tied weights among the trained parameters, got {slot.name!r}. Gradient matching reads each "
+            "use of a weight by itself; freeze the embeddings, or use dager."
+        )
     return slot.values
 
 
