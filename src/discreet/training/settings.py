@@ -23,13 +23,13 @@ class TrainSettings:
     """
 
     epochs: float | None = option_field(
-        None, "Passes over the text.", "Training", "3; 20 for the head; depends on --protect"
+        None, "Passes over the text.", "Training", "3; 20 for the head; depends on the protection"
     )
     batch_size: int | None = option_field(
-        None, "Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; depends on --protect"
+        None, "Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; depends on the protection"
     )
     learning_rate: float | None = option_field(
-        None, "Highest learning rate.", "Training", "depends on --train and --protect"
+        None, "Highest learning rate.", "Training", "depends on what is trained and on the protection"
     )
     head_rate: float = option_field(1.0, "Learning rate of the head, as a multiple of the encoder's.", "Training")
     warmup: float = option_field(0.06, "Share of the steps in which the learning rate rises.", "Training")
