@@ -149,7 +149,9 @@ def test_low_rank_targets_are_kept_as_factors_and_say_the_same(tiny_model: Build
     factored = [n for n in imitation.names if imitation._targets[n].value is None]
     assert factored
     for name in factored:
-        torch.testing.assert_close(imitation.target(name)[0], seen.gradients[name], rtol=1e-4, atol=1e-7)
+        gradient = seen.gradients[name]
+        scale = 1e-5 * float(gradient.abs().max())
+        torch.testing.assert_close(imitation.target(name)[0], gradient, rtol=1e-4, atol=scale)
 
 
 def test_releases_that_cannot_be_matched_are_refused(tiny_model: Build) -> None:
