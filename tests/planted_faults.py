@@ -280,14 +280,14 @@ FAULTS = (
     ),
     Fault(
         "the attacker's public text holds the text under attack",
-        "return tuple(text for text in self.public if _plain(text) not in hidden)",
-        "return tuple(text for text in self.public if text not in hidden)",
+        "return tuple(text for text in self.public if _normalized(text) not in excluded)",
+        "return tuple(text for text in self.public if text not in excluded)",
         ("test_public_text_is_without_the_texts_under_attack_however_they_are_written",),
     ),
     Fault(
         "the order of the candidates tells the truth",
-        'return tuple(every[i] for i in rng.fork("order").permutation(len(every)).tolist())',
-        "return tuple(every)",
+        'return tuple(texts[i] for i in rng.fork("order").permutation(len(texts)).tolist())',
+        "return tuple(texts)",
         ("test_the_place_of_the_truth_among_the_candidates_says_nothing",),
     ),
     Fault(
