@@ -335,11 +335,20 @@ def _layer_norm(layer: Layer, tape: Recorder) -> Forward:
     module, names = layer.module, layer.parameters
     assert isinstance(module, nn.LayerNorm)
     use = NormUse(layer, names.get("weight"), names.get("bias"), tuple(module.normalized_shape), module.eps)
+    return _normalization(
+        use, tape, lambda x, weight, bias: F.layer_norm(x, module.normalized_shape, weight, bias, module.eps)
+    )
+
+
+def _normalization(
+    use: NormUse | GroupNormUse, tape: Recorder, norm: Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+) -> Forward:
+    """Return the recording forward of a normalization with a weight and a bias."""
+    layer = use.layer
 
     def forward(input: Tensor) -> Tensor:  # noqa: A002
         _check_batched(layer, input)
-        weight, bias = _detached(module, "weight"), _detached(module, "bias")
-        out = F.layer_norm(input, module.normalized_shape, weight, bias, module.eps)
+        out = norm(input, _detached(layer.module, "weight"), _detached(layer.module, "bias"))
         return tape.record(use, None if use.weight is None else input, out)
 
     return forward
@@ -349,14 +358,9 @@ def _group_norm(layer: Layer, tape: Recorder) -> Forward:
     module, names = layer.module, layer.parameters
     assert isinstance(module, nn.GroupNorm)
     use = GroupNormUse(layer, names.get("weight"), names.get("bias"), module.num_groups, module.eps)
-
-    def forward(input: Tensor) -> Tensor:  # noqa: A002
-        _check_batched(layer, input)
-        weight, bias = _detached(module, "weight"), _detached(module, "bias")
-        out = F.group_norm(input, module.num_groups, weight, bias, module.eps)
-        return tape.record(use, None if use.weight is None else input, out)
-
-    return forward
+    return _normalization(
+        use, tape, lambda x, weight, bias: F.group_norm(x, module.num_groups, weight, bias, module.eps)
+    )
 
 
 def _convolution(layer: Layer, tape: Recorder) -> Forward:

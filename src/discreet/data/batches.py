@@ -182,7 +182,7 @@ class Reader(Protocol):
 def tokens_for(model: Reader, corpus: Corpus) -> Tokens:
     """Return a corpus as the tokens that a model reads: with its start and end tokens around each text.
 
-    A text that fills the longest length has no end token: it goes on behind what is read.
+    A text that is truncated to the maximum length gets no end token.
 
     Guarantee: none, the tokens are the private text.
     """
