@@ -49,6 +49,7 @@ BARS = {
     ("smollm2-135m", "all", "ours"): 1.3,
 }
 SIDES = ("plain", "ours", "noise", "parts", "opacus-hooks", "opacus-ghost")
+TURN = 5  # eager steps of one side before the next side takes its turn
 CLIP = 1.0
 NOISE_AT_ONCE = 2**25
 
@@ -308,27 +309,59 @@ def graphed(step: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-def measure_cuda(side: str, setting: Setting, steps: int) -> Cost:
+def measure_graphed(side: str, setting: Setting, steps: int) -> Cost:
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    step = step_of(side, setting)
-    if setting.mode == "graph":
-        step = graphed(step)
-    else:
-        for _ in range(3):
+    step = graphed(step_of(side, setting))
+    seconds = timed_cuda(step, steps)
+    peak = torch.cuda.max_memory_allocated() - before
+    return Cost(side, statistics.median(seconds), peak, refined=getattr(step, "refined", None))
+
+
+def measure_eager(sides: list[str], setting: Setting, steps: int) -> list[Cost]:
+    """Return the cost of eager steps: the peak of each side alone, then the time of all sides in turns.
+
+    The host is the limit in eager mode and its speed varies, so the sides take turns of a few steps each; the first
+    step of a turn does not count.
+    """
+    ready: dict[str, Callable[[], None]] = {}
+    failed: dict[str, str] = {}
+    peaks: dict[str, int] = {}
+    for side in sides:
+        with _reason(failed, side):
+            gc.collect()
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated()
+            step = step_of(side, setting)
+            for _ in range(3):
+                step()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
             step()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+            peaks[side], ready[side] = torch.cuda.max_memory_allocated() - before, step
+    seconds: dict[str, list[float]] = {side: [] for side in ready}
+    for _ in range(max(1, steps // TURN)):
+        for side, step in ready.items():
+            seconds[side] += timed_cuda(step, TURN + 1)[1:]
+    return [
+        Cost(side, statistics.median(seconds[side]), peaks[side], refined=getattr(ready[side], "refined", None))
+        if side in ready
+        else Cost(side, reason=failed[side])
+        for side in sides
+    ]
+
+
+def timed_cuda(step: Callable[[], None], steps: int) -> list[float]:
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    torch.cuda.synchronize()
     marks[0].record()
     for mark in marks[1:]:
         step()
         mark.record()
     torch.cuda.synchronize()
-    times = [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]
-    peak = torch.cuda.max_memory_allocated() - before
-    return Cost(side, statistics.median(times), peak, refined=getattr(step, "refined", None))
+    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]
 
 
 def measure_cpu(sides: list[str], setting: Setting, steps: int) -> list[Cost]:
@@ -394,10 +427,12 @@ def _reason(failed: dict[str, str], side: str) -> Iterator[None]:
 def compare(setting: Setting, sides: list[str], steps: int) -> list[Cost]:
     if setting.device == "cpu":
         return measure_cpu(sides, setting, steps)
+    if setting.mode == "eager":
+        return measure_eager(sides, setting, steps)
     costs, failed = [], {}
     for side in sides:
         with _reason(failed, side):
-            costs.append(measure_cuda(side, setting, steps))
+            costs.append(measure_graphed(side, setting, steps))
         if side in failed:
             costs.append(Cost(side, reason=failed[side]))
         gc.collect()
