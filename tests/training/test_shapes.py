@@ -49,3 +49,10 @@ def test_smaller_shapes_end_at_one_row() -> None:
         assert all(a >= b >= 1 for (_, a), (_, b) in zip(shapes.rows, smaller.rows, strict=True))
         shapes = smaller
     assert shapes is not None and {rows for _, rows in shapes.rows} == {1}
+
+
+def test_small_batches_on_a_gpu_are_read_in_few_parts() -> None:
+    shapes = Shapes.of("cuda", 128, 64)
+    assert all(rows * width >= 8192 for width, rows in shapes.rows)
+    assert shapes.units_of(4, 64) == 32  # 64 patients with four notes each: two parts, not six
+    assert dict(Shapes.of("cuda", 1, 64).rows) == {1: 48}  # vectors of a frozen encoder

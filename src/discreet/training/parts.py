@@ -252,7 +252,10 @@ _STEPS = {"cpu": 8, "cuda": 1}
 _LEAST_WIDTH = {"cpu": 4, "cuda": 16}
 # Tokens of a part on a CPU: a larger part is not faster, and wastes more on padding.
 _CPU_TOKENS = (256, 512)
-MOST_TOKENS = 1 << 17  # tokens of a part on a GPU; a larger part is not faster
+# Tokens of a part on a GPU: a larger part is not faster, and a smaller one is hardly faster than one of 8,192 tokens.
+# Notes of 391 patients, 64 of them expected in a batch, are read in 4.5 parts instead of 9.5 with this lower limit.
+MOST_TOKENS = 1 << 17
+_LEAST_TOKENS = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -356,7 +359,8 @@ def _rows_at(device: str, width: int, expected_units: int) -> int:
         return max(multiple, tokens // width // multiple * multiple)
     # Two parts if all units have this width, with a margin for the varying size of a Poisson batch.
     rows = math.ceil((expected_units + 4 * math.sqrt(expected_units)) / 2 / 8) * 8
-    return max(1, min(rows, MOST_TOKENS // width))
+    least = _LEAST_TOKENS // width if width > 1 else 1  # vectors of a frozen encoder have width 1, and are cheap
+    return max(1, min(max(rows, least), MOST_TOKENS // width))
 
 
 def find_device(name: str = "auto") -> torch.device:
