@@ -147,6 +147,18 @@ ATTACKS: dict[str, AttackEntry] = {
         "Predicts the words of a sentence from its vector with a network trained on public text.",
         sees="representation",
     ),
+    "loss": AttackEntry(
+        "discreet.attacks.membership.thresholds:LossThreshold",
+        "loss threshold",
+        "Calls a text a member if the model's loss on it is small.",
+        sees="model",
+    ),
+    "population": AttackEntry(
+        "discreet.attacks.membership.thresholds:Population",
+        "population threshold",
+        "Compares the loss of a text with the losses of known non-members.",
+        sees="model",
+    ),
 }
 
 PROTECTIONS: dict[str, Entry] = {

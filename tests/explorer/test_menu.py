@@ -18,6 +18,8 @@ from discreet.explorer.page_data import PageData, Setting
 from discreet.explorer.reading import Question, read
 
 TYPED = "the heart was calm"
+# a typed sentence has a gradient and a vector; who was in the training data is asked of a trained model
+OFFERED = [name for name, entry in catalog.ATTACKS.items() if entry.sees != "model"]
 
 
 def test_the_catalog_decides(stage: PageData, menu: Menu) -> None:
@@ -25,8 +27,8 @@ def test_the_catalog_decides(stage: PageData, menu: Menu) -> None:
     names = {one["name"] for one in found["protections"]}
     assert names | set(found["left_out"]) == {NONE, *PROTECTIONS}
     assert "Expected sensitive" in found["left_out"]["santext+"]  # it needs a file, and no dial can name one
-    assert {one["name"] for one in found["attacks"]} == set(catalog.ATTACKS) - set(SLOW)
-    assert set(menu_of_catalog(60.0).attacks) == set(catalog.ATTACKS)
+    assert {one["name"] for one in found["attacks"]} == set(OFFERED) - set(SLOW)
+    assert set(menu_of_catalog(60.0).attacks) == set(OFFERED)
     assert all(one["words"] for one in found["attacks"] + found["protections"])
     assert len({one["words"] for one in found["protections"]}) == len(found["protections"])
     json.dumps(found, allow_nan=False)
@@ -90,7 +92,7 @@ def test_every_protection_answers_by_every_dial(stage: PageData, menu: Menu) -> 
             json.dumps(found, allow_nan=False)
 
 
-@pytest.mark.parametrize("attack", [name for name in catalog.ATTACKS if name not in SLOW])
+@pytest.mark.parametrize("attack", [name for name in OFFERED if name not in SLOW])
 def test_every_attack_answers_or_says_why_not(stage: PageData, menu: Menu, attack: str) -> None:
     try:
         found = read(Question(TYPED, attack=attack), stage, menu, seconds=0.3)

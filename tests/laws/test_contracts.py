@@ -44,7 +44,7 @@ def test_every_attack_declares_its_contract(name: str) -> None:
     assert issubclass(kind, Attack) and kind.name == name
     attack = attack_class(name)()
     assert attack.label == ATTACKS[name].label and attack.summary == ATTACKS[name].help
-    assert issubclass(kind.sees, Release) and kind.sees.kind in {"gradient", "representation"}
+    assert issubclass(kind.sees, Release) and kind.sees.kind in {"gradient", "representation", "text", "model"}
     assert isinstance(kind.returns, Returns) and all(isinstance(need, Need) for need in kind.needs)
     fields = {field.name for field in dataclasses.fields(attack)}  # type: ignore[arg-type]
     assert kind.has_time_limit == ("seconds" in fields)

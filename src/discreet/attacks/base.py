@@ -38,6 +38,21 @@ class Need(Enum):
     AUXILIARY_VECTORS = "auxiliary"  # vectors of public texts whose words are known
     PAIRS = "pairs"  # protected and unprotected vectors of public text
     CRAFTED_MODEL = "crafted model"  # clients use weights that the attacker crafted
+    SIGNALS = "signals"  # the outputs of models on the examples asked about
+    REFERENCES = "references"  # signals of models that the attacker trained on text of the same kind
+    POPULATION = "population"  # signals of the attacker's own texts, which are known non-members
+    NEIGHBOURS = "neighbours"  # signals of altered versions of each example
+    TOKENS = "token scores"  # signals of each token, of the target and of the model that it was fine-tuned from
+    CANARIES = "canaries"  # planted texts and the space that their secrets were drawn from
+    PROMPTS = "prompts"  # the beginnings of texts
+
+
+class Family(Enum):
+    """Attacks that are run and measured in the same way."""
+
+    RECONSTRUCTION = "reconstruction"  # of texts, from a release of some rows
+    MEMBERSHIP = "membership"  # of texts or authors, from a trained model
+    EXTRACTION = "extraction"  # of memorized text, from a trained model
 
 
 @dataclass(frozen=True)
@@ -57,13 +72,14 @@ class Mixing:
 class Attack(ABC):
     """Base class: settings are the fields of a frozen dataclass, and `run` attacks a release.
 
-    A subclass declares what it `sees`, `returns` and `needs`. `name` is its name in the catalog, which holds its label
-    and help. `aligned` means one guess for each released vector, in the same order. `has_time_limit` means that its
-    field `seconds` limits the search.
+    A subclass declares what it `sees`, `returns` and `needs`, and the `family` of attacks that it is run and measured
+    with. `name` is its name in the catalog, which holds its label and help. `aligned` means one guess for each released
+    vector, in the same order. `has_time_limit` means that its field `seconds` limits the search.
     """
 
     name: ClassVar[str] = ""
     sees: ClassVar[type[Release]]
+    family: ClassVar[Family] = Family.RECONSTRUCTION
     returns: ClassVar[Returns] = Returns.TEXTS
     needs: ClassVar[frozenset[Need]] = frozenset()
     aligned: ClassVar[bool] = False

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from discreet.attacks.base import Attack
     from discreet.experiment import AttackRequest, AttackResult, Scene
 
-_ATTACK, _RELEASE, _ONE = "Attack", "Release", "1-of-n"
+_ATTACK, _RELEASE, _ONE, _MODEL = "Attack", "Release", "1-of-n", "Trained model"
 _EXAMPLES = 8
 _SHORTEST_SHOWN = 0.1  # seconds
 # What an attack needs, by the kind of release it sees.
-_NEEDS = {"gradient": "a gradient", "representation": "vectors", "model": "a model"}
+_NEEDS = {"gradient": "a gradient", "representation": "vectors", "model": "a trained model (RUN)"}
 # The settings of a fresh model, with the defaults that differ from those of training.
 _FRESH = {"encoder": None, "pooling": None, "head": "linear", "train": "all; head for vectors", "embeddings": "yes"}
 
@@ -122,6 +122,18 @@ class AttackOptions:
     steps: int | None = field(
         default=None, metadata=option("Number of releases of the same record.", _ONE, "all updates of the run, or one")
     )
+    members: int | None = field(
+        default=None,
+        metadata=option(
+            "Number of members, and of non-members, to ask about.", _MODEL, "all for a frozen encoder, else 1000"
+        ),
+    )
+    references: int | None = field(
+        default=None, metadata=option("Number of reference models that the attacker trains.", _MODEL, "the attack's")
+    )
+    plain_references: bool = field(
+        default=False, metadata=option("Train reference models without the run's protection.", _MODEL)
+    )
     whole_texts: bool = field(
         default=False, metadata=option("Print full texts instead of three lines of each.", "Options")
     )
@@ -140,7 +152,7 @@ def attack(
 ) -> None:
     """Attack a release of some texts and print each text beside the attacker's guess.
 
-    The attack determines the release: a gradient or vectors.
+    The attack determines the release: a gradient, vectors, or a trained model.
     The texts are private, and so is the output.
     """
     import time
@@ -157,6 +169,11 @@ def attack(
     fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
     with spelled(set_by("--set", fields)):
         chosen = attack_of(name, parse_settings(options.settings or [], "--set"))
+    if chosen.sees.kind == "model":
+        from discreet.cli.model_attack import attack_trained_model
+
+        attack_trained_model(name, chosen, options, run, seed=seed, device=device, json=json, start=start)
+        return
     vectors = chosen.sees.kind == "representation"
     strengths = parse_strengths(noise_multiplier=options.noise_multiplier, kappa=options.kappa, epsilon=options.epsilon)
     if options.seconds is not None and not chosen.has_time_limit:
@@ -216,6 +233,8 @@ def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, st
         name = "dager" if run is None else attack_for_run(run, options.protect)
         if run is not None:
             note(f"Attack: {name}, which fits this run; --attack selects another.")
+    if name in ATTACKS and ATTACKS[name].sees == "model":
+        return name, split  # members are training rows, non-members held-out ones
     if run is not None and split is None and options.data is None:
         split = "train"
         note("The training rows of the run are attacked: the output is for their owner, not for release.")

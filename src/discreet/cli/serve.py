@@ -109,7 +109,8 @@ def menu_of_catalog(seconds: float) -> Any:
     """Return the attacks and protections of the catalog, with the settings of the page."""
     from discreet.explorer.menu import Menu
 
-    names = [name for name in ATTACKS if name not in SLOW or seconds >= _A_MINUTE]
+    offered = [name for name, entry in ATTACKS.items() if entry.sees != "model"]  # a sentence is not a trained model
+    names = [name for name in offered if name not in SLOW or seconds >= _A_MINUTE]
     first = sorted(names, key=lambda name: name != "dager")  # it recovers most within a second or two
     return Menu(
         attacks={name: attack_of(name, _ATTACK_SETTINGS.get(name)) for name in first},

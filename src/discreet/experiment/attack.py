@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from discreet.accounting.events import DpEvent
-from discreet.attacks.base import Attack, Mixing, Need
+from discreet.attacks.base import Attack, Family, Mixing, Need
 from discreet.core.errors import invalid, one_of, open_probability, positive, setting, whole
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
@@ -38,6 +38,7 @@ from discreet.releases.protected import (
 DEFAULT_METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
 BAG_METRICS = ("bag_recall", "jaccard")
 VECTOR_METRICS = ("exact_match", "jaccard", "rouge_l", "bag_recall")  # the guess is one of the candidate texts
+Progress = Callable[[str, int, int], None]  # a stage, how much of it is done, and of how much
 _PUBLIC = 2000  # public texts that are encoded for attacks on vectors
 
 
@@ -69,6 +70,10 @@ class AttackRequest:
     `steps` is the number of releases of the same rows. `draws` is the number of simulations for 1-of-n, which attacks
     all `updates` of a training run if they are given, and `steps` releases of one record otherwise.
     `first_words` truncates each text before the gradient is computed.
+
+    For attacks on a trained model: `members` is the largest number of members, and of non-members, to ask about
+    (default: all, where that is cheap). `references` is the number of reference models, by default that of the attack,
+    which are trained like the target, and under the same protection unless `references_protected` is False.
     """
 
     attack: Attack
@@ -87,6 +92,9 @@ class AttackRequest:
     draws: int = 20_000
     steps: int = 1
     updates: Updates | None = None
+    members: int | None = None
+    references: int | None = None
+    references_protected: bool = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -108,6 +116,10 @@ class AttackRequest:
         whole("metrics", len(self.metrics), 1, "Name at least one.")
         if self.candidates is not None:
             whole("candidates", self.candidates, 2, "The attacker chooses one of at least two.")
+        if self.members is not None:
+            whole("members", self.members, 2, "It is the number of members, and of non-members, to ask about.")
+        if self.references is not None:
+            whole("references", self.references, 2, "Each example needs a model with it and one without it.")
         whole("draws", self.draws, 1, "20000 give an interval of a few parts in a thousand.")
         whole("steps", self.steps, 1, "It is the number of releases of the same record.")
 
@@ -151,7 +163,9 @@ class AttackResult:
     before the first release, in which public text is encoded and a prior is fitted. `stopped` is the number of
     searches that a time limit ended early.
 
-    `bound` is the success rate that no attack can exceed, where accounting proves one (1-of-n identification).
+    `bound` is the success rate that no attack can exceed, where accounting proves one (1-of-n identification), and
+    `bounds` has such bounds by metric. `details` has further plain values, such as the points of a ROC curve, and
+    `verdict` says in plain words what was measured.
     `unknown_share` is the share of tokens in the attacked texts that the tokenizer does not know; it is computed from
     private text, for its owner.
     """
@@ -168,6 +182,9 @@ class AttackResult:
     preparing: float = 0.0
     stopped: int = 0
     unknown_share: float = 0.0
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    verdict: str = ""
 
     @property
     def n(self) -> int:
@@ -191,6 +208,9 @@ class AttackResult:
             "preparing": self.preparing,
             "stopped_by_time_limit": self.stopped,
             "unknown_share": self.unknown_share,
+            **({"bounds": dict(self.bounds)} if self.bounds else {}),
+            **({"details": dict(self.details)} if self.details else {}),
+            **({"verdict": self.verdict} if self.verdict else {}),
         }
 
 
@@ -200,15 +220,21 @@ def run_attack(
     *,
     watch: Callable[[Example], None] = lambda example: None,
     should_stop: Callable[[], bool] = lambda: False,
+    progress: Progress = lambda stage, done, total: None,
 ) -> AttackResult:
     """Select rows, release what a server would see of them, attack each release, and score the guesses.
 
-    The same seed attacks the same rows of a scene under every protection, so that results can be compared.
+    The same seed attacks the same rows of a scene under every protection, so that results can be compared. An attack on
+    a trained model reports its `progress`: the stage, how much of it is done, and of how much.
 
     Guarantee: none for the result, which holds private texts; it states the guarantee of one release.
     """
     from discreet.experiment.identification import identify
 
+    if request.attack.family is not Family.RECONSTRUCTION:
+        from discreet.experiment.model_attack import attack_model
+
+        return attack_model(request, scene, progress)
     if request.attack.identifies:
         if request.first_words is not None:
             raise invalid("first_words", request.first_words, "left out for 1-of-n", "It compares complete texts.")
@@ -362,7 +388,7 @@ def metrics_for(attack: Attack, names: Sequence[str]) -> tuple[str, ...]:
     """
     names = tuple(names)
     for name in names:
-        metric = METRICS[one_of("metric", name, [n for n, m in METRICS.items() if m.compares is not Compares.INDICES])]
+        metric = METRICS[one_of("metric", name, [n for n, m in METRICS.items() if m.pair or m.sample])]
         if metric.compares is Compares.CANDIDATES and not (attack.aligned and Need.CANDIDATES in attack.needs):
             remedy = f"It is for attacks that choose a candidate for each vector; {attack.label} does not."
             raise invalid("metric", name, "left out", remedy)

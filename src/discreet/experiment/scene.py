@@ -12,26 +12,48 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from discreet.accounting.events import DpEvent
+from discreet.accounting.ledger import Ledger
 from discreet.catalog import CORPORA
 from discreet.core.errors import UnsupportedError, invalid, setting, whole
-from discreet.core.guarantee import Adjacency
+from discreet.core.files import cache_folder
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.training.checkpoint import LEDGER
 from discreet.training.parts import find_device
-from discreet.training.run_folder import Run, check_split, load_run
+from discreet.training.run_folder import Run, RunChoices, check_split, load_run
 
 _PARTNERS = 500  # public texts that are encoded for mixing, or for running the protection on
 _MORE_PUBLIC = f"Attack fewer texts ({setting('examples')}), or provide more public text."
 
 
 @dataclass(frozen=True)
+class Target:
+    """How the model of a scene was trained: for attacks that ask who or what was in its training data.
+
+    `corpus` has all splits, and its train split is what the model was trained on. `event` is what the training cost
+    every unit under `adjacency`, both None without a protection. `guarantee` is that of the model. `cache` is where
+    vectors of its texts may be stored, None for a protected run, whose text is not stored a second time.
+    """
+
+    corpus: Corpus = field(repr=False)
+    choices: RunChoices
+    event: DpEvent | None = field(default=None, repr=False)
+    adjacency: Adjacency | None = None
+    guarantee: Guarantee | None = None
+    cache: Path | None = None
+
+
+@dataclass(frozen=True)
 class Scene:
     """The rows that may be attacked, the model whose gradients or vectors are released, and public text.
 
-    `cache` holds results that several attacks share, such as the inner products of candidates.
+    `target` describes the training of the model, if it was trained. `cache` holds results that several attacks share,
+    such as the inner products of candidates.
     """
 
     model: TextModel = field(repr=False)
@@ -41,6 +63,7 @@ class Scene:
     run: Run | None = field(default=None, repr=False)
     public_origin: str = "public texts"  # describes the attacker's own texts; follows their number
     cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    target: Target | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -52,13 +75,14 @@ class Scene:
         public: Sequence[str] | None = None,
         origin: str = "a fresh model",
         run: Run | None = None,
+        target: Target | None = None,
     ) -> Scene:
         """Return the scene of one split (default: validation); without `public`, the corpus is the public text."""
         name = split or next((s for s in ("validation", "test") if s in corpus.split_names), None)
         rows = corpus.split(name) if name is not None else corpus
         texts = corpus.texts if public is None else tuple(public)
         public_origin = "other texts of the same corpus" if public is None else "public texts"
-        return cls(model, rows, tuple(texts), origin, run, public_origin)
+        return cls(model, rows, tuple(texts), origin, run, public_origin, target=target)
 
     def draw(self, count: int, rng: Rng, *, max_words: int | None = None, what: str = "examples") -> Corpus:
         """Return a random sample of rows with distinct texts; raise if there are too few."""
@@ -213,7 +237,19 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
         label_names=run.model.label_names or None,
         adjacency=settings.adjacency if own else Adjacency.ZERO_OUT,
     )
-    return Scene.of(corpus, run.model, split=request.split, public=public, origin=f"the model of {folder}", run=run)
+    origin = f"the model of {folder}"
+    target = _target(run, folder, corpus) if own else None
+    return Scene.of(corpus, run.model, split=request.split, public=public, origin=origin, run=run, target=target)
+
+
+def _target(run: Run, folder: Path, corpus: Corpus) -> Target:
+    """Return how the model of a run was trained, with the spends of its own ledger."""
+    if run.settings.protect is None:
+        return Target(corpus, run.settings, cache=cache_folder())
+    if not (folder / LEDGER).exists():
+        return Target(corpus, run.settings, guarantee=run.guarantee)
+    statement = Ledger.read(folder / LEDGER)
+    return Target(corpus, run.settings, statement.event, statement.adjacency, run.guarantee)
 
 
 def _partners(public: Sequence[str], least: int) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class Compares(Enum):
     WORDS = "words"  # the words of both, in any order
     CANDIDATES = "candidates"  # a text chosen among candidates with the true one
     INDICES = "indices"  # the index of a candidate with the true one
+    MEMBERS = "members"  # the scores of members with those of non-members
 
 
 class Chance(Enum):
@@ -33,6 +34,7 @@ class Chance(Enum):
     OTHER_TRUTHS = "what the same guesses score against other truths"
     RANDOM_CANDIDATE = "what a candidate drawn at random scores"
     ONE_OF_N = "one over the number of candidates"
+    RANDOM_SCORE = "what scores drawn at random reach"
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _retrieved(name: str, sample: Sample, rng: Rng) -> Leakage:
     return next(leakage for leakage in measured if leakage.metric == name)
 
 
-_TEXTS, _WORDS, _CANDIDATES, _INDICES = Compares
+_TEXTS, _WORDS, _CANDIDATES, _INDICES, _MEMBERS = Compares
 _ALL = (
     Metric("rouge_l", "words read in the right order (ROUGE-L)", "ROUGE-L", _TEXTS, partial(text.rouge, kind="rougeL")),
     Metric("rouge_1", "words read (ROUGE-1)", "ROUGE-1", _TEXTS, partial(text.rouge, kind="rouge1")),
@@ -160,6 +162,34 @@ _ALL = (
         "identified",
         _INDICES,
         chance=Chance.ONE_OF_N,
+        is_rate=True,
+    ),
+    Metric("auc", "members ranked above non-members (AUC)", "AUC", _MEMBERS, chance=Chance.RANDOM_SCORE),
+    *(
+        Metric(
+            f"tpr_at_{rate:g}",
+            f"members found at {100 * rate:g}% false positives",
+            f"TPR at {100 * rate:g}%",
+            _MEMBERS,
+            chance=Chance.RANDOM_SCORE,
+            is_rate=True,
+        )
+        for rate in (0.1, 0.01, 0.001)
+    ),
+    Metric(
+        "advantage",
+        "members found minus non-members accused",
+        "advantage",
+        _MEMBERS,
+        chance=Chance.RANDOM_SCORE,
+        least=-1.0,
+    ),
+    Metric(
+        "loss_tail",
+        "non-members whose loss exceeds nearly every member's",
+        "loss tail",
+        _MEMBERS,
+        chance=Chance.RANDOM_SCORE,
         is_rate=True,
     ),
 )  # fmt: skip

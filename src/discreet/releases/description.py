@@ -9,13 +9,26 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from discreet.core.errors import UnsupportedError
-from discreet.core.types import TRAINING, GradientRelease, Knowledge, Release, RepresentationRelease, TextRelease
+from discreet.core.types import (
+    TRAINING,
+    GradientRelease,
+    Knowledge,
+    ModelRelease,
+    Release,
+    RepresentationRelease,
+    TextRelease,
+)
 
 if TYPE_CHECKING:
     from discreet.models.base import TextModel
 
 GRADIENT, REPRESENTATION, TEXT = GradientRelease.kind, RepresentationRelease.kind, TextRelease.kind
-READS = {GRADIENT: "gradients", REPRESENTATION: "sentence vectors"}  # by the kind of release that an attack reads
+MODEL = ModelRelease.kind
+READS = {
+    GRADIENT: "gradients",
+    REPRESENTATION: "sentence vectors",
+    MODEL: "the trained model",
+}  # by the kind of release that an attack reads
 LEAVES = {**READS, TEXT: "gradients of rewritten texts"}  # by the place of a protection
 # Descriptions of the entries of `Knowledge.extra`.
 _EXTRA = {
@@ -139,6 +152,8 @@ def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, prot
     """
     if not facts:
         return "not recorded"
+    if facts.get("kind") == MODEL:
+        return _describe_model(facts, protection)
     steps = facts.get("steps", 1)
     times = "once" if steps == 1 else f"{steps} times"
     if facts.get("scope") == TRAINING:
@@ -158,6 +173,28 @@ def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, prot
     else:
         count = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
         what = f"{count} of {facts.get('width', '?')} numbers from {texts} at {model}, {times}"
+    if not protection:
+        return what
+    from discreet.protections.base import in_words  # imported here: it loads torch, which a report does not need
+
+    return f"{what}; {'no protection' if facts.get('protection') is None else in_words(facts['protection'])}"
+
+
+def model_facts(model: TextModel, origin: str, protect: Any) -> dict[str, Any]:
+    """Return a trained model that anyone can query as plain values."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    return {
+        "kind": MODEL,
+        "model": origin,
+        "task": model.task,
+        "trained": model.settings.train,
+        "numbers": trained,
+        "protection": None if protect is None else protect.facts(),
+    }
+
+
+def _describe_model(facts: Mapping[str, Any], protection: bool) -> str:
+    what = f"{facts.get('model', 'the model')} ({facts.get('trained', '?')}: {_short(facts.get('numbers', 0))} numbers)"
     if not protection:
         return what
     from discreet.protections.base import in_words  # imported here: it loads torch, which a report does not need

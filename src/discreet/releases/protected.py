@@ -11,7 +11,7 @@ from discreet.catalog import protection, settings_of_protection
 from discreet.core.errors import UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Release, RepresentationRelease, TextRelease
+from discreet.core.types import GradientRelease, ModelRelease, Release, RepresentationRelease, TextRelease
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.models.classifier import classifier_of
@@ -89,9 +89,9 @@ def fits(kind: str, protect: Any) -> bool:
     """Return whether a protection releases the kind of data that an attack reads.
 
     Every protection that is applied at each step releases gradients; one that releases stored vectors releases nothing
-    else.
+    else. A model can be trained under every protection.
     """
-    if protect is None or protect.place == kind:
+    if protect is None or kind in (protect.place, ModelRelease.kind):
         return True
     return kind == GradientRelease.kind and (protect.place == TextRelease.kind or not protect.stored)
 

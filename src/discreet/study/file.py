@@ -11,10 +11,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.catalog import PROTECTIONS, attack_class, attack_of, protection, protection_class, settings_of_protection
+from discreet.catalog import (
+    ATTACKS,
+    PROTECTIONS,
+    attack_class,
+    attack_of,
+    protection,
+    protection_class,
+    settings_of_protection,
+)
 from discreet.core.errors import SettingError, did_you_mean, invalid, one_of, open_probability, shown
 from discreet.core.settings import as_dict, parse, read_values
-from discreet.core.types import RELEASES, TRAINING, UPDATE
+from discreet.core.types import MODEL, RELEASES, TRAINING, UPDATE
 from discreet.data.sources import TextSource
 
 if TYPE_CHECKING:
@@ -36,6 +44,9 @@ REQUEST_KEYS = (
     "candidates",
     "draws",
     "steps",
+    "members",
+    "references",
+    "references_protected",
 )
 
 
@@ -66,7 +77,11 @@ class Goal:
             )
         if self.release is not None:
             one_of("goal.release", self.release, RELEASES)
-            if self.release != UPDATE and not self.identifies:
+            if self.of_model:
+                if self.release != MODEL:
+                    remedy = "The attack reads the trained model; leave the release out."
+                    raise invalid("goal.release", self.release, f"{MODEL!r} for {self.leakage}", remedy)
+            elif self.release != UPDATE and not self.identifies:
                 remedy = "Only 1-of-n is measured on all updates of a training run; other attacks read one release."
                 raise invalid("goal.release", self.release, f"{UPDATE!r} for {self.leakage}", remedy)
             if self.release != UPDATE and self.leakage.endswith(OF_UPDATE):
@@ -78,10 +93,18 @@ class Goal:
         return self.leakage in (IDENTIFIED, IDENTIFIED + OF_UPDATE)
 
     @property
+    def of_model(self) -> bool:
+        """Whether the leakage is that of an attack on the trained model."""
+        entry = ATTACKS.get(self.leakage.partition("/")[0])
+        return entry is not None and entry.sees == MODEL
+
+    @property
     def scope(self) -> str:
         """The release of the rule; by default the whole training where the attack can be run on it."""
         if self.release is not None:
             return self.release
+        if self.of_model:
+            return MODEL
         return TRAINING if self.leakage == IDENTIFIED else UPDATE
 
     def resolved(self) -> Goal:
@@ -175,7 +198,7 @@ def check(study: Study) -> None:
         attack = attack_for(table)
         name, kind = str(table["name"]), attack.sees.kind
         measured[name] = measured.get(name, ()) + _metrics_of(table, attack)
-        if kind not in places.values() and "any" not in places.values():
+        if kind not in places.values() and "any" not in places.values() and kind != MODEL:
             released = ", ".join(f"{protection} ({place})" for protection, place in places.items())
             raise SettingError(
                 f"Expected an attack that fits a release of the study, got {name} on the {kind}, and the protections "
@@ -188,7 +211,10 @@ def check(study: Study) -> None:
 def _metrics_of(table: Table, attack: Any) -> tuple[str, ...]:
     from discreet.experiment.attack import metrics_for
     from discreet.experiment.identification import METRIC
+    from discreet.experiment.model_attack import METRICS_OF
 
+    if attack.family in METRICS_OF:
+        return METRICS_OF[attack.family]
     metrics = metrics_for(attack, request_for(table, attack, None, delta=1e-5, seed=0).metrics)
     return (METRIC, METRIC + OF_UPDATE) if attack.identifies else metrics
 

@@ -24,11 +24,11 @@ from discreet.core.files import load_tensors, save_tensors
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse
-from discreet.core.types import TRAINING, UPDATE, Leakage, Trial
+from discreet.core.types import MODEL, TRAINING, UPDATE, Leakage, Trial
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.experiment.attack import AttackResult, Updates, run_attack, sampling_rate
-from discreet.experiment.scene import Scene
+from discreet.experiment.scene import Scene, Target
 from discreet.experiment.training import RunRequest, make_plan
 from discreet.metrics.intervals import true_positive_rates
 from discreet.metrics.utility import constant_utility, quality, utility_intervals
@@ -100,7 +100,8 @@ def _run(planned: Planned) -> Trial:
                 raise  # it does not fit the study's release at all
             skipped[name] = error.worded(in_study_file)
             continue
-        measured = [(of_update, OF_UPDATE if attack.identifies else "", UPDATE)]
+        scope = MODEL if kind == MODEL else UPDATE
+        measured = [(of_update, OF_UPDATE if attack.identifies else "", scope)]
         if of_training is not None:
             measured.insert(0, (of_training, "", TRAINING))
         for result, ending, scope in measured:
@@ -108,8 +109,9 @@ def _run(planned: Planned) -> Trial:
                 metric = f"{name}/{leakage.metric}{ending}"
                 leakages.append(replace(leakage, metric=metric))
                 scopes[metric] = scope
-                if result.bound is not None:
-                    bounds[metric] = result.bound
+                bound = result.bounds.get(leakage.metric, result.bound)
+                if bound is not None:
+                    bounds[metric] = bound
         attacks[name] = _attack_details(of_update if of_training is None else of_training)
         texts += [{"attack": name, **example.as_dict()} for example in of_update.examples]
     return Trial(
@@ -133,19 +135,25 @@ def _run(planned: Planned) -> Trial:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A training run: its utility and guarantee, what a report shows besides, the protection, and all its updates."""
+    """A training run: its utility and guarantee, what a report shows besides, the protection, and all its updates.
+
+    `scene` has the trained model and how it was trained, for attacks on it.
+    """
 
     utility: dict[str, float]
     guarantee: Guarantee | None
     details: dict[str, Any]
     protect: Protection | None
     updates: Updates | None
+    scene: Scene
 
 
 def _attacked(
     table: Mapping[str, Any], attack: Any, trained: _Trained, settings: Mapping[str, Any], seed: int
 ) -> tuple[AttackResult, AttackResult | None]:
     """Return an attack on one release and, where it identifies candidates, on all updates of the training."""
+    if attack.sees.kind == MODEL:
+        return run_attack(request_for(table, attack, None, ReleaseTable.delta, seed), trained.scene), None
     scene, protect = scene_of(settings, seed, attack.sees.kind), trained.protect
     released = DirDPSGD.for_model(scene.model, protect.concentration) if isinstance(protect, DirDPSGD) else protect
     delta = parse(ReleaseTable, settings.get("release", {}), "release").delta
@@ -191,7 +199,9 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
             "roc": _roc(model, corpus, plan, guarantee, event),
         }
         updates = _updates(plan, done.steps, guarantee, event)
-    return _Trained(utility, guarantee, details, plan.protect, updates)
+    target = Target(corpus, request, event, plan.adjacency, guarantee, cache_folder())
+    scene = Scene.of(corpus, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
+    return _Trained(utility, guarantee, details, plan.protect, updates, scene)
 
 
 def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> RunRequest:
@@ -297,6 +307,8 @@ def _attack_details(result: AttackResult) -> dict[str, Any]:
         "epsilon_by_adjacency": dict(result.epsilon_by_adjacency),
         "seconds": result.seconds,
         "stopped_by_time_limit": result.stopped,
+        **({"details": dict(result.details)} if result.details else {}),
+        **({"verdict": result.verdict} if result.verdict else {}),
     }
 
 

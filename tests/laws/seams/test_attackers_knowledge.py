@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from discreet.attacks.base import Family
 from discreet.catalog import ATTACKS, attack_class
 from discreet.cli.attack_table import summary
 from discreet.core.randomness import Rng
@@ -25,6 +26,11 @@ CORPUS = Corpus(
     labels=(0, 1) * 12,
     splits=("validation",) * 12 + ("train",) * 12,
 )
+READERS = [
+    name
+    for name in ATTACKS
+    if attack_class(name).family is Family.RECONSTRUCTION and not attack_class(name)().identifies
+]
 EXTRA = {
     "prior": "language model",
     "vectors": "vectors of the candidates",
@@ -74,7 +80,7 @@ def expected(seen: Release, knows: Knowledge, attacked: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("protected", [False, True])
-@pytest.mark.parametrize("name", [name for name in ATTACKS if not attack_class(name)().identifies])
+@pytest.mark.parametrize("name", READERS)
 def test_all_that_is_passed_is_named(
     name: str, protected: bool, scenes: dict[str, Scene], capsys: pytest.CaptureFixture[str]
 ) -> None:

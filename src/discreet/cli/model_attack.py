@@ -1,0 +1,165 @@
+"""`discreet attack RUN` with an attack on the trained model: progress, the table of metrics, and the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discreet.cli.attack_table import describe_guarantee, set_by
+from discreet.cli.output import as_json, console, note, plain, stderr, working
+from discreet.core.errors import UnsupportedError, invalid, spelled
+from discreet.metrics.table import short_label_of
+from discreet.releases.description import describe_knowledge, describe_release
+from discreet.report.words import at_most
+
+if TYPE_CHECKING:
+    from discreet.attacks.base import Attack
+    from discreet.cli.attack import AttackOptions
+    from discreet.experiment import AttackResult
+
+# Options of other attacks: the model was trained under its own protection, on its own text.
+_NOT_FOR_MODELS = (
+    "data",
+    "examples",
+    "batch_size",
+    "seconds",
+    "max_words",
+    "first_words",
+    "split",
+    "public",
+    "metric",
+    "protect",
+    "noise_multiplier",
+    "kappa",
+    "epsilon",
+    "delta",
+    "clip_norm",
+    "protect_settings",
+    "noise_seed",
+    "candidates",
+    "steps",
+)
+_SECONDS_BETWEEN_LINES = 10
+
+
+def attack_trained_model(
+    name: str,
+    chosen: Attack,
+    options: AttackOptions,
+    run: Path | None,
+    *,
+    seed: int,
+    device: str,
+    json: bool,
+    start: float,
+) -> None:
+    """Attack the trained model of a run, and print the metrics with chance and bound, and the verdict."""
+    from discreet.experiment import AttackRequest, SceneRequest, load_scene, run_attack
+
+    if run is None:
+        raise UnsupportedError(
+            f"Expected RUN, the folder of a trained model, for {name}, got none. Train one with `discreet train`."
+        )
+    for option in _NOT_FOR_MODELS:
+        value = getattr(options, option)
+        if value is not None:
+            shown = ",".join(value) if isinstance(value, list) else value
+            remedy = "The model was trained on the run's own text, under its own protection."
+            raise invalid(option, shown, f"left out for {name}, which attacks the trained model", remedy)
+    request = AttackRequest(
+        chosen,
+        name=name,
+        seed=seed,
+        members=options.members,
+        references=options.references,
+        references_protected=not options.plain_references,
+    )
+    with working("loading the text and the model"):
+        scene = load_scene(SceneRequest(run=run, seed=seed, device=device))
+    loading = time.monotonic() - start
+    note("The result says who was in the training data: it is for the owner of the run, not for release.")
+    own = {one.name for one in dataclasses.fields(chosen)}  # type: ignore[arg-type]
+    with spelled(set_by("--set", own)), stages() as progress:
+        result = run_attack(request, scene, progress=progress)
+    for warning in result.details.get("warnings", ()):
+        note(warning)
+    if json:
+        as_json({**result.as_dict(), "loading": loading})
+        return
+    show(result, loading)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Show on stderr the stage and how much of it is done; without a terminal, print a line every ten seconds."""
+    screen = stderr()
+    if not screen.is_terminal:
+        yield _lines()
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def update(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield update
+
+
+def _lines(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, int], None]:
+    last = clock()
+
+    def update(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        if clock() - last >= _SECONDS_BETWEEN_LINES:
+            last = clock()
+            note(f"{stage}: {done:,}/{total:,}")
+
+    return update
+
+
+def show(result: AttackResult, loading: float) -> None:
+    """Print the metrics with interval, chance and bound, what the attacker has, the guarantee, and the verdict."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    screen = console()
+    screen.print()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(f"{result.attack}, n = {result.n}")
+    for name in ("value", "95% interval", "chance", *(["at most"] if result.bounds else [])):
+        table.add_column(name, justify="right")
+    for leakage in result.leakages:
+        bound = result.bounds.get(leakage.metric)
+        cells = [f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]"]
+        cells.append("" if leakage.chance is None else f"{leakage.chance:.4g}")
+        if result.bounds:
+            cells.append("" if bound is None else at_most(bound, 4))
+        table.add_row(short_label_of(leakage.metric), *cells)
+    screen.print(table)
+    for text in paragraphs(result):
+        screen.print(plain(text))
+    screen.print(plain(f"{loading:.1f} s to load, {result.seconds:.1f} s to attack."))
+
+
+def paragraphs(result: AttackResult) -> list[str]:
+    """Return what stands below the table: the release, the attacker's knowledge, the guarantee, and the verdict."""
+    facts: Mapping[str, Any] = result.release
+    lines = [
+        f"Model: {describe_release(facts, protection=True)}.",
+        describe_knowledge(facts),
+        "Privacy of the model: " + describe_guarantee(result),
+    ]
+    tail = result.details.get("loss_tail")
+    if tail:
+        lines.append(
+            f"Without reference models: {100 * tail['value']:.3g}% of non-members have a larger loss than all but "
+            f"{100 * tail['chance']:.3g}% of members (equal shares: nothing is memorized)."
+        )
+    return [*lines, result.verdict]
