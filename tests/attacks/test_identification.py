@@ -8,6 +8,7 @@ from scipy.stats import beta, norm
 
 from discreet.accounting.events import ClippedSumDpEvent, SelfComposedDpEvent, VonMisesFisherDpEvent
 from discreet.accounting.risk import most_identified
+from discreet.attacks import identification
 from discreet.attacks.identification import Identified, OneOfN, direction_sweep, gaussian_sweep, gram_matrix
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
@@ -33,6 +34,20 @@ def candidates() -> Corpus:
 @pytest.fixture
 def model(candidates: Corpus, tiny_encoder: Callable[[str], Path]) -> Classifier:
     return Classifier.build(candidates, rng=Rng(0), encoder=str(tiny_encoder("bert")), dropout=0.0)
+
+
+@pytest.fixture
+def contributions_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute each candidate's contribution once, for tests with many releases of one model and one corpus."""
+    compute = identification._contribution
+    known: dict[object, dict[str, torch.Tensor]] = {}
+
+    def contribution(model: Classifier, row: Corpus, clip: object) -> dict[str, torch.Tensor]:
+        if (row.texts, clip) not in known:
+            known[row.texts, clip] = compute(model, row, clip)
+        return known[row.texts, clip]
+
+    monkeypatch.setattr(identification, "_contribution", contribution)
 
 
 def knowledge(model: Classifier, candidates: Corpus) -> Knowledge:
@@ -61,6 +76,7 @@ def test_without_noise_every_candidate_is_named(noise: str, model: Classifier, c
         assert list(guess.scores) == sorted(guess.scores, reverse=True)
 
 
+@pytest.mark.usefixtures("contributions_once")
 def test_on_random_gradients_it_is_right_by_chance(model: Classifier, candidates: Corpus) -> None:
     generator = torch.Generator().manual_seed(0)
     named = []
@@ -71,6 +87,7 @@ def test_on_random_gradients_it_is_right_by_chance(model: Classifier, candidates
     assert max(named.count(j) for j in range(6)) < 45
 
 
+@pytest.mark.usefixtures("contributions_once")
 def test_the_sweep_tells_how_the_attack_itself_does(model: Classifier, candidates: Corpus) -> None:
     """The simulation from inner products against real noisy releases."""
     sigma, runs = 0.5, 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ name = "story"
 source = "notes"
 rows = 120
 [model]
+encoder = "{encoder}"
 train = "head"
 [training]
 epochs = 5
@@ -38,8 +40,11 @@ ceiling = 0.4
 """
 
 
-def test_a_study_recommends_what_keeps_its_ceiling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "study.toml").write_text(STUDY)
+def test_a_study_recommends_what_keeps_its_ceiling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_encoder: Callable[[str], Path]
+) -> None:
+    study = STUDY.format(encoder=tiny_encoder("bert"))
+    (tmp_path / "study.toml").write_text(study)
     command = ["calibrate", str(tmp_path / "study.toml"), "--out", str(tmp_path / "s"), "--workers", "1", "--json"]
     assert main(command) == 0
     told = json.loads(capsys.readouterr().out)
@@ -67,7 +72,7 @@ def test_a_study_recommends_what_keeps_its_ceiling(tmp_path: Path, capsys: pytes
     again = json.loads(capsys.readouterr().out)
     assert (again["run"], again["kept"]) == (0, 2)
     assert [row["ceiling"] for row in json.loads((tmp_path / "s" / "risk.json").read_text())] == [0.4, 0.4]
-    (tmp_path / "study.toml").write_text(STUDY.replace("ceiling = 0.4", "ceiling = 0.1"))
+    (tmp_path / "study.toml").write_text(study.replace("ceiling = 0.4", "ceiling = 0.1"))
     assert main(command) == 0  # a goal changes no trial: what was measured is judged anew
     judged = json.loads(capsys.readouterr().out)
     assert (judged["run"], judged["kept"]) == (0, 2)
@@ -75,7 +80,7 @@ def test_a_study_recommends_what_keeps_its_ceiling(tmp_path: Path, capsys: pytes
     assert [row["ceiling"] for row in json.loads((tmp_path / "s" / "risk.json").read_text())] == [0.1, 0.1]
     page = Path(judged["report"]).read_text()
     assert "ceiling 10%" in page and "ceiling 40%" not in page
-    changed = STUDY.replace("epochs = 5", "epochs = 6")
+    changed = study.replace("epochs = 5", "epochs = 6")
     (tmp_path / "study.toml").write_text(changed)
     assert main(command) == 2
     assert "training.epochs was 5 and is 6" in capsys.readouterr().err

@@ -233,7 +233,7 @@ def test_a_fixed_draw_at_every_step_is_certified_for_a_frozen_encoder_and_the_pa
 def test_coins_at_every_step_are_certified_with_hidden_labels_and_the_papers_noise_follows_the_batch(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    shared = {"mechanism": "gaussian", "sampling": "coins", "epochs": 2}
+    shared = {"mechanism": "gaussian", "sampling": "coins", "epochs": 1}
     done = run(toy_csv, tiny_encoder("bert"), tmp_path / "a", label_epsilon=2.0, **shared)
     promise = done["guarantee"]
     assert isinstance(promise, dict)

@@ -38,7 +38,7 @@ from discreet.data.partition import (
 from discreet.data.sources import Columns, load
 
 SOURCE = Path(__file__).parents[3] / "src" / "discreet"
-CORPORA = 200
+CORPORA = [pytest.param(range(50), id=""), pytest.param(range(50, 200), id="more", marks=pytest.mark.slow)]
 ZERO, ADD = Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE
 TAG = "tag"  # every text begins with the number of the row it was before anything was removed
 
@@ -151,13 +151,16 @@ def test_every_purpose_has_a_selection_here() -> None:
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 @pytest.mark.parametrize("named", [False, True], ids=["rows", "units"])
-def test_one_unit_changed_with_its_identity_kept_moves_nobody_else(purpose: Purpose, named: bool) -> None:
+@pytest.mark.parametrize("corpora", CORPORA)
+def test_one_unit_changed_with_its_identity_kept_moves_nobody_else(
+    purpose: Purpose, named: bool, corpora: range
+) -> None:
     if purpose in EXACT and named:
         with pytest.raises(SettingError, match="left out if a column names each row's person"):
             SELECTIONS[purpose](made_up(random.Random(0), named), 0, ZERO)
         return
     compared = 0
-    for number in range(CORPORA):
+    for number in corpora:
         dice = random.Random(number)
         corpus = made_up(dice, named, scored=purpose is Purpose.CANARIES and number % 2 == 0)
         other, gone = changed(corpus, dice.randrange(corpus.unit_count), dice)
@@ -165,18 +168,19 @@ def test_one_unit_changed_with_its_identity_kept_moves_nobody_else(purpose: Purp
         if one is not None and two is not None:
             assert others(one, gone) == others(two, gone), f"{purpose}, corpus {number}"
             compared += 1
-    assert compared > CORPORA * 0.8
+    assert compared > len(corpora) * 0.8
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 @pytest.mark.parametrize("named", [False, True], ids=["rows", "units"])
-def test_one_unit_removed_moves_nobody_else(purpose: Purpose, named: bool) -> None:
+@pytest.mark.parametrize("corpora", CORPORA)
+def test_one_unit_removed_moves_nobody_else(purpose: Purpose, named: bool, corpora: range) -> None:
     if purpose in EXACT:
         with pytest.raises(SettingError, match="left out under add/remove"):
             SELECTIONS[purpose](made_up(random.Random(0), named), 0, ADD)
         return
     compared = 0
-    for number in range(CORPORA):
+    for number in corpora:
         dice = random.Random(number)
         corpus = made_up(dice, named, scored=purpose is Purpose.CANARIES and number % 2 == 0)
         other, gone = removed(corpus, dice.randrange(corpus.unit_count))
@@ -184,7 +188,7 @@ def test_one_unit_removed_moves_nobody_else(purpose: Purpose, named: bool) -> No
         if one is not None and two is not None:
             assert others(one, gone) == others(two, gone), f"{purpose}, corpus {number}"
             compared += 1
-    assert compared > CORPORA * 0.8
+    assert compared > len(corpora) * 0.8
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))

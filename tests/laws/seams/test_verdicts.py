@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ seeds = [0]
 source = "notes"
 rows = 120
 [model]
+encoder = "{encoder}"
 train = "head"
 [training]
 epochs = 2
@@ -214,8 +216,10 @@ floor = 0.05
 """
 
 
-def test_the_study_that_a_report_prints_runs_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "study.toml").write_text(TINY)
+def test_the_study_that_a_report_prints_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_encoder: Callable[[str], Path]
+) -> None:
+    (tmp_path / "study.toml").write_text(TINY.format(encoder=tiny_encoder("bert")))
     assert main(["calibrate", str(tmp_path / "study.toml"), "--out", str(tmp_path / "a"), "--workers", "1"]) == 0
     assert 'the default is "training"' in " ".join(capsys.readouterr().err.split())
     markdown = (tmp_path / "a" / "report.md").read_text()
@@ -229,8 +233,11 @@ def test_the_study_that_a_report_prints_runs_again(tmp_path: Path, capsys: pytes
     assert math.isclose(first.details["bounds"][IDENTIFIED], second.details["bounds"][IDENTIFIED])
 
 
-def test_an_attack_on_a_run_reads_all_its_updates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_attack_on_a_run_reads_all_its_updates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_encoder: Callable[[str], Path]
+) -> None:
     made = ["train", "notes", "--rows", "120", "--train", "head", "--protect", "dp-sgd", "--noise-multiplier", "2"]
+    made += ["--model", str(tiny_encoder("bert"))]
     assert main([*made, "--epochs", "3", "--out", str(tmp_path / "run"), "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     attack = ["attack", str(tmp_path / "run"), "--attack", "one-of-n", "--candidates", "8", "--draws", "500", "--json"]
