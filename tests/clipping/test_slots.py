@@ -97,3 +97,37 @@ def test_factors_scaled_together_are_found_by_their_pairs(calls: list[tuple[str,
     assert len(together) == 2
     named = dict(slots.pair_sums(list(reversed(pairs)), weights))
     assert list(named) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_pairs_of_one_shape_are_summed_in_one_product(dtype: torch.dtype, transposed: bool) -> None:
+    units = slots.Units(5)
+    shape = torch.Size((7, 6) if transposed else (6, 7))
+    pairs = [
+        slots.Pair(
+            str(k), "layer", shape, torch.randn(5, 4, 7).to(dtype), torch.randn(5, 4, 6).to(dtype), units, transposed
+        )
+        for k in range(3)
+    ]
+    weights = Weights.of(torch.rand(5), units)
+    for pair, total in zip(pairs, slots.stacked_sums(pairs, weights), strict=True):
+        torch.testing.assert_close(total, pair.weighted(weights, {}), rtol=1e-5, atol=1e-5)
+
+
+def test_pairs_are_grouped_by_shape_and_each_is_summed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = slots.Units(3)
+    widths = [(4, 5), (4, 5), (6, 5), (4, 5), (5, 4)]
+    pairs = [
+        slots.Pair(str(k), "layer", torch.Size((o, i)), torch.randn(3, 2, i), torch.randn(3, 2, o), units)
+        for k, (i, o) in enumerate(widths)
+    ]
+    weights = Weights.of(torch.rand(3), units)
+    expected = {pair.name: pair.weighted(weights, {}) for pair in pairs}
+    monkeypatch.setattr(slots, "_SUM_BYTES", 2 * 3 * 2 * 9 * 4)  # two pairs at once
+    rest = list(pairs)
+    sums = dict(slots._sums_by_shape(rest, weights))
+    assert len(sums) == 2
+    assert sorted([*sums, *(pair.name for pair in rest)]) == ["0", "1", "2", "3", "4"]
+    for name, total in sums.items():
+        torch.testing.assert_close(total, expected[name])

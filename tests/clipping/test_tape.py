@@ -361,3 +361,27 @@ def test_a_small_change_of_units_is_seen(bert_case) -> None:
     truth = slow.gradients(bert_case.model, bert_case.losses(), torch.zeros(6, dtype=torch.long))
     assert joint.shape == (1,)
     assert torch.allclose(joint, torch.tensor([slow.norm(truth[0])]), rtol=CLOSE)
+
+
+def test_weights_are_cast_once_for_all_layers_under_autocast(bert_case, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, losses = bert_case.model, bert_case.losses
+    copies = []
+    copy_all = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, source: copies.append(len(to)) or copy_all(to, source))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = losses()
+    tape = Tape(model)
+    for _ in range(2):  # the buffers are reused
+        with tape, torch.autocast("cpu", torch.bfloat16):
+            recorded = losses()
+        torch.testing.assert_close(recorded, expected, rtol=0, atol=0)
+        tape.backward(recorded)
+    assert len(copies) == 2
+    assert copies[0] > 10
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = losses()
+    with tape, torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(losses(), expected, rtol=0, atol=0)  # not the weights of the last step

@@ -84,6 +84,10 @@ class Recorder(Protocol):
         """Return an input in the type that autocast would give it."""
         ...
 
+    def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a detached weight or bias for an input of a type."""
+        ...
+
     def is_first_call(self, layer: Layer) -> bool:
         """Return whether a layer is called for the first time since the tape was made."""
         ...
@@ -256,7 +260,8 @@ def _linear(layer: Layer, tape: Recorder) -> Forward:
             _check_batched(layer, input)
         inputs, weight, bias = tape.cast(input), parameters["weight"], parameters["bias"]
         assert weight is not None
-        out = F.linear(inputs, weight.detach(), None if bias is None else bias.detach())
+        dtype = inputs.dtype
+        out = F.linear(inputs, tape.weight(weight, dtype), None if bias is None else tape.weight(bias, dtype))
         return tape.record(use, inputs if kept else None, out)
 
     return forward
@@ -269,9 +274,8 @@ def _conv1d(layer: Layer, tape: Recorder) -> Forward:
     def forward(x: Tensor) -> Tensor:
         _check_batched(layer, x)
         inputs = tape.cast(x)
-        out = torch.addmm(
-            _detached(module, "bias"), inputs.reshape(-1, inputs.shape[-1]), _detached(module, "weight")
-        ).view(*x.shape[:-1], -1)
+        weight, bias = (tape.weight(module.get_parameter(name), inputs.dtype) for name in ("weight", "bias"))
+        out = torch.addmm(bias, inputs.reshape(-1, inputs.shape[-1]), weight).view(*x.shape[:-1], -1)
         return tape.record(use, None if use.weight is None else inputs, out)
 
     return forward

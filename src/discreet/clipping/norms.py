@@ -28,6 +28,9 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 2**26
+# Half-precision factors wider than this, as of a vocabulary, are multiplied in blocks of _BLOCK_WIDTH columns that are
+# added in float64: a bound that grows with the width would have their norms recomputed at every step.
+_WIDE, _BLOCK_WIDTH = 2**12, 2**7
 # Squares of numbers below 1e-19 underflow in float32. The loss is at most this, times the other factor.
 FLOOR = 1e-30
 SHARE = 1e-3  # of a squared norm that rounding errors may reach before it is recomputed from the gradient
@@ -56,7 +59,7 @@ def gram(rows: Tensor) -> Tensor:
 
     Half precision on a GPU is multiplied on tensor cores and summed in float32, unless it is differentiated.
     """
-    if rows.is_cuda and rows.element_size() == 2 and not (torch.is_grad_enabled() and rows.requires_grad):
+    if _on_tensor_cores(rows):
         return batched(rows, rows.mT)
     if rows.dtype == torch.float64:
         return torch.bmm(rows, rows.mT)
@@ -65,6 +68,41 @@ def gram(rows: Tensor) -> Tensor:
         wide = rows.double()
         return torch.bmm(wide, wide.mT)
     return torch.cat([gram(part) for part in torch.split(rows, step)])
+
+
+def block_gram(rows: Tensor) -> Tensor:
+    """Return the inner products of the rows of each unit in float64, from blocks of columns summed in float32.
+
+    >>> rows = torch.randn(2, 3, 300)
+    >>> torch.allclose(block_gram(rows), gram(rows))
+    True
+    """
+    length, width = rows.shape[1:]
+    padded = torch.nn.functional.pad(rows, (0, -width % _BLOCK_WIDTH)) if width % _BLOCK_WIDTH else rows.contiguous()
+    # (units, blocks, time, columns)
+    blocks = padded.view(*padded.shape[:2], padded.shape[2] // _BLOCK_WIDTH, _BLOCK_WIDTH).transpose(1, 2)
+    count = blocks.shape[1]
+    step = max(1, _CHUNK_BYTES // (count * length * max(4 * length, _BLOCK_WIDTH * rows.element_size())))
+    parts = []
+    for some in torch.split(blocks, step):
+        flat = some.flatten(0, 1)
+        products = batched(flat, flat.mT).view(some.shape[0], count, length, length)
+        parts.append(products.sum(1, dtype=torch.float64))
+    return torch.cat(parts)
+
+
+def _on_tensor_cores(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.element_size() == 2 and not (torch.is_grad_enabled() and rows.requires_grad)
+
+
+def is_wide(one: Tensor, two: Tensor) -> bool:
+    """Return whether a factor is so wide that Gram matrices are computed in blocks of columns."""
+    return _on_tensor_cores(one) and _on_tensor_cores(two) and max(one.shape[2], two.shape[2]) > _WIDE
+
+
+def block_sizes(scaled: Tensor, other: Tensor) -> Figures:
+    """Return the figures of `pair_sizes` from Gram matrices that are computed in blocks of columns."""
+    return from_grams(block_gram(scaled), block_gram(other), None)
 
 
 def same(ids: Tensor, ignored: int | None) -> Tensor:
@@ -83,6 +121,9 @@ def pair_sizes(scaled: Tensor, other: Tensor) -> Figures:
         squares = scaled[:, 0].double().square().sum(1) * other[:, 0].double().square().sum(1)
         return Figures(squares, squares, squares.sqrt(), squares * gamma(sum(widths) + 4, FLOAT64_UNIT))
     step = _rows_at_once(length)
+    if is_wide(scaled, other):
+        parts = zip(torch.split(scaled, step), torch.split(other, step), strict=True)
+        return _joined([block_sizes(one, two) for one, two in parts])
     if units <= step:
         return from_grams(gram(scaled), gram(other), widths)
     pairs = zip(torch.split(scaled, step), torch.split(other, step), strict=True)
@@ -98,7 +139,7 @@ def shared_sizes(
 ) -> Figures:
     """Return the figures of `pair_sizes`, with the Gram matrix of the inputs from `shared` if it is there."""
     length = inputs.shape[1]
-    if inputs.shape[0] > _rows_at_once(length):
+    if inputs.shape[0] > _rows_at_once(length) or is_wide(inputs, grads):
         return pair_sizes(inputs, grads) if scales_inputs else pair_sizes(grads, inputs)
     if key not in shared:
         shared.clear()  # only consecutive layers share an input, as query, key and value do
@@ -108,13 +149,20 @@ def shared_sizes(
     return from_grams(first, second, widths) if scales_inputs else from_grams(second, first, widths[::-1])
 
 
-def from_grams(scaled: Tensor, other: Tensor, widths: tuple[int, int]) -> Figures:
-    """Return the figures of `pair_sizes` from the two Gram matrices and the widths of the factors."""
+def from_grams(scaled: Tensor, other: Tensor, widths: tuple[int, int] | None) -> Figures:
+    """Return the figures of `pair_sizes` from the two Gram matrices and the widths of the factors.
+
+    `widths` is None for matrices that `block_gram` computed.
+    """
     diagonals = scaled.diagonal(dim1=1, dim2=2), other.diagonal(dim1=1, dim2=2)
     span = (diagonals[0].detach() * diagonals[1].detach()).clamp_min(0).sqrt().sum(1)
     squares = (scaled * other).sum(2).sum(1)  # in two steps, so that each sum has 2 * time terms and not time^2
-    wide = scaled.dtype == torch.float64
     traces = diagonals[0].sum(1), diagonals[1].sum(1)
+    if widths is None:
+        # Sums in float64, of blocks and of entries, err by less than one unit roundoff of a tensor core in all.
+        block = _BLOCK_WIDTH + 1
+        return bounded(squares, traces, _widest(other), span, (block, block, 1), wide=False)
+    wide = scaled.dtype == torch.float64
     return bounded(squares, traces, _widest(other), span, (*widths, scaled.shape[1]), wide)
 
 
@@ -278,6 +326,20 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return torch.mm(left.t(), right, out_dtype=torch.float32)
     return torch.mm(left.t().float(), right.float())
+
+
+def batched_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return `product` for each of several pairs of matrices, stacked, (pairs, terms, width).
+
+    >>> left, right = torch.randn(2, 5, 3), torch.randn(2, 5, 4)
+    >>> torch.allclose(batched_product(left, right)[1], product(left[1], right[1]), atol=1e-5)
+    True
+    """
+    step = _block(left.device)
+    total = batched(left[:, :step].mT, right[:, :step])
+    for start in range(step, left.shape[1], step):
+        total += batched(left[:, start : start + step].mT, right[:, start : start + step])
+    return total
 
 
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:

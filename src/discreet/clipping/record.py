@@ -42,7 +42,7 @@ _TINY_SQUARE = 1e-36
 # half precision and TF32 are summed in float32 there, and ordinary units reach 1e-3.
 _SHARE_ON_GPU = 2.0**-5
 _UNSEEN_SQUARE = 1e-24  # the square root is below every clip
-_DEFERRED_BYTES = 1 << 27  # of inputs and output gradients of layer norms that are computed at once
+_DEFERRED_BYTES = 1 << 29  # of inputs and output gradients of layer norms that are computed at once
 _HELD = 1 << 27  # numbers of units' gradients that are formed at once
 
 
@@ -62,6 +62,7 @@ class Record:
         self.padding = 0
         self._like = like
         self._sizes: dict[str, Sizes] = {}
+        self._together: list[tuple[list[str], Sizes]] = []  # sizes of several slots that are not yet in _sizes
         self._total: Sizes | None = None
         self.refined = 0
         self._spent = False
@@ -143,7 +144,7 @@ class Record:
         new = not sums
         if not keep:
             self.slots, self._spent = (), True
-            self._sizes, self._total = {}, None
+            self._forget()
         with torch.no_grad(), _without_autocast(self._like):
             if isinstance(weights, Tensor):
                 everywhere = Weights.of(weights, self.units)
@@ -198,7 +199,7 @@ class Record:
         """Set the gradients of the units marked True to zero, also where they are not finite."""
         for slot in self._select(None):
             slot.zero(units)
-        self._sizes, self._total = {}, None
+        self._forget()
 
     def _select(self, names: Sequence[str] | None) -> Sequence[Slot]:
         if self._spent:
@@ -218,20 +219,37 @@ class Record:
     def _sizes_of(self, slots: Sequence[Slot]) -> Sizes:
         self._select(None)
         shared: Shared = {}
-        parts: list[Sizes] = []
+        small_parts: list[Sizes] = []
         with _without_autocast(self._like):
             small = [slot.values for slot in slots if isinstance(slot, Vectors) and _is_small(slot)]
             if small:
-                parts.append(vector_sizes(torch.cat(small, 1)))
+                small_parts.append(vector_sizes(torch.cat(small, 1)))
+            parts = [*small_parts]
             large = [slot for slot in slots if not _is_small(slot)]
-            self._sizes |= fused_sizes([slot for slot in large if slot.name not in self._sizes])
+            self._separate()
+            self._together = fused_sizes([slot for slot in large if slot.name not in self._sizes])
+            parts += [sizes.map(lambda values: values.sum(0)) for _, sizes in self._together]
+            fused = {name for names, _ in self._together for name in names}
             for slot in large:
-                if slot.name not in self._sizes:
-                    self._sizes[slot.name] = slot.sizes(shared)
-            total = _sum([*parts, *(self._sizes[slot.name] for slot in large)], self._like, len(self))
+                if slot.name not in fused:
+                    if slot.name not in self._sizes:
+                        self._sizes[slot.name] = slot.sizes(shared)
+                    parts.append(self._sizes[slot.name])
+            total = _sum(parts, self._like, len(self))
             if large and self._refine(large, total):
-                return _sum([*parts, *(self._sizes[slot.name] for slot in large)], self._like, len(self))
+                parts = [*small_parts, *(self._sizes[slot.name] for slot in large)]
+                return _sum(parts, self._like, len(self))
             return total
+
+    def _separate(self) -> None:
+        """Store the sizes of slots that were measured together by their names."""
+        for names, sizes in self._together:
+            columns = zip(sizes.squares.unbind(), sizes.error.unbind(), sizes.drift.unbind(), strict=True)
+            self._sizes |= {name: Sizes(*column) for name, column in zip(names, columns, strict=True)}
+        self._together = []
+
+    def _forget(self) -> None:
+        self._sizes, self._together, self._total = {}, [], None
 
     def _refine(self, slots: Sequence[Slot], total: Sizes) -> bool:
         """Recompute in float64 the norms of units that rounding may have changed too much; return whether any was."""
@@ -242,6 +260,7 @@ class Record:
         uncertain = (total.error > share)[:real].tolist()
         if not any(uncertain):
             return False
+        self._separate()
         # One transfer from the device for all slots and units.
         errors = torch.stack([self._sizes[slot.name].error.double() for slot in slots])
         exceeded = (len(slots) * errors > share).tolist()

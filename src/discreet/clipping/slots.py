@@ -23,6 +23,7 @@ from discreet.clipping.norms import (
     FLOAT64_UNIT,
     accumulator,
     batched,
+    batched_product,
     bounded,
     drift_of_lookup,
     drift_of_pair,
@@ -68,6 +69,10 @@ class Sizes:
     squares: Tensor
     error: Tensor
     drift: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Sizes:
+        """Apply a function to each of the three."""
+        return Sizes(function(self.squares), function(self.error), function(self.drift))
 
 
 class Slot(Protocol):
@@ -520,8 +525,8 @@ class Units:
 _SUM_BYTES = 2**28
 
 
-def fused_sizes(slots: Sequence[Slot]) -> dict[str, Sizes]:
-    """Return the sizes of the slots that the kernels support, by parameter name."""
+def fused_sizes(slots: Sequence[Slot]) -> list[tuple[list[str], Sizes]]:
+    """Return the sizes of the slots that the kernels support: names of parameters and sizes (parameters, units)."""
     pairs: dict[tuple[torch.Size, torch.dtype], list[Pair]] = defaultdict(list)
     formed: dict[tuple[torch.Size, torch.dtype], list[Vectors]] = defaultdict(list)
     for slot in slots:
@@ -531,15 +536,12 @@ def fused_sizes(slots: Sequence[Slot]) -> dict[str, Sizes]:
         elif takes_vectors(slot):
             assert isinstance(slot, Vectors)
             formed[slot.values.shape, slot.values.dtype].append(slot)
-    sizes: dict[str, Sizes] = {}
-    for (shape, dtype), group in pairs.items():
-        sizes |= _pair_sizes(group, shape[1], dtype)
+    sizes = [_pair_sizes(group, shape[1], dtype) for (shape, dtype), group in pairs.items()]
     for vectors in formed.values():
         squares = kernels.row_squares([slot.values for slot in vectors])
         errors = squares * gamma(kernels.SQUARES_TERMS, FLOAT32_UNIT)
         drifts = drift_of_rows(squares, torch.float32, squares.device)
-        columns = zip(vectors, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
-        sizes |= {slot.name: Sizes(square, error, drift) for slot, square, error, drift in columns}
+        sizes.append(([slot.name for slot in vectors], Sizes(squares, errors, drifts)))
     return sizes
 
 
@@ -558,10 +560,13 @@ def fused_sums(slots: list[Vectors], weights: Tensor) -> dict[str, Tensor]:
 
 
 def pair_sums(pairs: list[Pair], weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weighted sums of pairs by parameter name, last first, and empty the list as they are formed.
+    """Yield the weighted sums of pairs by parameter name, and empty the list as they are formed.
 
-    On a GPU, factors of one shape are scaled in one launch, up to a limit on memory.
+    On a GPU, pairs of one shape are summed in one batched product, and the factors of the others are scaled together,
+    up to a limit on memory. While a CUDA graph is captured launches cost nothing, and pairs are not copied together.
     """
+    if pairs and pairs[0].inputs.is_cuda and not norms.capturing(pairs[0].inputs):
+        yield from _sums_by_shape(pairs, weights)
     shared: Shared = {}
     while pairs:
         group: list[Pair] = []
@@ -580,6 +585,40 @@ def pair_sums(pairs: list[Pair], weights: Weights) -> Iterator[tuple[str, Tensor
         while group:
             pair = group.pop()
             yield pair.name, pair.weighted(weights, shared)
+
+
+def _sums_by_shape(pairs: list[Pair], weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Yield the sums of pairs that share their shape with another one, and remove them from the list."""
+    groups: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
+    while pairs:
+        pair = pairs.pop()
+        groups[pair.inputs.shape, pair.grads.shape, pair.inputs.dtype, pair.grads.dtype, pair.transposed].append(pair)
+    for group in groups.values():
+        size = sum(tensor.numel() * tensor.element_size() for tensor in group[0].tensors())
+        while len(group) > 1 and 2 * size <= _SUM_BYTES:
+            some = [group.pop() for _ in range(min(_SUM_BYTES // size, len(group)))]
+            yield from zip([pair.name for pair in some], stacked_sums(some, weights), strict=True)
+        pairs += group
+
+
+def stacked_sums(pairs: Sequence[Pair], weights: Weights) -> list[Tensor]:
+    """Return the weighted sums of pairs of one shape: one launch scales, one stacks, and one multiplies."""
+    first = pairs[0]
+    dtype = torch.promote_types(first.inputs.dtype, first.grads.dtype)
+    scaled = _scaled_stack([pair.inputs if first.scales_inputs else pair.grads for pair in pairs], weights, dtype)
+    other = torch.stack([pair.grads if first.scales_inputs else pair.inputs for pair in pairs]).to(dtype)
+    inputs, grads = (scaled, other) if first.scales_inputs else (other, scaled)
+    left, right = (inputs, grads) if first.transposed else (grads, inputs)
+    sums = batched_product(left.flatten(1, 2), right.flatten(1, 2))
+    return [total.view(first.shape) for total in sums.unbind()]
+
+
+def _scaled_stack(factors: Sequence[Tensor], weights: Weights, dtype: torch.dtype) -> Tensor:
+    rows = weights.rows.float().contiguous()
+    contiguous = [factor.contiguous() for factor in factors]
+    if kernels.usable(rows, *contiguous):
+        return kernels.scaled(contiguous, rows, dtype)
+    return torch.stack([_scaled(factor, weights, dtype) for factor in factors])
 
 
 def _scaled_together(factors: dict[tuple[object, ...], Tensor], weights: Weights) -> Shared:
@@ -631,7 +670,7 @@ def _takes_pair(slot: Pair) -> bool:
     return half or product_precision(slot.inputs.device) == "tf32"
 
 
-def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> dict[str, Sizes]:
+def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> tuple[list[str], Sizes]:
     factors = []
     for pair in pairs:
         inputs, grads = promoted(pair.inputs, pair.grads)
@@ -643,5 +682,4 @@ def _pair_sizes(pairs: list[Pair], length: int, dtype: torch.dtype) -> dict[str,
     moved = figures.span * (2 * operand_truncation(dtype, span.device))
     errors = figures.error + moved * (2 * (squares.clamp_min(0) + figures.error).sqrt() + moved)
     drifts = drift_of_pair(figures.size, figures.span, dtype, span.device)
-    columns = zip(order, squares.unbind(), errors.unbind(), drifts.unbind(), strict=True)
-    return {pairs[k].name: Sizes(square, error, drift) for k, square, error, drift in columns}
+    return [pairs[k].name for k in order], Sizes(squares, errors, drifts)

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from discreet.clipping.forwards import Forward, Use, forward_of
-from discreet.clipping.layers import Layer, check_mode, find_layers, modules_with_batch_arguments, modules_with_modes
+from discreet.clipping.layers import (
+    Kind,
+    Layer,
+    check_mode,
+    find_layers,
+    modules_with_batch_arguments,
+    modules_with_modes,
+)
 from discreet.clipping.positions import Replacement, replacements
 from discreet.clipping.record import Call, Collector, Record
 from discreet.clipping.slots import Units
@@ -57,6 +64,8 @@ class Tape:
         self._anchor: Tensor | None = None
         self._last_cast: tuple[Tensor, int, Tensor] | None = None
         self._called: set[str] = set()
+        self._narrow: dict[Tensor, Tensor] | None = None  # weights in autocast's type, for the forward pass that runs
+        self._buffers: dict[Tensor, Tensor] = {}
 
     def expect(self, batch_size: int) -> Self:
         """Set the number of rows of the next batch; needed only if an embedding is called outside its model."""
@@ -90,7 +99,7 @@ class Tape:
                 module.__dict__.pop(attribute, None)
             else:
                 module.__dict__[attribute] = before
-        self._replaced, self._last_cast = None, None
+        self._replaced, self._last_cast, self._narrow = None, None, None
         if error is not None:
             self._calls, self.batch_size = [], None
 
@@ -153,6 +162,38 @@ class Tape:
         narrow = value.to(torch.get_autocast_dtype(value.device.type))
         self._last_cast = (value, value._version, narrow)
         return narrow
+
+    def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a detached weight or bias for an input of a type; autocast's casts of all layers take one launch.
+
+        Under autocast a layer would cast its own weight and bias, one launch each, which is most of the time that a
+        small layer takes on the host.
+        """
+        if dtype == parameter.dtype:
+            return parameter.detach()
+        if self._narrow is None:
+            self._narrow = self._cast_weights(parameter.device.type, dtype)
+        narrow = self._narrow.get(parameter)
+        return parameter.detach() if narrow is None or narrow.dtype != dtype else narrow
+
+    def _cast_weights(self, device: str, dtype: torch.dtype) -> dict[Tensor, Tensor]:
+        """Return the float32 weights and biases of all linear layers in autocast's type, in buffers that are reused."""
+        if self._create_graph or not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != dtype:
+            return {}
+        linear = [layer.module for layer in self.layers if layer.kind in (Kind.LINEAR, Kind.CONV1D)]
+        owned = [p for module in linear for p in module._parameters.values() if p is not None]
+        weights: list[Tensor] = [
+            p for p in dict.fromkeys(owned) if p.dtype == torch.float32 and p.device.type == device
+        ]
+        for p in weights:
+            buffer = self._buffers.get(p)
+            if buffer is None or buffer.dtype != dtype or buffer.shape != p.shape or buffer.device != p.device:
+                self._buffers[p] = torch.empty_like(p, dtype=dtype, requires_grad=False)
+        buffers = [self._buffers[p] for p in weights]
+        if weights:
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, weights)
+        return dict(zip(weights, buffers, strict=True))
 
     def is_first_call(self, layer: Layer) -> bool:
         """Return whether a layer is called for the first time since the tape was made."""
