@@ -39,12 +39,15 @@ def installed() -> bool:
 
 def usable(*tensors: Tensor) -> bool:
     """Return whether the kernels support these tensors: on CUDA, not differentiated, last dimension contiguous."""
-    return (
-        installed()
-        and all(t.is_cuda and t.stride(-1) == 1 and t.dtype in _TYPES and t.data_ptr() % 16 == 0 for t in tensors)
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        and trusted(tensors[0])
-    )
+    if not (tensors[0].is_cuda and installed()):
+        return False
+    differentiates = torch.is_grad_enabled()
+    for t in tensors:  # a loop, for this runs several times for every layer and step
+        if not t.is_cuda or t.dtype not in _TYPES or t.stride(-1) != 1 or t.data_ptr() % 16:
+            return False
+        if differentiates and t.requires_grad:
+            return False
+    return trusted(tensors[0])
 
 
 def pair_figures(pairs: Pairs) -> tuple[list[int], Tensor, Tensor, Tensor, Tensor, Tensor]:

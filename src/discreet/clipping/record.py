@@ -42,7 +42,7 @@ _TINY_SQUARE = 1e-36
 # half precision and TF32 are summed in float32 there, and ordinary units reach 1e-3.
 _SHARE_ON_GPU = 2.0**-5
 _UNSEEN_SQUARE = 1e-24  # the square root is below every clip
-_DEFERRED_BYTES = 1 << 29  # of inputs and output gradients of layer norms that are computed at once
+_DEFERRED_BYTES = 1 << 28  # of inputs and output gradients of layer norms that are computed at once
 _HELD = 1 << 27  # numbers of units' gradients that are formed at once
 
 
