@@ -1,4 +1,4 @@
-"""Every attack, protection and built-in corpus by name, with its module, label and one line of help.
+"""Every attack, protection, aggregation and built-in corpus by name, with its module, label and one line of help.
 
 This is the only place where names become objects. Nothing is imported until an entry is loaded, so that commands, run
 folders and studies can list names quickly. Metrics are entries of `discreet.metrics.table`, which `metrics` returns.
@@ -18,6 +18,7 @@ from discreet.core.settings import parse
 if TYPE_CHECKING:
     from discreet.attacks.base import Attack
     from discreet.data.corpus import Corpus
+    from discreet.federated.aggregation import Aggregation
     from discreet.metrics.table import Metric
     from discreet.protections.base import Protection
 
@@ -204,6 +205,19 @@ PROTECTIONS: dict[str, Entry] = {
     ),
 }
 
+AGGREGATIONS: dict[str, Entry] = {
+    "mean": Entry(
+        "discreet.federated.aggregation:Mean",
+        "mean",
+        "The weighted mean of the clients' updates, which the server sees one by one.",
+    ),
+    "central-dp": Entry(
+        "discreet.federated.central:CentralDP",
+        "client-level DP",
+        "The server clips every client's update and adds Gaussian noise to the sum; the unit is a client.",
+    ),
+}
+
 _NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.hub:reviews"
 CORPORA: dict[str, CorpusEntry] = {
     "notes": CorpusEntry(
@@ -293,6 +307,18 @@ def protection_from_table(values: Mapping[str, Any]) -> Protection:
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise SettingError(f"Expected [protect] with a name in {', '.join(PROTECTIONS)}. Add it.")
     return protection(values["name"], {key: value for key, value in values.items() if key != "name"})
+
+
+def aggregation_from_table(values: Mapping[str, Any]) -> Aggregation:
+    """Return how federated updates are summed, from values that include its name.
+
+    >>> aggregation_from_table({"name": "mean"})
+    Mean()
+    """
+    if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
+        raise SettingError(f"Expected [aggregation] with a name in {', '.join(AGGREGATIONS)}. Add it.")
+    kind: type[Aggregation] = AGGREGATIONS[one_of("aggregation", values["name"], AGGREGATIONS)].load()
+    return parse(kind, {key: value for key, value in values.items() if key != "name"}, "aggregation")
 
 
 def metrics() -> Mapping[str, Metric]:

@@ -11,13 +11,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.core.randomness import Rng
+from discreet.core.settings import as_dict
 
 if TYPE_CHECKING:
     from discreet.accounting.events import DpEvent
@@ -120,13 +121,35 @@ class Aggregation(ABC):
     name: ClassVar[str]
     visible: ClassVar[Visible]  # what the server sees of a round
 
+    def as_table(self) -> dict[str, Any]:
+        """Return the name and the settings as plain values, for a settings file."""
+        return {"name": self.name, **as_dict(self)}
+
     @property
     def event(self) -> DpEvent | None:
-        """Privacy event of one round for the unit "client" that takes part; None if it adds no noise of its own.
+        """Privacy event of one round for the unit "client", sampling included; None if it adds no noise of its own.
 
-        The server records it in its ledger before `collect` is called. Sampling of clients is not included.
+        The server records it in its ledger before `collect` is called.
         """
         return None
+
+    @property
+    def epsilon(self) -> float | None:
+        """Largest epsilon for the unit "client" over all rounds, which the server's ledger enforces; None if unset."""
+        return None
+
+    @property
+    def delta(self) -> float:
+        """Delta of the guarantee for the unit "client"."""
+        return 0.0
+
+    def resolve(self, clients: int, rounds: int) -> Aggregation:
+        """Return the aggregation that runs, with its noise calibrated to a budget for so many clients and rounds."""
+        return self
+
+    def choose(self, clients: Sequence[int], secret: Rng) -> tuple[int, ...]:
+        """Return the clients that take part in a round: by default all."""
+        return tuple(clients)
 
     @property
     def fewest(self) -> int:

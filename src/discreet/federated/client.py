@@ -1,0 +1,379 @@
+"""A client of a federated run: it keeps its text, its masks, its noise and its ledger, and answers the server.
+
+    FOLDER/ledger.jsonl       what was spent for each unit of this client, written before its noise is used
+    FOLDER/secret             seed of batches, masks and noise, readable by the owner only
+    FOLDER/answer.safetensors the last protected update, which is sent again if the server asks again
+    FOLDER/vectors/           outputs of a frozen encoder, deleted at the end
+    FOLDER/memory/            what an aggregation keeps between the requests of one round
+    FOLDER/batches.jsonl      with `record`, the rows of each batch, for scoring attacks; never sent
+
+The noise of a round depends on the weights that the server sent. If the server asks for the same round with the same
+weights, because it was restarted, it receives the same update again and nothing is spent. If it asks for the same round
+with other weights, the noise is new and its cost is counted: equal noise on two gradients would reveal their
+difference.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.accounting.ledger import Ledger
+from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, whole
+from discreet.core.files import load_tensors, save_tensors, write_atomic
+from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng, digest, weights_digest
+from discreet.data.batches import Tokens, Vectors
+from discreet.data.corpus import Corpus
+from discreet.federated.aggregation import Arrays, Local, Payload, Update, Value, why_invalid
+from discreet.federated.settings import GRADIENTS, Federation, at_client
+from discreet.models.classifier import classifier_of
+from discreet.protections.base import GradientProtection, RepresentationProtection
+from discreet.training.checkpoint import LEDGER, identity, spend_name, trained
+from discreet.training.encode import ready
+from discreet.training.evaluate import evaluate
+from discreet.training.hidden import HiddenStep
+from discreet.training.loop import optimizer_for, set_rate
+from discreet.training.plan import TrainingPlan, matched_split
+from discreet.training.private import PrivateStep, check_ledger
+from discreet.training.run_folder import secret_of
+from discreet.training.steps import OpenStep, Parts, Step
+
+HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides those of the aggregation
+STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
+LOSS, GUARANTEE = "loss", "guarantee"
+BATCHES = "batches.jsonl"
+_ANSWER, _MEMORY, _CACHE = "answer.safetensors", "memory", "vectors"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client is asked to compute: `local_steps` steps from step `first` of `steps`, with its own batch size."""
+
+    round: int
+    first: int
+    local_steps: int
+    steps: int
+    batch_size: int
+
+    def values(self) -> dict[str, Value]:
+        """Return the task as values of a message."""
+        return dict(vars(self))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Task:
+        """Return the task of a message; reject a task outside its range."""
+        names = ("round", "first", "local_steps", "steps", "batch_size")
+        numbers = {name: whole(name, values.get(name, -1), 0) for name in names}  # type: ignore[arg-type]
+        task = cls(**numbers)
+        whole("batch_size", task.batch_size)
+        whole("local_steps", task.local_steps)
+        if task.first + task.local_steps > task.steps:
+            raise invalid("steps", task.steps, f">= {task.first + task.local_steps}", "The round would exceed it.")
+        return task
+
+
+class Client:
+    """One client: its corpus, its model, its plan, its ledger and its secret."""
+
+    def __init__(
+        self,
+        settings: Federation,
+        number: int,
+        folder: Path,
+        corpus: Corpus | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        """Read the client's text, unless it is passed, and prepare the model.
+
+        Outputs of a frozen encoder are stored in the client's folder until the end, or in `cache` for other runs.
+        """
+        self.settings, self.number, self.folder = settings, number, folder
+        self.cache = folder / _CACHE if cache is None else cache
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.corpus = settings.corpus_of(number) if corpus is None else corpus
+        self.model = settings.build()
+        self.split = matched_split(self.corpus, self.model, "train")
+        self.memory = FolderMemory(folder / _MEMORY)
+        self._training: _Training | None = None
+        self._held_out: Tokens | Vectors | None = None
+        self.loss: float | None = None  # of the last update, if it is not protected
+
+    def answer(self, stage: str, values: Mapping[str, Value], weights: Arrays, request: Payload) -> Payload:
+        """Return the answer to one message of the server.
+
+        Guarantee: with a protection, what the ledger in the client's folder states; without one, none.
+        """
+        if stage == HELLO:
+            return Payload(values=self.describe())
+        if stage == EVALUATE:
+            return Payload(values=self.evaluate(weights))
+        if stage == FINISH:
+            return Payload(values=self.finish(Task.of(values), weights))
+        number = whole("round", values.get("round", -1), 0)  # type: ignore[arg-type]
+        self.memory.begin(number)
+
+        def update() -> Update:
+            return self.update(Task.of(values), weights)
+
+        local = Local(number, self.number, update, self.memory, Rng.secret())
+        self.loss = None
+        try:
+            answer = self.settings.aggregation.respond(stage, request, local)
+        except BudgetError as error:
+            return Payload(values={STOPPED: str(error)})
+        return answer if self.loss is None else Payload(answer.arrays, {**answer.values, LOSS: self.loss})
+
+    def describe(self) -> dict[str, Value]:
+        """Return the public facts about the client's data: how many units there are, never a text.
+
+        The number of rows is public only if every row is a unit, or nothing protects units.
+        """
+        facts: dict[str, Value] = {"client": self.number, "units": self.split.unit_count, "unit": self.split.unit_name}
+        return facts if self.counts_units and self.split.units is not None else {**facts, "rows": len(self.split)}
+
+    @property
+    def counts_units(self) -> bool:
+        """Whether batches are samples of units, not of rows."""
+        return isinstance(self.settings.protect, GradientProtection)
+
+    @property
+    def size(self) -> int:
+        """Public size of the client's data, its weight in the mean: its number of units if those are protected."""
+        return self.split.unit_count if self.counts_units else len(self.split)
+
+    def update(self, task: Task, weights: Arrays) -> Update:
+        """Return the client's update for a task on the received weights, and record its cost before noise is used.
+
+        Guarantee: that of the client's ledger, which counts every update that was computed with its own noise.
+        """
+        parameters = trained(self.model)
+        template = {name: np.zeros(tuple(p.shape), np.float32) for name, p in parameters.items()}
+        reason = why_invalid(weights, template)
+        if reason is not None:
+            raise DataError(f"Expected the weights of this model from the server: {reason}.")
+        training = self.training(task)
+        request = digest(task, dict(weights))
+        stored = training.stored(request)
+        if stored is None:
+            self.load(weights)
+            arrays, loss = training.take(task, request)
+            training.store(request, arrays)
+        else:
+            arrays, loss = stored, None
+        self.loss = loss
+        return Update(arrays, float(self.size))
+
+    def training(self, task: Task) -> _Training:
+        """Return the training state for the length and batch size of a task."""
+        if self._training is None or (self._training.steps, self._training.size) != (task.steps, task.batch_size):
+            if self._training is not None:
+                self._training.close()
+            self._training = _Training(self, task.steps, task.batch_size)
+        return self._training
+
+    def evaluate(self, weights: Arrays) -> dict[str, Value]:
+        """Return the utility of the received weights on the client's held-out rows, with its own mask."""
+        if "validation" not in self.corpus.split_names:
+            return {}
+        if self._held_out is None:
+            held_out = matched_split(self.corpus, self.model, "validation")
+            self._held_out = ready(self.model, held_out, self.cache, self.settings.train.precision)
+        self.load(weights)
+        scores = evaluate(self.model, self._held_out, self.settings.train.precision)
+        return {name: float(value) for name, value in scores.items() if math.isfinite(value)}
+
+    def load(self, weights: Arrays) -> None:
+        """Load received weights into the model."""
+        for name, parameter in trained(self.model).items():
+            parameter.data.copy_(torch.from_numpy(np.array(weights[name])))
+
+    def finish(self, task: Task, weights: Arrays) -> dict[str, Value]:
+        """Return the client's row of the final table: its facts, the guarantee of its ledger and its utility."""
+        stated = self.training(task).step.guarantee()
+        values: dict[str, Value] = {**self.describe(), **self.evaluate(weights)}
+        if stated is not None:
+            values[GUARANTEE] = json.dumps(stated.as_dict())
+        self.close()
+        shutil.rmtree(self.folder / _CACHE, ignore_errors=True)
+        return values
+
+    def close(self) -> None:
+        """Close the ledger; the next request opens it again."""
+        if self._training is not None:
+            self._training.close()
+            self._training = None
+
+
+class _Training:
+    """Plan, step, ledger and secret of a client, for a number of steps and a batch size set by the server."""
+
+    def __init__(self, client: Client, steps: int, size: int) -> None:
+        settings = client.settings
+        self.client, self.steps, self.size = client, steps, size
+        self.model, self.folder = client.model, client.folder
+        protect = at_client(settings.protect, settings.clients)
+        size = min(size, client.size)
+        # `make` takes epochs; this number of them gives exactly the steps of the server.
+        train = replace(settings.train, batch_size=size, epochs=steps / -(-client.size // size))
+        own = Rng(settings.seed).fork("client", client.number).seed()
+        self.plan = TrainingPlan.make(
+            self.model, client.corpus, protect=protect, train=train, seed=own, noise_seed=settings.noise_seed
+        )
+        if self.plan.steps != steps:
+            raise UnsupportedError(f"Expected a plan of {steps} steps, got {self.plan.steps}. Use fewer epochs.")
+        self.peak = self.plan.settings.learning_rate or 0.0
+        self.ledger: Ledger | None = None
+        secret: Rng | None = None
+        if self.plan.protect is not None:
+            secret = secret_of(self.folder)
+            if settings.noise_seed is not None:
+                secret = Rng(settings.noise_seed).fork("secret", client.number)
+            self.ledger = self.plan.open_ledger(self.folder / LEDGER)
+            check_ledger(self.plan, self.ledger)
+            if not secret.is_secret:
+                self.ledger.key = secret_of(self.folder).fork("names").bytes(32)
+            if isinstance(self.plan.protect, RepresentationProtection):
+                self.plan.protect.begin(classifier_of(self.model, self.plan.protect.name), secret)
+        self.secret = secret
+        start = weights_digest(self.model, leave_out="encoder" if self.model.settings.frozen else None)
+        rows = ready(self.model, client.split, client.cache, self.plan.settings.precision)
+        self.gradients = settings.exchange == GRADIENTS
+        # A step with rate 0 leaves the weights as they are, and the gradient that would have been used.
+        optimizer = torch.optim.SGD(trained(self.model).values(), lr=0.0)
+        self.optimizer = optimizer if self.gradients else optimizer_for(self.model, self.plan.settings)
+        parts = Parts(self.model, self.optimizer, self.plan, rows, client.split, start)
+        self.step: Step = OpenStep.of(parts)
+        if self.ledger is not None and secret is not None:
+            kind = PrivateStep if isinstance(self.plan.protect, GradientProtection) else HiddenStep
+            self.step = kind.of(parts, self.ledger, secret)
+        self.name = identity(self.model, self.step.rows, self.plan.settings, self.step.describe(), self.plan.rng, start)
+
+    def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
+        """Return the update of a task, and the mean loss if it is not protected."""
+        if self.ledger is not None and self.secret is not None:
+            # The weights are in the name: other weights are another release, with other noise and its own cost.
+            self.step.run = spend_name(digest(self.name, request), self.secret, self.ledger)
+        parameters = trained(self.model)
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        self.optimizer.state.clear()
+        self.model.train()
+        losses = []
+        with torch.random.fork_rng(devices=[]):
+            for step in range(task.first, task.first + task.local_steps):
+                for parameter in parameters.values():
+                    parameter.grad = None
+                if not self.gradients:
+                    set_rate(self.optimizer, self.plan.settings.rate_at(step, task.steps, self.peak))
+                self.record(task, step)
+                loss, _ = self.step(step)
+                if loss is not None and self.plan.protect is None:
+                    losses.append(float(loss))
+        changes = {}
+        for name, parameter in parameters.items():
+            change = parameter.detach() - before[name]
+            if self.gradients:
+                change = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            changes[name] = np.array(change.detach().to(torch.float32).cpu().numpy())
+        return changes, float(np.mean(losses)) if losses else None
+
+    def record(self, task: Task, step: int) -> None:
+        """Write the rows of a batch into the client's own folder, for scoring attacks on recorded messages."""
+        if not self.client.settings.record:
+            return
+        units = None
+        if isinstance(self.step, PrivateStep):
+            units = self.plan.sampler.draw(step, len(self.step.units), self.step.source.fork("sampler"))
+            rows, _ = self.step.units.of_units(units)
+        elif isinstance(self.step, HiddenStep):
+            from discreet.training.hidden import draw_hidden
+
+            rows = draw_hidden(self.plan.sampler, step, len(self.step.rows), self.step.source)
+        else:
+            rows = self.plan.sampler.draw(step, len(self.step.rows), self.plan.rng.fork("sampler"))
+        entry = {"round": task.round, "step": step, "rows": rows.tolist()}
+        with (self.folder / BATCHES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def stored(self, request: str) -> dict[str, npt.NDArray[np.float32]] | None:
+        """Return the last protected update, if it answers the same request."""
+        path = self.folder / _ANSWER
+        if self.plan.protect is None or not path.exists():
+            return None
+        tensors, about = load_tensors(path)
+        return {name: value.numpy() for name, value in tensors.items()} if about.get("request") == request else None
+
+    def store(self, request: str, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Store a protected update, so that a repeated request gets the same bytes."""
+        if self.plan.protect is not None:
+            tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+            save_tensors(tensors, self.folder / _ANSWER, {"request": request})
+
+    def close(self) -> None:
+        """Close the ledger."""
+        if self.ledger is not None:
+            self.ledger.close()
+
+
+class FolderMemory(MutableMapping[str, bytes]):
+    """Bytes by name, of one round, in a folder that only its owner can read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use a folder, which is created when something is stored."""
+        self.folder = folder
+        self.round = 0
+
+    def begin(self, number: int) -> None:
+        """Delete what other rounds stored."""
+        self.round = number
+        for path in self.folder.glob("*"):
+            if path != self._round:
+                shutil.rmtree(path)
+
+    def __getitem__(self, name: str) -> bytes:
+        """Return stored bytes."""
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: bytes) -> None:
+        """Store bytes."""
+        self._round.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(self._path(name), bytes(value))
+
+    def __delitem__(self, name: str) -> None:
+        """Delete stored bytes."""
+        try:
+            self._path(name).unlink()
+        except FileNotFoundError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return (bytes.fromhex(path.name).decode() for path in sorted(self._round.glob("*")))
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return sum(1 for _ in self._round.glob("*"))
+
+    @property
+    def _round(self) -> Path:
+        return self.folder / str(self.round)
+
+    def _path(self, name: str) -> Path:
+        return self._round / name.encode().hex()
+
+
+def guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:
+    """Return the guarantee in a client's last answer."""
+    return Guarantee.from_dict(json.loads(values[GUARANTEE])) if GUARANTEE in values else None

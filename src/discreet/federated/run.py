@@ -1,0 +1,224 @@
+"""A federated run from settings to a run folder: in one process, or as processes of Flower on one machine.
+
+    OUT.unfinished/federation.toml   the settings
+    OUT.unfinished/server/           the server's folder (`discreet.federated.server`)
+    OUT.unfinished/client-0/ …       one folder per client (`discreet.federated.client`)
+    OUT.unfinished/flower/           the app, the logs and the state of Flower's processes
+
+On one machine all folders lie side by side; on machines of one's own each side has only its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from discreet.core.errors import ModelError
+from discreet.core.files import load_tensors, write_atomic
+from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.data.corpus import Corpus
+from discreet.federated.client import GUARANTEE, Client, guarantee_of
+from discreet.federated.server import FINAL, LOG, RESULT, RoundReport
+from discreet.federated.settings import Federation, shared_label_names, with_label_names
+from discreet.metrics.utility import MAIN
+from discreet.models.base import LM, TextModel
+from discreet.protections.base import RepresentationProtection
+from discreet.training.checkpoint import trained
+from discreet.training.encode import ready
+from discreet.training.evaluate import assess
+from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
+
+SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
+
+
+@dataclass(frozen=True)
+class FederateOptions:
+    """Options that do not change the model.
+
+    Outputs of a frozen encoder are stored in `cache` for other runs; by default in each client's folder, until the end.
+    """
+
+    cache: Path | None = None
+    in_process: bool = False
+    resume: bool = False
+    tls: bool = False
+    watch: Callable[[RoundReport], None] = lambda report: None
+    say: Callable[[str], None] = lambda text: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+def client_folder(workspace: Path, client: int) -> Path:
+    """Return the folder of a client on one machine."""
+    return workspace / f"client-{client}"
+
+
+def settled(settings: Federation) -> tuple[Federation, Corpus]:
+    """Return the settings with task and class names, read from the data of all clients on this machine, and that data.
+
+    Guarantee: none, this reads private data; class names are public.
+    """
+    sources = [settings.source_of(client) for client in range(settings.clients)] if settings.files else [settings.data]
+    corpora = [source.load(Adjacency.ZERO_OUT) for source in sources]
+    task = LM if settings.data.task == "unlabelled" else corpora[0].task
+    names = settings.data.label_names or shared_label_names(corpora) if settings.files else corpora[0].label_names
+    settings = replace(settings, task=task, label_names=() if task == LM else tuple(names))
+    return settings, with_label_names(corpora[0], settings.target)
+
+
+def federate(settings: Federation, out: Path, options: FederateOptions | None = None) -> dict[str, Any]:
+    """Train a model on the text of several clients, and write a run folder; return what `federate --json` prints.
+
+    Guarantee: that of the clients' protections for their own units, in the result; none without a protection.
+    """
+    start, options = time.monotonic(), options or FederateOptions()
+    workspace = workspace_of(out, resume=options.resume)
+    settings, corpus = settled(settings)
+    begin(workspace)
+    path = workspace / SETTINGS
+    if path.exists() and Federation.read(path) != settings:
+        raise ModelError(
+            f"Expected the settings with which {str(workspace)!r} was started, but something has changed. Resume with "
+            "the same command, or delete the folder and begin again."
+        )
+    write_atomic(path, settings.text(), private=False)
+    if options.in_process:
+        result: dict[str, Any] | None = run_in_process(settings, workspace, options.watch, options.cache)
+    else:
+        from discreet.federated.processes import run_processes
+
+        result = run_processes(settings, workspace, options)
+    if result is None:
+        return {"out": str(out), "finished": False}
+    return write_run(settings, corpus, workspace, out, result, time.monotonic() - start, options.cache)
+
+
+def run_in_process(
+    settings: Federation,
+    workspace: Path,
+    watch: Callable[[RoundReport], None] = lambda report: None,
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Run server and clients of a federation in this process, and return the server's result."""
+    from discreet.federated.flower import serve
+
+    clients = [
+        Client(settings, number, client_folder(workspace, number), cache=cache) for number in range(settings.clients)
+    ]
+    try:
+        return serve(settings, workspace / SERVER, local_grid(clients), watch)
+    finally:
+        for client in clients:
+            client.close()
+
+
+def local_grid(clients: list[Client]) -> Any:
+    """Return a grid on which each client answers in this process."""
+    from flwr.app import Context, RecordDict
+
+    from discreet.federated.flower import LocalGrid, client_app
+
+    def app(client: Client) -> Any:
+        return client_app(lambda context: client, lambda context: client.number)
+
+    contexts = [Context(1, one.number + 1, {}, RecordDict(), {}) for one in clients]
+    return LocalGrid([app(client) for client in clients], contexts)
+
+
+def write_run(
+    settings: Federation,
+    corpus: Corpus,
+    workspace: Path,
+    out: Path,
+    result: dict[str, Any],
+    seconds: float,
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Write the run folder of a finished federation, and return its result."""
+    model = settings.build()
+    load_final(model, workspace / SERVER)
+    model.eval()
+    protect = settings.protect
+    clients = {int(number): dict(values) for number, values in result["clients"].items()}
+    stated = largest([guarantee_of(values) for values in clients.values()])
+    for values in clients.values():
+        if GUARANTEE in values:
+            values[GUARANTEE] = json.loads(values[GUARANTEE])
+    masked = isinstance(protect, RepresentationProtection) and protect.masked
+    utility: dict[str, Any] = {"utility": {}, "quality": None, "evaluated_on": None}
+    if "validation" in corpus.split_names:
+        if masked:  # the model reads masked vectors, and only clients have masks
+            utility = {**utility, "utility": mean_utility(clients, model.task), "evaluated_on": "validation"}
+        else:
+            rows = ready(model, with_label_names(corpus.split("validation"), settings.target), cache)
+            quality = assess(model, rows)
+            utility = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": "validation"}
+    values = {
+        "out": str(out),
+        "finished": True,
+        **utility,
+        "guarantee": None if stated is None else {**stated.as_dict(), "sentence": stated.sentence()},
+        "client_guarantee": result.get("client_guarantee"),
+        "steps": result["steps"],
+        "rounds": result["rounds"],
+        "clients": clients,
+        "trained": settings.model.train,
+        "seed": settings.seed,
+        "log": (workspace / SERVER / LOG).read_text(encoding="utf-8").splitlines()
+        if (workspace / SERVER / LOG).exists()
+        else [],
+    }
+    tidy(workspace, settings)
+    run = RunSettings(
+        replace(settings.data, text_pair=settings.data.text_pair if corpus.is_pairs else None),
+        settings.model,
+        settings.train,
+        protect,
+        settings.seed,
+        task=settings.task,
+        label_names=settings.label_names,
+        pairs=corpus.is_pairs,
+    )
+    finish(workspace, out, model, run, {**values, "history": []}, stated)
+    return {**values, "seconds": seconds}
+
+
+def load_final(model: TextModel, folder: Path) -> None:
+    """Load the final weights of a server's folder into a model."""
+    tensors, _ = load_tensors(folder / FINAL)
+    for name, parameter in trained(model).items():
+        parameter.data.copy_(tensors[name])
+
+
+def largest(guarantees: list[Guarantee | None]) -> Guarantee | None:
+    """Return the guarantee with the largest epsilon: every unit is at one client, so it holds for all of them."""
+    present = [one for one in guarantees if one is not None]
+    return max(present, key=lambda one: one.epsilon) if present else None
+
+
+def mean_utility(clients: dict[int, dict[str, Any]], task: str) -> dict[str, float]:
+    """Return the mean utility that clients measured, each with its own mask."""
+    main = MAIN[task]
+    values = [values[main] for values in clients.values() if main in values]
+    return {main: sum(values) / len(values)} if values else {}
+
+
+def tidy(workspace: Path, settings: Federation) -> None:
+    """Delete what only an unfinished run needs: secrets, stored answers, encoded text and Flower's state."""
+    for number in range(settings.clients):
+        folder = client_folder(workspace, number)
+        forget_secrets(folder)
+        for name in ("answer.safetensors",):
+            (folder / name).unlink(missing_ok=True)
+        for name in ("memory", "vectors"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+    forget_secrets(workspace / SERVER)
+    (workspace / SERVER / FINAL).unlink(missing_ok=True)
+    (workspace / SERVER / RESULT).unlink(missing_ok=True)
+    for path in (workspace / FLOWER).glob("*"):
+        if path.suffix != ".log":
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

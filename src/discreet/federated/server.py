@@ -1,0 +1,354 @@
+"""The server of a federated run: it sends weights, collects updates, moves the model and saves every round.
+
+    FOLDER/checkpoint.safetensors  weights, state of the optimizer and number of the last saved round
+    FOLDER/schedule.json           steps, batch sizes and weights of the clients, decided before the first round
+    FOLDER/ledger.jsonl            with client-level noise, what was spent for each client
+    FOLDER/progress.jsonl          one line per round
+    FOLDER/log.txt                 drop-outs, rejected updates, restarts
+    FOLDER/result.json             the final table of clients
+
+A round that was not saved before the server stopped is repeated after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from discreet.accounting.ledger import Budget, Ledger
+from discreet.core.errors import DataError
+from discreet.core.files import save_tensors, write_atomic
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng, digest
+from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload, Round, RoundError, Total, numbers_of
+from discreet.federated.client import FINISH, HELLO, LOSS, STOPPED, Task
+from discreet.federated.record import Recorder
+from discreet.federated.settings import GRADIENTS, Federation
+from discreet.protections.base import GradientProtection, plain_defaults
+from discreet.training import checkpoint
+from discreet.training.checkpoint import LEDGER, Progress, trained
+from discreet.training.loop import optimizer_for, set_rate
+
+CLIENT_UNIT = "client"
+SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
+    "schedule.json",
+    "progress.jsonl",
+    "log.txt",
+    "result.json",
+    "final.safetensors",
+)
+PID, FAILED = "pid", "failed.txt"  # of a ServerApp: its process, and why it failed
+_TOKEN = "token"
+_TRIES = 5  # times that a round is tried before the run stops
+_SMALL = 4_000_000  # weights that are saved after every round
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """One message to a client: the task, the weights, and the request of the aggregation."""
+
+    values: Mapping[str, Any]
+    weights: Arrays = field(default_factory=dict)
+    request: Payload = field(default_factory=Payload)
+
+
+class Send(Protocol):
+    """Send a message to each of some clients and return the answers that arrived."""
+
+    def __call__(self, stage: str, messages: Mapping[int, Outgoing]) -> dict[int, Payload]:
+        """Send the messages and wait for answers."""
+        ...
+
+
+class Lookup(Protocol):
+    """Return the clients that can be reached, after waiting for `wanted` of them."""
+
+    def __call__(self, wanted: int) -> tuple[int, ...]:
+        """Return client numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Length of the run and the size of each client's batches, from the public sizes of their data."""
+
+    steps: int
+    rounds: int
+    local_steps: int
+    sizes: dict[int, int]
+    batches: dict[int, int]
+
+    @classmethod
+    def make(cls, settings: Federation, sizes: Mapping[int, int], width: int) -> Schedule:
+        """Return the schedule in which all clients together read their rows as a central training run would.
+
+        >>> from discreet.data.sources import TextSource
+        >>> from discreet.models.model_settings import ModelSettings
+        >>> from discreet.training.settings import TrainSettings
+        >>> train = TrainSettings(epochs=2, batch_size=8)
+        >>> settings = Federation(TextSource("notes"), ModelSettings(), train, clients=2)
+        >>> Schedule.make(settings, {0: 30, 1: 10}, 384)
+        Schedule(steps=10, rounds=10, local_steps=1, sizes={0: 30, 1: 10}, batches={0: 6, 1: 2})
+        """
+        total, protect = sum(sizes.values()), settings.protect
+        part = settings.model.train
+        defaults = plain_defaults(part, total, width) if protect is None else protect.defaults(part, total, width)
+        train = settings.train.completed(defaults)
+        size = min(train.size, total)
+        steps = max(1, round(train.passes * -(-total // size)))
+        rounds = max(1, round(steps / settings.local_steps))
+        batches = {client: max(1, round(size * count / total)) for client, count in sizes.items()}
+        return cls(rounds * settings.local_steps, rounds, settings.local_steps, dict(sizes), batches)
+
+    def task(self, client: int, number: int) -> Task:
+        """Return the task of a client in a round, counted from 1."""
+        first = (number - 1) * self.local_steps
+        return Task(number, first, self.local_steps, self.steps, self.batches[client])
+
+    def text(self) -> str:
+        """Return the schedule as JSON."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def of_text(cls, text: str) -> Schedule:
+        """Return the schedule from JSON."""
+        values = json.loads(text)
+        for name in ("sizes", "batches"):
+            values[name] = {int(client): count for client, count in values[name].items()}
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """Progress of a federated run: the round, who took part, and the mean loss if nothing protects it."""
+
+    round: int
+    rounds: int
+    clients: int
+    loss: float | None
+    seconds_left: float
+
+
+class Server:
+    """The server: model, optimizer, aggregation, ledger and log."""
+
+    def __init__(
+        self,
+        settings: Federation,
+        folder: Path,
+        send: Send,
+        lookup: Lookup,
+        watch: Callable[[RoundReport], None] = lambda report: None,
+    ) -> None:
+        """Prepare the model; nothing is sent yet."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.settings, self.folder, self.send, self.lookup, self.watch = settings, folder, send, lookup, watch
+        self.model = settings.build()
+        self.recorder = Recorder(folder) if settings.record else None
+        self.losses: dict[int, float] = {}
+        self.stopped: dict[int, str] = {}
+
+    def log(self, text: str) -> None:
+        """Write a line into the log, with the time."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with (self.folder / LOG).open("a", encoding="utf-8") as file:
+            file.write(f"{now} {text}\n")
+
+    def run(self) -> dict[str, Any]:
+        """Run all rounds that are left, and return the final table of clients.
+
+        Guarantee: that of the clients' ledgers for their units and, with client-level noise, that of the server's
+            ledger for clients; both are in the result.
+        """
+        schedule = self.schedule()
+        aggregation = self.settings.aggregation.resolve(len(schedule.sizes), schedule.rounds)
+        train = self._completed(schedule)
+        optimizer = optimizer_for(self.model, train)
+        name = digest("federation", self.settings, schedule)
+        at = checkpoint.load(self.folder, name, self.model, optimizer)
+        if at.step:
+            self.log(f"Resumed after round {at.step} of {schedule.rounds}.")
+        start, began, saved = time.monotonic(), at.step, time.monotonic()
+        small = sum(p.numel() for p in trained(self.model).values()) <= _SMALL
+        with self._ledger(aggregation) as ledger:
+            for number in range(at.step + 1, schedule.rounds + 1):
+                total = self.round(number, schedule, aggregation, ledger)
+                self.apply(total, optimizer, train, number, schedule)
+                losses = [self.losses[client] for client in total.clients if client in self.losses]
+                mean = float(np.mean(losses)) if losses else None
+                left = (time.monotonic() - start) / (number - began) * (schedule.rounds - number)
+                report = RoundReport(number, schedule.rounds, len(total.clients), mean, left)
+                at = Progress(step=number)
+                if small or time.monotonic() - saved > _SAVE_SECONDS or number == schedule.rounds:
+                    checkpoint.save(self.folder, name, self.model, optimizer, at)
+                    saved = time.monotonic()
+                with (self.folder / PROGRESS).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(report)) + "\n")
+                self.watch(report)
+            return self.finish(schedule, aggregation, ledger)
+
+    def schedule(self) -> Schedule:
+        """Return the schedule of the run: the stored one, or a new one for the clients that say hello."""
+        path = self.folder / SCHEDULE
+        if path.exists():
+            self.lookup(self.settings.clients)
+            return Schedule.of_text(path.read_text(encoding="utf-8"))
+        present = self.lookup(self.settings.clients)
+        facts = self.ask(HELLO, {client: Outgoing({}) for client in present})
+        missing = set(range(self.settings.clients)) - set(facts)
+        if missing:
+            raise DataError(
+                f"Expected {self.settings.clients} clients to begin with, but {numbers_of(tuple(missing))} did not "
+                "answer. Start them, or use fewer clients."
+            )
+        counts_units = isinstance(self.settings.protect, GradientProtection)
+        sizes = {client: int(one.values["units" if counts_units else "rows"]) for client, one in sorted(facts.items())}  # type: ignore[arg-type]
+        schedule = Schedule.make(self.settings, sizes, self.model.width)
+        write_atomic(path, schedule.text())
+        return schedule
+
+    def round(self, number: int, schedule: Schedule, aggregation: Aggregation, ledger: Ledger | None) -> Total:
+        """Return the total of one round; a failed round is tried again with the clients that are there."""
+        weights = self.weights()
+        template = {name: np.zeros_like(value) for name, value in weights.items()}
+        everyone = tuple(client for client in sorted(schedule.sizes) if client not in self.stopped)
+        failure: RoundError | None = None
+        for attempt in range(_TRIES):
+            if not everyone:
+                reasons = "; ".join(sorted(set(self.stopped.values())))
+                raise RoundError(f"Expected clients in round {number}, but all of them stopped. {reasons}")
+            if attempt:
+                self.lookup(max(aggregation.fewest, 1))
+            # Noise for clients comes from a new secret in every attempt, and every attempt is counted.
+            secret = Rng.secret()
+            clients = aggregation.choose(everyone, secret.fork("choose"))
+
+            def ask(stage: str, requests: Mapping[int, Payload], number: int = number) -> dict[int, Payload]:
+                messages = {
+                    client: Outgoing(
+                        schedule.task(client, number).values(), weights if stage == UPDATE else {}, request
+                    )
+                    for client, request in requests.items()
+                }
+                return self.ask(stage, messages)
+
+            about = Round(number, clients, {c: float(schedule.sizes[c]) for c in clients}, template, ask, self.log)
+            if ledger is not None and aggregation.event is not None:
+                ledger.spend(aggregation.event, f"round {number}", secure=True)
+            try:
+                total = aggregation.collect(about, secret)
+            except RoundError as error:
+                self.log(f"Round {number} failed and is tried again: {error}")
+                failure = error
+                everyone = tuple(client for client in everyone if client not in self.stopped)
+                continue
+            missing = set(clients) - set(total.clients)
+            if missing:
+                self.log(f"Round {number}: without client {numbers_of(tuple(missing))}.")
+            return total
+        assert failure is not None
+        raise failure
+
+    def ask(self, stage: str, messages: Mapping[int, Outgoing]) -> dict[int, Payload]:
+        """Send messages, record them, and return the answers to these messages; old answers are rejected."""
+        tokens = {client: secrets.token_hex(16) for client in messages}
+        sent = {
+            client: Outgoing({**one.values, _TOKEN: tokens[client]}, one.weights, one.request)
+            for client, one in messages.items()
+        }
+        answers = {}
+        for client, answer in sorted(self.send(stage, sent).items()):
+            values = dict(answer.values)
+            if values.pop(_TOKEN, None) != tokens.get(client):
+                self.log(f"Stage {stage}: the answer of client {client} was rejected: it answers another message.")
+                continue
+            if STOPPED in values:
+                self.stopped[client] = str(values[STOPPED])
+                self.log(f"Client {client} takes no further part: {values[STOPPED]!s}")
+                continue
+            if ERROR in values:
+                self.log(f"Stage {stage}: client {client} reported an error: {values[ERROR]!s}")
+                continue
+            if LOSS in values:
+                self.losses[client] = float(values[LOSS])  # type: ignore[arg-type]
+            answers[client] = Payload(answer.arrays, values)
+        if self.recorder is not None:
+            self.recorder.add(stage, messages, answers)
+        return answers
+
+    def weights(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the trainable weights."""
+        return {name: np.array(p.detach().to(torch.float32).cpu().numpy()) for name, p in trained(self.model).items()}
+
+    def apply(
+        self, total: Total, optimizer: torch.optim.Optimizer, train: Any, number: int, schedule: Schedule
+    ) -> None:
+        """Move the model: one step of the optimizer along the mean gradient, or by the mean change of weights."""
+        mean = total.mean()
+        if self.settings.exchange == GRADIENTS:
+            set_rate(optimizer, train.rate_at(number - 1, schedule.rounds, train.learning_rate))
+            for name, parameter in trained(self.model).items():
+                parameter.grad = torch.from_numpy(mean[name]).to(parameter)
+            optimizer.step()
+            return
+        for name, parameter in trained(self.model).items():
+            parameter.data.add_(torch.from_numpy(mean[name]).to(parameter))
+
+    def finish(self, schedule: Schedule, aggregation: Aggregation, ledger: Ledger | None) -> dict[str, Any]:
+        """Ask every client for its last row, and write the final weights and the result."""
+        weights = self.weights()
+        messages = {
+            client: Outgoing(schedule.task(client, schedule.rounds).values(), weights) for client in schedule.sizes
+        }
+        self.lookup(len(schedule.sizes))
+        rows = self.ask(FINISH, messages)
+        for client in sorted(set(schedule.sizes) - set(rows)):
+            self.log(f"Client {client} did not answer at the end; its guarantee is in its own ledger.")
+        result: dict[str, Any] = {
+            "rounds": schedule.rounds,
+            "steps": schedule.steps,
+            "clients": {
+                str(client): {**answer.values, **self._loss(client)} for client, answer in sorted(rows.items())
+            },
+        }
+        if ledger is not None:
+            stated = ledger.guarantee(aggregation.delta, assumptions=_TRUSTED)
+            result["client_guarantee"] = stated.as_dict()
+        save_tensors({name: torch.from_numpy(value) for name, value in weights.items()}, self.folder / FINAL)
+        write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
+        return result
+
+    def _loss(self, client: int) -> dict[str, float]:
+        return {LOSS: self.losses[client]} if client in self.losses else {}
+
+    def _completed(self, schedule: Schedule) -> Any:
+        total, protect = sum(schedule.sizes.values()), self.settings.protect
+        part, width = self.settings.model.train, self.model.width
+        defaults = plain_defaults(part, total, width) if protect is None else protect.defaults(part, total, width)
+        return self.settings.train.completed(defaults)
+
+    def _ledger(self, aggregation: Aggregation) -> Any:
+        from contextlib import nullcontext
+
+        if aggregation.event is None:
+            return nullcontext()
+        budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
+        return Ledger.open(self.folder / LEDGER, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+
+
+ERROR = "error"
+_SAVE_SECONDS = 30.0
+_TRUSTED = (
+    "the server is trusted: it sees every update and which clients take part in a round",
+    "the number of clients and the settings are public",
+)

@@ -1,0 +1,202 @@
+"""Settings of a federated training run: public, and equal at the server and at every client."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from discreet.catalog import aggregation_from_table, protection_from_table
+from discreet.core.errors import DataError, UnsupportedError, invalid, one_of, positive, setting, whole
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+from discreet.core.settings import as_dict, parse, read_values
+from discreet.data.corpus import Corpus
+from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_clients
+from discreet.data.sources import TextSource
+from discreet.federated.aggregation import Aggregation, Mean
+from discreet.models.base import LM, TextModel
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.language_model import LanguageModel
+from discreet.protections.base import GradientProtection, Protection, RepresentationProtection
+from discreet.protections.texthide import TextHide
+from discreet.training.evaluate import matched
+from discreet.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GRADIENTS, WEIGHTS = EXCHANGES = ("gradients", "weights")
+EQUAL, DIRICHLET, UNIT, FILES = PARTITIONS = ("equal", "dirichlet", "unit", "files")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Settings of a federated training run.
+
+    Clients send one gradient per round (`exchange="gradients"`, federated SGD) or the change of their weights after
+    `local_steps` steps of their own (`"weights"`, FedAvg). `train.batch_size` is the size of all clients' batches
+    together, and `train.epochs` counts passes over all clients' rows, so that the same settings describe a central
+    training run. Each client resolves `protect` for its own units and keeps its own ledger. `partition` says how the
+    rows of `data` are divided among the clients on one machine; with "files", `files` names one source per client.
+
+    A round ends when all clients answered, or `patience` seconds (or three times what they needed, if that is longer)
+    after half of them did.
+    """
+
+    data: TextSource
+    model: ModelSettings
+    train: TrainSettings
+    clients: int
+    protect: Protection | None = None
+    aggregation: Aggregation = field(default_factory=Mean)
+    exchange: str = GRADIENTS
+    local_steps: int = 1
+    partition: str = EQUAL
+    concentration: float = 0.5
+    files: tuple[str, ...] = ()
+    seed: int = 0
+    noise_seed: int | None = None
+    task: str = "classification"
+    label_names: tuple[str, ...] = ()
+    patience: float = 30.0
+    record: bool = False
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range, and protections that cannot be applied at a client."""
+        whole("clients", self.clients)
+        one_of("exchange", self.exchange, EXCHANGES)
+        one_of("partition", self.partition, PARTITIONS)
+        whole("local_steps", self.local_steps)
+        positive("patience", self.patience, "It is how long a round waits for slow clients, in seconds.")
+        positive("concentration", self.concentration, "Small is uneven, large is even; 0.5 is common.")
+        if self.exchange == GRADIENTS and self.local_steps != 1:
+            remedy = f"A gradient is that of one step; use {setting('exchange', WEIGHTS)} for several."
+            raise invalid("local_steps", self.local_steps, f"1 with {setting('exchange', GRADIENTS)}", remedy)
+        if (self.partition == FILES) != bool(self.files) or (self.files and len(self.files) != self.clients):
+            remedy = f"There are {self.clients} clients."
+            raise invalid("files", list(self.files), "one per client with partition files, and else left out", remedy)
+        for name, value, unused in (
+            ("patience", self.train.patience, None),
+            ("averaging", self.train.averaging, 0.0),
+            ("accumulate", self.train.accumulate, 1),
+        ):
+            if value != unused:
+                raise invalid(name, value, "left out in a federated run", "Clients take single steps.")
+        check_place(self.protect)
+
+    @property
+    def target(self) -> Target:
+        """Task and class names, which every client's data must have."""
+        return Target(self.task, self.label_names)
+
+    def build(self) -> TextModel:
+        """Return the model with its initial weights, the same on every side."""
+        rng = Rng(self.seed).fork("model")
+        if self.task == LM:
+            return LanguageModel.load(self.model, rng=rng, download=self.download)
+        return Classifier.build(self.target, self.model, rng=rng, download=self.download)
+
+    def source_of(self, client: int) -> TextSource:
+        """Return where a client reads its text on one machine."""
+        return dataclasses.replace(self.data, source=self.files[client]) if self.files else self.data
+
+    def corpus_of(self, client: int) -> Corpus:
+        """Return the text of one client on one machine: its training rows, and all held-out rows.
+
+        Guarantee: none, this reads private data.
+        """
+        corpus = with_label_names(self.source_of(client).load(Adjacency.ZERO_OUT), self.target)
+        return corpus if self.files else divided(corpus, self)[client]
+
+    def text(self) -> str:
+        """Return the settings as TOML."""
+        import tomli_w
+
+        values = as_dict(dataclasses.replace(self, protect=None, aggregation=Mean()))
+        values["aggregation"] = self.aggregation.as_table()
+        return tomli_w.dumps(values | ({} if self.protect is None else {"protect": self.protect.as_table()}))
+
+    @classmethod
+    def read(cls, path: Path) -> Federation:
+        """Return the settings from a TOML file; unknown keys are rejected."""
+        return cls.from_values(read_values(path, "federation"), path.name)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], where: str = "settings") -> Federation:
+        """Return the settings from plain values."""
+        values = dict(values)
+        protect, table = values.pop("protect", None), values.pop("aggregation", None)
+        parts: dict[str, Any] = {"protect": None if protect is None else protection_from_table(protect)}
+        if table is not None:
+            parts["aggregation"] = aggregation_from_table(table)
+        return dataclasses.replace(parse(cls, values, where), **parts)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Task and class names of a model."""
+
+    task: str
+    label_names: tuple[str, ...]
+
+
+def at_client(protect: Protection | None, clients: int) -> Protection | None:
+    """Return the protection of one client: with TextHide, its own pool has its share of all masks.
+
+    Paper: Huang et al. 2020, TextHide, section 3.2: the pools of all clients together have m masks. (Their Algorithm 2
+    calls m the size of each pool.)
+    """
+    if isinstance(protect, TextHide) and protect.pool_size:
+        return dataclasses.replace(protect, masks=max(1, protect.pool_size // clients))
+    return protect
+
+
+def check_place(protect: Protection | None) -> None:
+    """Reject a protection that a client cannot repeat safely when the server asks for a round twice.
+
+    The noise of gradients is renewed with the weights that the server sends; stored or priced vectors are not.
+    """
+    if protect is None or isinstance(protect, GradientProtection):
+        return
+    if isinstance(protect, RepresentationProtection) and not protect.priced:
+        return
+    raise UnsupportedError(
+        f"Expected a protection of gradients (dp-sgd, dir-dp-sgd) or texthide at a client, got {protect.name}. It "
+        "releases texts or vectors, not updates; train centrally on that release."
+    )
+
+
+def with_label_names(corpus: Corpus, target: Target) -> Corpus:
+    """Return a corpus whose classes are numbered as in the federation; reject other classes."""
+    if target.task == LM:
+        return corpus.unlabelled()
+    if corpus.task != target.task:
+        raise DataError(f"Expected data for {target.task} at every client, got {corpus.task}. Name the label column.")
+    return matched(corpus, target)  # type: ignore[arg-type]
+
+
+def divided(corpus: Corpus, settings: Federation) -> tuple[Corpus, ...]:
+    """Return the corpus of each client: its part of the training rows, and all held-out rows."""
+    train = np.flatnonzero([name == "train" for name in corpus.splits])
+    rest = np.flatnonzero([name != "train" for name in corpus.splits])
+    split, clients, seed = corpus.take(train), settings.clients, settings.seed
+    if settings.partition == DIRICHLET:
+        parts = dirichlet_clients(split, clients, settings.concentration, seed=seed)
+    elif settings.partition == UNIT or corpus.units is not None:
+        parts = clients_by_unit(split, clients, seed=seed)
+    else:
+        parts = equal_clients(split, clients, seed=seed)
+    return tuple(
+        corpus.take(np.sort(np.concatenate([train[part], rest]))).renamed(f"{corpus.name} (client {client})")
+        for client, part in enumerate(parts)
+    )
+
+
+def shared_label_names(corpora: Sequence[Corpus]) -> tuple[str, ...]:
+    """Return the class names of all corpora, in the order of their names."""
+    return tuple(sorted({name for corpus in corpora for name in corpus.label_names}))
