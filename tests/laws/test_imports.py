@@ -14,7 +14,8 @@ _EXPERIMENT = _TRAINING | {"training", "releases", "federated", "serving", "atta
 _EVERYTHING = _EXPERIMENT | {"experiment", "estimator", "study", "report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
-    "catalog": {"core", "attacks", "protections", "data", "metrics", "federated"},  # it imports what it names when that is loaded
+    # it imports what it names when that is loaded
+    "catalog": {"core", "attacks", "protections", "data", "metrics", "federated"},
     "accounting": {"core"},
     "mechanisms": {"core", "accounting"},
     "data": {"core", "accounting", "catalog"},
