@@ -40,6 +40,8 @@ EXAMPLES = [
     events.LocalDpEvent(2.0, 1e-7),
     events.ClippedSumDpEvent(1.0, 2),
     events.DiscreteGaussianDpEvent(3.0, 2),
+    events.DiscreteGaussianSumDpEvent(3.0, 6, 2.5, 4.0, 10),
+    events.SkellamDpEvent(30.0, 2.0, 3.0),
     events.VonMisesFisherDpEvent(300.0, 592_130),
     events.MetricDpEvent(0.5, "euclidean"),
     events.MetricDpEvent(0.5, "euclidean", 2.0),

@@ -13,7 +13,7 @@ Accounting of Differential Privacy via Characteristic Function; Doroshenko et al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -244,22 +244,36 @@ def _largest_loss(p: Array, q: Array) -> float:
 
 
 def zero_concentrated(rho: float, xi: float = 0.0) -> Curve:
-    """Return a curve for any mechanism whose Renyi divergence of order a is at most xi + rho a, in both directions.
+    """Return a curve for any mechanism whose Renyi divergence of order a is at most xi + rho a, in both directions."""
+    return concentrated([(rho, xi)])
 
-    The minimum over many orders is not convex, but the true curve is: the convex hull lies between them.
+
+def concentrated(lines: Sequence[tuple[float, float]], *, integer_orders: bool = False) -> Curve:
+    """Return a curve for Renyi divergences of order a that are at most xi + rho a, for every pair (rho, xi).
+
+    With `integer_orders` the bounds hold for integers a > 1 only. The minimum over many orders is not convex, but the
+    true curve is: the convex hull lies between them.
     """
 
     def half(eps: Array) -> Array:
+        best = np.ones_like(eps)
+        for rho, xi in lines:
+            best = np.minimum(best, bounded(eps, rho, xi))
+        return best
+
+    def bounded(eps: Array, rho: float, xi: float) -> Array:
         best = np.ones_like(eps)
         middle = np.maximum((eps - xi - rho) / (2 * rho), 1e-3) if rho else np.full_like(eps, 1e6)
         # every order gives a bound; the best one is near the middle
         for factor in np.concatenate((np.geomspace(0.05, 0.5, 8), np.geomspace(0.55, 2, 80), np.geomspace(2.1, 20, 8))):
             a = 1 + factor * middle
+            if integer_orders:
+                a = np.maximum(np.rint(a), 2.0)
             power = (a - 1) * (xi + rho * a - eps) - np.log(a - 1) + a * np.log1p(-1 / a)
             best = np.minimum(best, np.exp(np.minimum(power, 0.0)))
         return best
 
-    high = xi + rho + 2 * math.sqrt(58 * rho)  # where the best bound is e^-58
+    high = min(xi + rho + 2 * math.sqrt(58 * rho) for rho, xi in lines)  # where the best bound is about e^-58
     return Curve(convex(mirrored(half), high), high)
 
 

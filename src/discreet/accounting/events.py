@@ -66,6 +66,7 @@ __all__ = [
     "ClippedSumDpEvent",
     "ComposedDpEvent",
     "DiscreteGaussianDpEvent",
+    "DiscreteGaussianSumDpEvent",
     "DiscreteLaplaceDpEvent",
     "DpEvent",
     "EpsilonDeltaDpEvent",
@@ -80,6 +81,7 @@ __all__ = [
     "RandomizedResponseDpEvent",
     "SampledWithoutReplacementDpEvent",
     "SelfComposedDpEvent",
+    "SkellamDpEvent",
     "VisibleVectorsDpEvent",
     "VonMisesFisherDpEvent",
     "ZCDpEvent",
@@ -158,6 +160,51 @@ class DiscreteGaussianDpEvent(DpEvent):  # type: ignore[misc]
         """Check the fields."""
         positive("sigma", self.sigma)
         whole("sensitivity", self.sensitivity)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class DiscreteGaussianSumDpEvent(DpEvent):  # type: ignore[misc]
+    """An integer vector plus the sum of `terms` independent discrete Gaussian vectors of parameter sigma each.
+
+    The sum of discrete Gaussians is not one, but very close to it. The sensitivities are the largest L2 and L1 norms of
+    the change of the vector, in grid steps.
+    """
+
+    sigma: float
+    terms: int
+    l2_sensitivity: float
+    l1_sensitivity: float
+    dimension: int
+
+    def __attrs_post_init__(self) -> None:
+        """Check the fields."""
+        positive("sigma", self.sigma)
+        whole("terms", self.terms)
+        whole("dimension", self.dimension)
+        _check_norms(self)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class SkellamDpEvent(DpEvent):  # type: ignore[misc]
+    """An integer vector plus Skellam noise of this variance in every coordinate, the difference of two Poisson numbers.
+
+    The sensitivities are the largest L2 and L1 norms of the change of the vector, in grid steps.
+    """
+
+    variance: float
+    l2_sensitivity: float
+    l1_sensitivity: float
+
+    def __attrs_post_init__(self) -> None:
+        """Check the fields."""
+        positive("variance", self.variance)
+        _check_norms(self)
+
+
+def _check_norms(event: DpEvent) -> None:
+    l2 = positive("l2_sensitivity", event.l2_sensitivity)
+    if positive("l1_sensitivity", event.l1_sensitivity) < l2 * (1 - 1e-12):
+        raise invalid("l1_sensitivity", event.l1_sensitivity, f">= {l2:g}, the L2 sensitivity", "No vector has less.")
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -254,6 +301,8 @@ _OURS = (
     LocalDpEvent,
     ClippedSumDpEvent,
     DiscreteGaussianDpEvent,
+    DiscreteGaussianSumDpEvent,
+    SkellamDpEvent,
     VonMisesFisherDpEvent,
     MetricDpEvent,
     NoGuaranteeDpEvent,

@@ -13,8 +13,10 @@ import numpy as np
 from discreet.accounting import curve as curves
 from discreet.accounting import von_mises_fisher as vmf
 from discreet.accounting.curve import Array, Curve
+from discreet.accounting.discrete_sums import gaussian_sum, lines_of
 from discreet.accounting.events import (
     DiscreteGaussianDpEvent,
+    DiscreteGaussianSumDpEvent,
     DiscreteLaplaceDpEvent,
     DpEvent,
     EpsilonDeltaDpEvent,
@@ -23,6 +25,7 @@ from discreet.accounting.events import (
     MetricDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
+    SkellamDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
@@ -130,6 +133,10 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
         return _discrete_laplace(use)
     if isinstance(use, DiscreteGaussianDpEvent):
         return _discrete_gaussian(use)
+    if isinstance(use, SkellamDpEvent):
+        return curves.concentrated(lines_of(use), integer_orders=True)
+    if isinstance(use, DiscreteGaussianSumDpEvent):
+        return gaussian_sum(use)
     if isinstance(use, ZCDpEvent):
         return curves.zero_concentrated(use.rho, use.xi)
     raise unsupported(use, adjacency, "pld", "No proof is implemented. Account for it as EpsilonDeltaDpEvent.")

@@ -21,6 +21,7 @@ from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
     DiscreteGaussianDpEvent,
+    DiscreteGaussianSumDpEvent,
     DiscreteLaplaceDpEvent,
     DpEvent,
     EpsilonDeltaDpEvent,
@@ -35,6 +36,7 @@ from discreet.accounting.events import (
     RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
+    SkellamDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
@@ -259,6 +261,8 @@ _SUMS = (
     LaplaceDpEvent,
     DiscreteLaplaceDpEvent,
     DiscreteGaussianDpEvent,
+    DiscreteGaussianSumDpEvent,
+    SkellamDpEvent,
     ZCDpEvent,
 )
 _PER_RECORD = (VonMisesFisherDpEvent, RandomizedResponseDpEvent, LocalDpEvent, MetricDpEvent)

@@ -26,8 +26,10 @@ from scipy.special import gammaln, logsumexp
 
 from discreet.accounting import von_mises_fisher as vmf
 from discreet.accounting.curve import Array
+from discreet.accounting.discrete_sums import at_real_orders, divergence, lines_of
 from discreet.accounting.events import (
     DiscreteGaussianDpEvent,
+    DiscreteGaussianSumDpEvent,
     DiscreteLaplaceDpEvent,
     DpEvent,
     EpsilonDeltaDpEvent,
@@ -38,6 +40,7 @@ from discreet.accounting.events import (
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
+    SkellamDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
@@ -87,6 +90,10 @@ def _divergences(use: DpEvent, adjacency: Adjacency) -> Array:
         return _pure(float(use.noise_parameter) * int(use.sensitivity))
     if isinstance(use, DiscreteGaussianDpEvent):
         return ORDERS * (use.sensitivity / use.sigma) ** 2 / 2
+    if isinstance(use, DiscreteGaussianSumDpEvent):
+        return divergence(lines_of(use), ORDERS)
+    if isinstance(use, SkellamDpEvent):
+        return at_real_orders(lines_of(use), ORDERS)
     if isinstance(use, VonMisesFisherDpEvent) and adjacency is not Adjacency.ADD_REMOVE:
         return _directions(use, adjacency)
     if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:

@@ -76,6 +76,11 @@ class SumClient:
         self._senders: frozenset[int] = frozenset()
         self._survivors: frozenset[int] = frozenset()
 
+    @property
+    def survivors(self) -> frozenset[int]:
+        """The clients whose vectors are in the sum, as the server named them; empty before `confirm`."""
+        return self._survivors
+
     def saved(self) -> bytes:
         """Return the state between two stages as bytes that `resumed` reads, for a client that is another process.
 
