@@ -216,6 +216,11 @@ AGGREGATIONS: dict[str, Entry] = {
         "client-level DP",
         "The server clips every client's update and adds Gaussian noise to the sum; the unit is a client.",
     ),
+    "secure-sum": Entry(
+        "discreet.federated.secure_sum:SecureSum",
+        "secure sum",
+        "The server sees only the sum of the updates: each is masked, and the masks cancel; with noise on request.",
+    ),
 }
 
 _NOTE_PAIRS, _REVIEWS = "discreet.data.note_pairs:note_pairs", "discreet.data.hub:reviews"

@@ -32,7 +32,7 @@ from discreet.training.checkpoint import LEDGER
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e12])
 def test_one_client_moves_the_sum_by_at_most_the_clip_norm(size: float) -> None:
     """With and without a client, without noise, whatever it sends: the sensitivity that the event assumes."""
-    almost_silent = CentralDP(noise_multiplier=1e-9, clip_norm=0.5).resolve(4, 1)
+    almost_silent = CentralDP(noise_multiplier=1e-9, clip_norm=0.5).resolve(4, 1, 10)
     updates = random_updates(4)
     updates[2] = Update({name: (value * size).astype(np.float32) for name, value in updates[2].arrays.items()}, 1e9)
     everyone = run_round(almost_silent, updates)
@@ -43,7 +43,7 @@ def test_one_client_moves_the_sum_by_at_most_the_clip_norm(size: float) -> None:
 
 
 def test_a_wrong_update_counts_as_zero_and_no_update_is_judged_by_others() -> None:
-    aggregation = CentralDP(noise_multiplier=1e-9, clip_norm=0.5).resolve(3, 1)
+    aggregation = CentralDP(noise_multiplier=1e-9, clip_norm=0.5).resolve(3, 1, 10)
     updates = random_updates(3)
     log: list[str] = []
     updates[1] = Update({name: value * np.float32("inf") for name, value in updates[1].arrays.items()}, 1.0)
@@ -55,14 +55,14 @@ def test_a_wrong_update_counts_as_zero_and_no_update_is_judged_by_others() -> No
 
 
 def test_the_noise_has_the_scale_of_the_event() -> None:
-    aggregation = CentralDP(noise_multiplier=2.0, clip_norm=0.5).resolve(2, 1)
+    aggregation = CentralDP(noise_multiplier=2.0, clip_norm=0.5).resolve(2, 1, 10)
     zeros = {c: Update({"a": np.zeros(20_000, np.float32)}, 1.0) for c in range(2)}
     total = run_round(aggregation, zeros)
     assert total.arrays["a"].std() == pytest.approx(1.0, rel=0.03)
 
 
 def test_clients_are_sampled_independently() -> None:
-    aggregation = CentralDP(noise_multiplier=1.0, rate=0.3).resolve(10, 1)
+    aggregation = CentralDP(noise_multiplier=1.0, rate=0.3).resolve(10, 1, 10)
     taken = [aggregation.choose(range(10), Rng(number)) for number in range(400)]
     assert sum(map(len, taken)) / 4000 == pytest.approx(0.3, abs=0.03)
     assert {len(one) for one in taken} >= {1, 2, 3, 4, 5}

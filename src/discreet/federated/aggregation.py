@@ -143,8 +143,19 @@ class Aggregation(ABC):
         """Delta of the guarantee for the unit "client"."""
         return 0.0
 
-    def resolve(self, clients: int, rounds: int) -> Aggregation:
-        """Return the aggregation that runs, with its noise calibrated to a budget for so many clients and rounds."""
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee for the unit "client" assumes, as sentences."""
+        return (
+            "the server is trusted: it sees every update and which clients take part in a round",
+            "the number of clients and the settings are public",
+        )
+
+    def resolve(self, clients: int, rounds: int, parameters: int) -> Aggregation:
+        """Return the aggregation that runs, with its noise calibrated to a budget for so many clients and rounds.
+
+        `parameters` is the number of trained numbers, the length of an update.
+        """
         return self
 
     def choose(self, clients: Sequence[int], secret: Rng) -> tuple[int, ...]:

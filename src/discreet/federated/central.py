@@ -77,7 +77,7 @@ class CentralDP(Aggregation):
         if not probability("rate", self.rate) > 0:
             raise invalid("rate", self.rate, "in (0, 1]", "It is the probability that a client takes part.")
 
-    def resolve(self, clients: int, rounds: int) -> CentralDP:
+    def resolve(self, clients: int, rounds: int, parameters: int) -> CentralDP:
         """Return the aggregation with its noise: the one that was set, or the least that the budget allows."""
         noise = self.noise_multiplier
         if noise is None:

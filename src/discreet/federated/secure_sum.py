@@ -124,6 +124,17 @@ class SecureSum(Aggregation):
         return self.noise.event if self.is_noisy else None
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee for a client assumes."""
+        if not self.is_noisy:
+            return ("the server follows the protocol of the secure sum",)
+        return (
+            "the server follows the protocol of the secure sum; it sees which clients take part in a round",
+            f"in every round {self.noise.survivors} clients added their noise and keep it secret",
+            "the number of clients and the settings are public",
+        )
+
+    @property
     def noise(self) -> DistributedNoise:
         """The noise of the clients."""
         if self.noise_multiplier is None:

@@ -171,7 +171,8 @@ class Server:
             ledger for clients; both are in the result.
         """
         schedule = self.schedule()
-        aggregation = self.settings.aggregation.resolve(len(schedule.sizes), schedule.rounds)
+        parameters = sum(p.numel() for p in trained(self.model).values())
+        aggregation = self.settings.aggregation.resolve(len(schedule.sizes), schedule.rounds, parameters)
         train = self._completed(schedule)
         optimizer = optimizer_for(self.model, train)
         name = digest("federation", self.settings, schedule)
@@ -179,7 +180,7 @@ class Server:
         if at.step:
             self.log(f"Resumed after round {at.step} of {schedule.rounds}.")
         start, began, saved = time.monotonic(), at.step, time.monotonic()
-        small = sum(p.numel() for p in trained(self.model).values()) <= _SMALL
+        small = parameters <= _SMALL
         with self._ledger(aggregation) as ledger:
             for number in range(at.step + 1, schedule.rounds + 1):
                 total = self.round(number, schedule, aggregation, ledger)
@@ -322,7 +323,7 @@ class Server:
             },
         }
         if ledger is not None:
-            stated = ledger.guarantee(aggregation.delta, assumptions=_TRUSTED)
+            stated = ledger.guarantee(aggregation.delta, assumptions=aggregation.assumptions)
             result["client_guarantee"] = stated.as_dict()
         save_tensors({name: torch.from_numpy(value) for name, value in weights.items()}, self.folder / FINAL)
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
@@ -348,7 +349,3 @@ class Server:
 
 ERROR = "error"
 _SAVE_SECONDS = 30.0
-_TRUSTED = (
-    "the server is trusted: it sees every update and which clients take part in a round",
-    "the number of clients and the settings are public",
-)
