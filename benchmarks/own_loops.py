@@ -57,6 +57,10 @@ def timed(device: str, steps: int, take: Any) -> tuple[float, int]:
     return statistics.median(seconds[5:]), peak
 
 
+def say(found: dict[str, Any]) -> None:
+    print(json.dumps(found), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -87,10 +91,14 @@ def main() -> None:
 
     found: dict[str, Any] = {"device": asked.device, "shape": shape, "rows": count, "length": length}
     found["plain_seconds"], found["plain_bytes"] = timed(asked.device, asked.steps, plain)
+    say(found)
     protect = DPSGD(noise_multiplier=1.0)
     with make_private(model, protect, units=count, batch_size=count, steps=asked.steps + 6) as private:
+        begun = time.perf_counter()
         private.check(losses_of, rows[:8])
+        found["check_seconds"] = time.perf_counter() - begun
         parts = private.batches(rows, max_rows=asked.max_rows)
+        say(found)
 
         def one() -> None:
             while not private.step(losses_of(next(parts)), optimizer):
@@ -100,7 +108,7 @@ def main() -> None:
         found["rows_of_a_part"] = private.state_dict()["max_rows"]
         found["caveats"] = sorted(private.caveats)
     found["time_ratio"] = found["private_seconds"] / found["plain_seconds"]
-    print(json.dumps(found, indent=2))
+    say(found)
     if asked.out is not None:
         asked.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

@@ -108,3 +108,15 @@ def test_the_kernel_agrees_with_its_reference_and_the_slow_way_draws_normal_numb
     slow = add_normal(torch.zeros(100_001, device="cuda"), 2.0, Rng(1)).cpu().numpy()
     for z in (fused, slow):
         assert stats.kstest(z / 2, "norm").pvalue > 1e-6
+
+
+def test_only_what_is_not_finite_is_rejected_and_not_what_is_large() -> None:
+    large = {"a": torch.full((3,), 3e38), "b": torch.ones(2)}  # squares of it overflow
+    assert torch.isfinite(add_normals(large, 1.0, Rng(1))["a"]).all()
+    assert (
+        add_normals({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.float64)}, 1.0, Rng(1))["b"].dtype.itemsize == 8
+    )
+    assert add_normals({}, 1.0, Rng(1)) == {}
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(DataError, match="NaN or infinity"):
+            add_normals(large | {"b": torch.tensor([1.0, bad])}, 1.0, Rng(1))

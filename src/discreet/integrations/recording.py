@@ -106,6 +106,6 @@ def generators_of(source: Rng, device: torch.device) -> Iterator[None]:
 
 def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
                 yield f"{prefix}.{name}".lstrip("."), buffer

@@ -60,7 +60,7 @@ _KEY_BYTES = 32  # of a secret
 _NAME_BYTES = 8  # of the random name that a training's spends have in the ledger
 # Rows of a part, at most, where nothing else is said. Larger parts are no faster on a CPU.
 _ROWS = {"cpu": 16, "cuda": 64}
-_PARTS = 4  # of a batch, at least: a part is filled up, so few large parts waste more than several small ones
+_PARTS = 4  # of a batch, on a CPU: a part is filled up, so few large parts waste more than several small ones
 _LEAST_ROWS = 8  # of a part by default: smaller ones take as long
 
 ASSUMPTIONS = (
@@ -545,9 +545,9 @@ class PrivateTraining:
             if self._processes.is_first:
                 released = self.protect.release(released, self._source.fork("noise", self.position))
             released = self._processes.share(released)
-            divisor = self.plan.sampler.expected_size(self.plan.units)
-            for name, parameter in self.parameters.items():
-                parameter.grad = (released[name] / divisor).to(parameter.dtype)
+            means = torch._foreach_div(list(released.values()), self.plan.sampler.expected_size(self.plan.units))
+            for parameter, mean in zip(self.parameters.values(), means, strict=True):
+                parameter.grad = mean.to(parameter.dtype)
         self.position += 1
         self._begun, self._sums, self._gathered = False, {}, 0
 
@@ -585,9 +585,10 @@ class PrivateTraining:
             return self._max_rows
         if max_rows is not None:
             return whole("max_rows", max_rows)
-        expected = math.ceil(self.plan.sampler.expected_size(self.plan.units))
+        expected = self.plan.sampler.expected_size(self.plan.units)
+        spread = math.sqrt(expected * (1 - expected / self.plan.units))  # of the size of a Poisson batch
         fit = None if self._separation is None else self._separation.rows_that_fit()
-        return _default_rows(self._device.type, expected, fit)
+        return _default_rows(self._device.type, expected, spread, fit)
 
     @property
     def _device(self) -> torch.device:
@@ -704,16 +705,21 @@ def _check_plain(model: nn.Module) -> None:
         )
 
 
-def _default_rows(device: str, expected: int, fit: int | None = None) -> int:
+def _default_rows(device: str, expected: float, spread: float, fit: int | None = None) -> int:
     """Return how many rows a part holds if nothing is said; `fit` is how many are known to fit the memory of a GPU.
 
-    >>> _default_rows("cpu", 8), _default_rows("cuda", 128), _default_rows("cuda", 1024, fit=400)
-    (8, 32, 400)
+    On a GPU that is a whole batch, of any size but one in a thousand, or as few equal parts as fit: the host takes as
+    long to launch a small part as a large one.
+
+    >>> _default_rows("cpu", 8, 2.8), _default_rows("cuda", 128, 11.3)
+    (8, 64)
+    >>> _default_rows("cuda", 32, 0.0, fit=400), _default_rows("cuda", 1024, 32.0, fit=400)
+    (32, 374)
     """
-    if fit is None:
+    if device != "cuda":
         return min(_ROWS.get(device, 16), max(_LEAST_ROWS, math.ceil(expected / _PARTS)))
-    # Two parts, with a margin for how much the size of a Poisson batch varies.
-    return max(1, min(fit, math.ceil((expected + 4 * math.sqrt(expected)) / 2)))
+    most = max(1, math.ceil(expected + 3 * spread))
+    return min(most, _ROWS["cuda"]) if fit is None else math.ceil(most / math.ceil(most / fit))
 
 
 def _key_in(path: Path) -> str:

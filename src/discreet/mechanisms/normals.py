@@ -110,7 +110,7 @@ def add_normal(values: Tensor, std: float, rng: Rng) -> Tensor:
 
 def add_normals(values: Mapping[str, Tensor], std: float, rng: Rng) -> dict[str, Tensor]:
     """Return several tensors plus normal noise, each from a separate stream; NaN and infinity are rejected."""
-    if values and not bool(torch.stack([torch.isfinite(v).all().cpu() for v in values.values()]).all()):
+    if not _all_finite([value.detach() for value in values.values()]):
         raise DataError("Expected finite values, got NaN or infinity. Clean them first: noise does not hide them.")
     if std == 0:
         return {name: value.clone() for name, value in values.items()}
@@ -118,6 +118,15 @@ def add_normals(values: Mapping[str, Tensor], std: float, rng: Rng) -> dict[str,
     with torch.no_grad():
         noisy = {name: source.add(value, std, number) for number, (name, value) in enumerate(values.items())}
     return {name: passed_through(values[name], released) for name, released in noisy.items()}
+
+
+def _all_finite(values: list[Tensor]) -> bool:
+    """Return whether no number is NaN or infinite, with one result read from the device for all tensors."""
+    if len({(value.device, value.dtype) for value in values}) == 1:
+        # A sum of squares is finite only if all its terms are. If it is not, a large number may have overflowed.
+        if bool(torch.isfinite(torch.stack(torch._foreach_norm(values))).all()):
+            return True
+    return all(bool(torch.isfinite(value).all()) for value in values)
 
 
 def normals(shape: tuple[int, ...], rng: Rng, device: torch.device | str = "cpu") -> Tensor:
@@ -231,10 +240,15 @@ _LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 _trusted: dict[torch.device, bool] = {}
 
 
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def kernel_usable(like: Tensor) -> bool:
     """Return whether the kernel supports this tensor (float32 or float64 on CUDA) and passed its self-test."""
     fit = like.is_cuda and like.dtype in (torch.float32, torch.float64) and 0 < like.numel() < _LARGEST
-    if not fit or importlib.util.find_spec("triton") is None:
+    if not fit or not _has_triton():
         return False
     if like.device not in _trusted:
         if torch.cuda.is_current_stream_capturing():
