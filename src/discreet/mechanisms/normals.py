@@ -122,10 +122,10 @@ def add_normals(values: Mapping[str, Tensor], std: float, rng: Rng) -> dict[str,
 
 def _all_finite(values: list[Tensor]) -> bool:
     """Return whether no number is NaN or infinite, with one result read from the device for all tensors."""
-    if len({(value.device, value.dtype) for value in values}) == 1:
-        # A sum of squares is finite only if all its terms are. If it is not, a large number may have overflowed.
-        if bool(torch.isfinite(torch.stack(torch._foreach_norm(values))).all()):
-            return True
+    one_kind = len({(value.device, value.dtype) for value in values}) == 1
+    # A sum of squares is finite only if all its terms are. If it is not, a large number may have overflowed.
+    if one_kind and bool(torch.isfinite(torch.stack(torch._foreach_norm(values))).all()):
+        return True
     return all(bool(torch.isfinite(value).all()) for value in values)
 
 
