@@ -73,6 +73,9 @@ def gram(rows: Tensor) -> Tensor:
 def block_gram(rows: Tensor) -> Tensor:
     """Return the inner products of the rows of each unit in float64, from blocks of columns summed in float32.
 
+    By the Cauchy-Schwarz inequality the errors of all blocks of an inner product add up to at most that of one block,
+    relative to the product of the two norms. So the bound does not grow with the width.
+
     >>> rows = torch.randn(2, 3, 300)
     >>> torch.allclose(block_gram(rows), gram(rows))
     True

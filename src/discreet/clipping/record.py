@@ -445,7 +445,8 @@ class Collector:
         parameter = layer.module._parameters[local]
         assert parameter is not None
         shape = parameter.shape
-        pair, lookup = self._pair(name, layer.name, shape), self._lookup(name, layer.name, shape)
+        pair = self._pair(name, layer.name, shape) if name in self._matrices else None
+        lookup = self._lookup(name, layer.name, shape) if name in self._lookups else None
         values = self._vectors.pop(name, None)
         if values is None and self.rows == 0:
             values = parameter.new_zeros((0, parameter.numel()), dtype=accumulator(parameter.dtype))
@@ -464,10 +465,8 @@ class Collector:
             )
         return slot
 
-    def _pair(self, name: str, layer: str, shape: torch.Size) -> Pair | None:
-        parts = self._matrices.pop(name, None)
-        if parts is None:
-            return None
+    def _pair(self, name: str, layer: str, shape: torch.Size) -> Pair:
+        parts = self._matrices.pop(name)
         inputs, grads, transposed = parts[0]
         if len(parts) > 1:  # a layer used several times, or tied: its calls are concatenated in time
             if any(part[2] != transposed for part in parts):
@@ -477,10 +476,8 @@ class Collector:
             grads = torch.cat([part[1] for part in parts], 1)
         return Pair(name, layer, shape, inputs, grads, self._units, transposed)
 
-    def _lookup(self, name: str, layer: str, shape: torch.Size) -> Lookup | None:
-        parts = self._lookups.pop(name, None)
-        if parts is None:
-            return None
+    def _lookup(self, name: str, layer: str, shape: torch.Size) -> Lookup:
+        parts = self._lookups.pop(name)
         ids, grads, padding = parts[0]
         if len(parts) > 1:
             if any(part[2] != padding for part in parts):

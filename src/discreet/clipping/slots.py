@@ -602,7 +602,7 @@ def _sums_by_shape(pairs: list[Pair], weights: Weights) -> Iterator[tuple[str, T
 
 
 def stacked_sums(pairs: Sequence[Pair], weights: Weights) -> list[Tensor]:
-    """Return the weighted sums of pairs of one shape: one launch scales, one stacks, and one multiplies."""
+    """Return the weighted sums of pairs of one shape, in one batched product of stacked factors."""
     first = pairs[0]
     dtype = torch.promote_types(first.inputs.dtype, first.grads.dtype)
     scaled = _scaled_stack([pair.inputs if first.scales_inputs else pair.grads for pair in pairs], weights, dtype)
@@ -614,11 +614,11 @@ def stacked_sums(pairs: Sequence[Pair], weights: Weights) -> list[Tensor]:
 
 
 def _scaled_stack(factors: Sequence[Tensor], weights: Weights, dtype: torch.dtype) -> Tensor:
-    rows = weights.rows.float().contiguous()
-    contiguous = [factor.contiguous() for factor in factors]
-    if kernels.usable(rows, *contiguous):
-        return kernels.scaled(contiguous, rows, dtype)
-    return torch.stack([_scaled(factor, weights, dtype) for factor in factors])
+    stack = torch.stack(list(factors))
+    if stack.dtype in (torch.float32, torch.float64) or torch.is_grad_enabled():
+        return (stack * weights.spread.to(accumulator(stack.dtype))).to(dtype)
+    # One pass from the stored type to the type of the product, computed in float32 inside the kernel.
+    return torch.mul(stack, weights.spread, out=stack if stack.dtype == dtype else torch.empty_like(stack, dtype=dtype))
 
 
 def _scaled_together(factors: dict[tuple[object, ...], Tensor], weights: Weights) -> Shared:
