@@ -7,7 +7,8 @@ python -m benchmarks.own_loops --device cuda --rows 256 --out own_loops.json
 Both sides run in one process, eager, on the same rows, with the same optimizer; times are medians after warm-up.
 Weights are random, for they do not matter here. The private side draws every row at every step (rate 1), so that both
 sides read the same rows. It counts each step in a ledger in memory, clips, adds noise in float64 and moves the
-optimizer; the parts are those that `batches` chooses after `check`, which fit the memory of the GPU.
+optimizer; the parts are those that `batches` chooses after `check`, which fit the memory of the GPU. `captured` is the
+same with `private.capture`, which replays the part of a step as a CUDA graph on a GPU.
 """
 
 from __future__ import annotations
@@ -61,12 +62,21 @@ def say(found: dict[str, Any]) -> None:
     print(json.dumps(found), flush=True)
 
 
+def profiled(path: Path, take: Any) -> None:
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    with torch.profiler.profile(activities=kinds) as profile:
+        take()
+    path.write_text(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rows", type=int)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--max-rows", type=int)
+    parser.add_argument("--profile", type=Path, help="file for a profile of one private step")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     cuda = asked.device == "cuda"
@@ -93,22 +103,30 @@ def main() -> None:
     found["plain_seconds"], found["plain_bytes"] = timed(asked.device, asked.steps, plain)
     say(found)
     protect = DPSGD(noise_multiplier=1.0)
-    with make_private(model, protect, units=count, batch_size=count, steps=asked.steps + 6) as private:
-        begun = time.perf_counter()
-        private.check(losses_of, rows[:8])
-        found["check_seconds"] = time.perf_counter() - begun
-        parts = private.batches(rows, max_rows=asked.max_rows)
-        say(found)
+    for side in ("private", "captured"):
+        with make_private(model, protect, units=count, batch_size=count, steps=asked.steps + 8) as private:
+            begun = time.perf_counter()
+            private.check(losses_of, rows[:8])
+            found["check_seconds"] = time.perf_counter() - begun
+            parts = private.batches(rows, max_rows=asked.max_rows)
+            captured = private.capture(losses_of)
 
-        def one() -> None:
-            while not private.step(losses_of(next(parts)), optimizer):
-                pass
+            def one(parts: Any = parts, private: Any = private, captured: Any = captured, side: str = side) -> None:
+                moved = False
+                while not moved:
+                    part = next(parts)
+                    if side == "captured":
+                        moved = captured(part, optimizer)
+                    else:
+                        moved = private.step(losses_of(part), optimizer)
 
-        found["private_seconds"], found["private_bytes"] = timed(asked.device, asked.steps, one)
-        found["rows_of_a_part"] = private.state_dict()["max_rows"]
-        found["caveats"] = sorted(private.caveats)
-    found["time_ratio"] = found["private_seconds"] / found["plain_seconds"]
-    say(found)
+            found[f"{side}_seconds"], found[f"{side}_bytes"] = timed(asked.device, asked.steps, one)
+            found["rows_of_a_part"] = private.state_dict()["max_rows"]
+            found[f"{side}_caveats"] = sorted(private.caveats)
+            found[f"{side}_time_ratio"] = found[f"{side}_seconds"] / found["plain_seconds"]
+            say(found)
+            if asked.profile is not None and side == "private":
+                profiled(asked.profile, one)
     if asked.out is not None:
         asked.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

@@ -36,13 +36,20 @@ class Recording:
             stack.enter_context(fixed_kernels(plain_attention))
             self._seen = stack.enter_context(shapes_seen(tape.model))
             self._versions = self._buffer_versions()
-            tape.__enter__()
-            self._open, self._stack = True, stack.pop_all()
+            self._open = False
+            self.start()
+            self._stack = stack.pop_all()
 
     @property
     def shape(self) -> Shape:
         """The shapes and types of what the model was given, and its precision."""
         return tuple(self._seen)
+
+    def start(self) -> None:
+        """Start the tape, or start it again."""
+        if not self._open:
+            self.tape.__enter__()
+            self._open = True
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop the tape; after an error, forget what was recorded."""

@@ -72,6 +72,14 @@ class Separation:
         """Return whether units did not change each other in a part of this size, whose tensors had this shape."""
         return units == 1 or self._shapes.get((units, rows_each)) == shape
 
+    def units_apart_in(self, units: int, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
+        """Return whether made-up units have the same bits whatever others are in their part, one row each.
+
+        `values_of` returns tensors with one entry for each unit of a collated part.
+        """
+        with self._quiet():
+            return bitwise_invariant(lambda chosen: values_of(self._batch(chosen.tolist())), units, 1)
+
     def rows_that_fit(self) -> int | None:
         """Return how many rows of a part fit a GPU's memory, from the peaks of two made-up parts; None elsewhere."""
         device = self._device
@@ -113,11 +121,14 @@ class Separation:
         rows = all(isinstance(value, Tensor) and value.shape[:1] == (len(self.rows),) for value in batch.values())
         return batch if rows else None
 
-    def _losses(self, numbers: Sequence[int]) -> Tensor:
+    def _batch(self, numbers: Sequence[int]) -> Any:
         if self._pool is None:
-            return self.losses_of(self._collated(numbers))
+            return self._collated(numbers)
         at = torch.tensor([number % len(self.rows) for number in numbers])
-        return self.losses_of({name: value[at.to(value.device)] for name, value in self._pool.items()})
+        return {name: value[at.to(value.device)] for name, value in self._pool.items()}
+
+    def _losses(self, numbers: Sequence[int]) -> Tensor:
+        return self.losses_of(self._batch(numbers))
 
     def _try(self, units: int, rows_each: int) -> Shape | None:
         """Return the one shape of all parts of this size in which units do not change each other, or None."""

@@ -226,6 +226,7 @@ class GradientProtection(Protection):
     """A protection of gradients: add up the bounded contribution of each unit, then release the sum."""
 
     place: ClassVar[Place] = "gradient"
+    draws_to_gather: ClassVar[bool] = False  # whether `gather` draws random numbers, which a CUDA graph would repeat
 
     @property
     @abstractmethod

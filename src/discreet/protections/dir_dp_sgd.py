@@ -82,6 +82,7 @@ class DirDPSGD(GradientProtection):
     epsilon: float | None = option_field(None, "Privacy budget of one unit for the whole run.", "Budget")
     delta: float | None = field(default=None, metadata=DELTA)
     name: ClassVar[str] = "dir-dp-sgd"
+    draws_to_gather: ClassVar[bool] = True
     learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

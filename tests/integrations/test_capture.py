@@ -1,0 +1,169 @@
+"""A captured step is the eager step: on the CPU, and with a stand-in for CUDA graphs that computes again in place."""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from discreet import DPSGD, DirDPSGD, Rng, make_private
+from discreet.clipping.tape import tensors_in
+from discreet.core.guarantee import Caveat
+from discreet.integrations import separation
+from discreet.integrations.capture import PartGraphs, _constants, _mapped
+from discreet.integrations.torch import PrivateTraining
+
+ROWS = 24
+NOISE = DPSGD(noise_multiplier=0.5, clip_norm=0.5)
+
+
+class Net(nn.Module):
+    """A small network with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.hidden, self.drop, self.head = nn.Linear(5, 7), nn.Dropout(0.3), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.hidden(x))))
+
+
+def rows(bad: int | None = None) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    made = [{"x": torch.randn(5, generator=generator), "y": torch.tensor(i % 3)} for i in range(ROWS)]
+    if bad is not None:
+        made[bad]["x"] = torch.full((5,), torch.inf)
+    return made
+
+
+class Graphs:
+    """A stand-in for CUDA graphs: replaying computes everything again and writes it where it was."""
+
+    def __init__(self, change: float = 0.0) -> None:
+        self.captured, self.replayed, self.change = 0, 0, change
+
+    def __call__(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        with torch.random.fork_rng():  # capturing computes nothing, and draws nothing
+            results = function()
+        self.captured += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            for old, new in zip(tensors_in(results), tensors_in(function()), strict=True):
+                old.copy_(new * (1 + self.change * self.replayed) if new.is_floating_point() else new)
+
+        return results, replay
+
+
+Take = Callable[[PrivateTraining, Callable[[Any], Tensor]], Callable[[Any, torch.optim.Optimizer], bool]]
+
+
+def eagerly(private: PrivateTraining, losses_of: Callable[[Any], Tensor]) -> Any:
+    return lambda part, optimizer: private.step(losses_of(part), optimizer)
+
+
+def captured_by(graphs: Any) -> Take:
+    def take(private: PrivateTraining, losses_of: Callable[[Any], Tensor]) -> Any:
+        made = PartGraphs(private.tape, private.protect, losses_of, graphs)
+        return partial(private._take_captured, made, losses_of)
+
+    return take
+
+
+def trained(
+    how: Take, dataset: list[dict[str, Tensor]], protect: Any = NOISE, check: bool = False, **options: Any
+) -> tuple[Tensor, frozenset[Caveat]]:
+    model = Net()
+
+    def losses_of(part: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(part["x"]), part["y"], reduction="none")
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with make_private(
+        model, protect, units=options.pop("units", ROWS), batch_size=8, steps=6, secret=Rng(3)
+    ) as private:
+        if check:
+            private.check(losses_of, rows()[:6])
+        take = how(private, losses_of)
+        for part in private.batches(dataset, **options):
+            take(part, optimizer)
+        return torch.cat([p.detach().flatten() for p in model.parameters()]), private.guarantee.caveats
+
+
+def test_without_a_gpu_it_is_the_eager_step() -> None:
+    expected, caveats = trained(eagerly, rows())
+    result, same = trained(lambda private, losses_of: private.capture(losses_of), rows())
+    assert torch.equal(result, expected) and same == caveats
+
+
+@pytest.mark.parametrize("max_rows", [3, 24])
+def test_replayed_parts_give_the_weights_of_eager_ones(max_rows: int) -> None:
+    graphs = Graphs()
+    expected, _ = trained(eagerly, rows(), max_rows=max_rows)
+    result, _ = trained(captured_by(graphs), rows(), max_rows=max_rows)
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7)
+    assert graphs.captured == 1 and graphs.replayed >= 4
+
+
+def test_a_unit_that_is_not_finite_adds_nothing() -> None:
+    graphs = Graphs()
+    expected, _ = trained(eagerly, rows(bad=4), max_rows=24)
+    result, _ = trained(captured_by(graphs), rows(bad=4), max_rows=24)
+    assert torch.isfinite(expected).all() and graphs.replayed > 2
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_units_are_tried_in_the_graph_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeats(values_of: Callable[[Tensor], list[Tensor]], units: int, full: int) -> bool:
+        """Compare a part with itself: kernels that tell places apart are another matter, and the processor's."""
+        one, two = ([value.clone() for value in values_of(torch.arange(units))] for _ in range(2))
+        return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+    monkeypatch.setattr(separation, "bitwise_invariant", repeats)
+    assert trained(captured_by(Graphs()), rows(), check=True, max_rows=24)[1] == {Caveat.FIXED_SEED}
+    assert Caveat.UNSTEADY_KERNELS in trained(captured_by(Graphs(1e-6)), rows(), check=True, max_rows=24)[1]
+    assert Caveat.UNCHECKED_LOSSES in trained(captured_by(Graphs()), rows(), max_rows=24)[1]
+
+
+def test_what_cannot_be_captured_is_computed_eagerly_and_says_so() -> None:
+    def broken(function: Callable[[], Any]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    expected, _ = trained(eagerly, rows(), max_rows=24)
+    with pytest.warns(UserWarning, match="computed eagerly"):
+        result, _ = trained(captured_by(broken), rows(), max_rows=24)
+    assert torch.equal(result, expected)
+
+
+def test_units_of_several_rows_are_never_captured() -> None:
+    graphs, people = Graphs(), [row // 3 for row in range(ROWS)]
+    expected, _ = trained(eagerly, rows(), units=8, unit_of=people, max_rows=24)
+    result, _ = trained(captured_by(graphs), rows(), units=8, unit_of=people, max_rows=24)
+    assert torch.equal(result, expected) and not graphs.captured
+    assert DirDPSGD.draws_to_gather and not DPSGD.draws_to_gather
+
+
+def test_a_batch_keeps_its_form_and_what_is_no_tensor_is_part_of_its_shape() -> None:
+    @dataclass
+    class Pair:
+        left: Tensor
+        name: str
+
+    named = namedtuple("named", ["a", "b"])
+    ones = torch.ones(2)
+    batch = UserDict({"a": [ones, (ones, 3)], "b": Pair(ones, "x"), "c": named(ones, None)})
+    mapped = _mapped(batch, lambda tensor: tensor + 1)
+    assert isinstance(mapped, UserDict) and isinstance(mapped["b"], Pair) and isinstance(mapped["c"], named)
+    assert [tensor.tolist() for tensor in tensors_in(mapped)] == [[2.0, 2.0]] * 4
+    assert all(tensor.tolist() == [1.0, 1.0] for tensor in tensors_in(batch))
+    assert [one for one in _constants(batch) if one not in {"a", "b", "c"}] == [3, "x", None]
+    assert copy.copy(batch).data == batch.data
