@@ -1,4 +1,4 @@
-"""`discreet query`: protect texts locally, spend from the ledger, send the release, and print the answers."""
+"""`discreet query`: protect or encrypt texts locally, send them, and print the answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from discreet.core.errors import BudgetError, DataError, OutputError
 from discreet.core.guarantee import in_digits, words_for_size
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from discreet.core.guarantee import Guarantee
-    from discreet.serving.client import About
+    from discreet.serving.client import About, RemoteServer
     from discreet.training.local_client import Mixed, Sealed, UserSide
 
 _MANY = 500
@@ -39,6 +42,10 @@ def query(
         int,
         typer.Option("--decoys", help="Hide each text among N generated texts; sends 3 (N + 1) vectors per text."),
     ] = 0,
+    encrypted: Annotated[
+        bool,
+        typer.Option("--encrypted", help="Send encrypted vectors without noise; CLIENT may also be an ordinary run."),
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 10.0,
     json: Json = False,
 ) -> None:
@@ -53,15 +60,25 @@ def query(
     probability 1 / (N + 1), or that of a decoy. The noise is smaller at the
     same epsilon. This helps for a small epsilon and many decoys. A text that is
     never sampled has no answer.
+
+    With --encrypted, vectors are encrypted with a new key that never leaves this
+    machine, the server computes on the ciphertexts, and no budget is spent.
     """
     import numpy as np
 
-    from discreet.core.errors import positive, whole
+    from discreet.core.errors import invalid, positive, setting, whole
     from discreet.serving.client import RemoteServer
     from discreet.training.local_client import UserSide
 
     remote = RemoteServer(server, positive("timeout", timeout, "It is in seconds."))
     whole("decoys", decoys, 0, "It is the number of generated texts per real text.")
+    if encrypted:
+        if decoys:
+            raise invalid(
+                "decoys", decoys, f"left out with {setting('encrypted', True)}", "There is no noise to reduce."
+            )
+        _query_encrypted(remote, folder, (texts, source, text, text_pair), json)
+        return
     with UserSide.load(folder) as user:
         first, second = _texts(texts, source, text, text_pair, user.pairs)
         many = len(first) * (1 + decoys)
@@ -76,6 +93,7 @@ def query(
                 f"Expected a server for vectors of width {user.width}, got {about.width} at {server!r}. Use "
                 "the server folder written with this client. Nothing was spent or sent."
             )
+        remote.check_open(about)
         try:
             sent = mixed.open() if mixed is not None else None
             steps = sent.steps if sent is not None else (alone.open(),) if alone is not None else ()
@@ -90,6 +108,57 @@ def query(
             _print(answers, user, user.guarantee, json)
         else:
             _print(_gathered(answers, sent, about), user, sent.guarantee, json)
+
+
+def _query_encrypted(
+    remote: RemoteServer,
+    folder: Path,
+    asked: tuple[list[str] | None, str, str, str | None],
+    json: bool,
+) -> None:
+    vectors = _private_vectors(folder, asked)
+    about = remote.about()
+    if about.width != vectors.shape[1]:
+        raise DataError(
+            f"Expected a server for vectors of width {vectors.shape[1]}, got {about.width} at {remote.url!r}. Use the "
+            "server of the same run. Nothing was sent."
+        )
+    answers, traffic = remote.encrypted_answers(vectors, about)
+    if json:
+        sizes = {"bytes_sent": traffic.sent, "bytes_received": traffic.received, "seconds": traffic.seconds}
+        as_json({"answers": answers, "encrypted": {"scheme": "ckks", **sizes}})
+        return
+    for answer in answers:
+        _print_answer(answer)
+    note(
+        f"Encrypted with a new key of this machine: {traffic.sent / 1e3:,.0f} kB sent, {traffic.received / 1e3:,.0f} "
+        f"kB received in {traffic.seconds:.2f} s. The server saw no vector and no answer; no budget was spent."
+    )
+
+
+def _private_vectors(folder: Path, asked: tuple[list[str] | None, str, str, str | None]) -> npt.NDArray[np.float32]:
+    """Return the vectors of texts without noise; they are encrypted before they leave."""
+    import numpy as np
+
+    from discreet.training.run_folder import is_run, load_run
+
+    if not is_run(folder):
+        from discreet.training.local_client import UserSide
+
+        with UserSide.load(folder) as user:
+            return np.asarray(user.coordinates(*_texts(*asked, user.pairs)).numpy())
+    from discreet.data.batches import tokenise
+    from discreet.models.classifier import classifier_of
+    from discreet.training.evaluate import represent
+    from discreet.training.local_client import queries_of, same_work
+
+    run = load_run(folder)
+    model = classifier_of(run.model, "a query", "Encrypted answers need the head of a classifier.")
+    if model.query is not None:
+        raise DataError(f"Expected a run without local privacy, got {str(folder)!r}. Use its client folder.")
+    corpus = queries_of(*_texts(*asked, run.settings.pairs))
+    tokens = same_work(tokenise(corpus, model.tokenizer, model.max_length, model.device), model)
+    return np.asarray(represent(model, tokens).numpy())
 
 
 def _among(user: UserSide, first: list[str], second: list[str] | None, count: int) -> Sealed[Mixed]:
@@ -136,6 +205,15 @@ def _texts(
     return split_pairs(lines) if pairs else (lines, None)
 
 
+def _print_answer(answer: dict[str, Any] | None) -> None:
+    if answer is None:
+        line("-", "-", sep="\t")
+    elif "score" in answer:
+        line(f"{answer['score']:.4f}")
+    else:
+        line(answer["label"], f"{answer['probability']:.4f}", sep="\t")
+
+
 def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, per_text: Guarantee, json: bool) -> None:
     spent = user.spent()
     left = user.ledger.at_least(user.layer.event) if user.ledger.budget is not None else None
@@ -150,12 +228,7 @@ def _print(answers: Sequence[dict[str, Any] | None], user: UserSide, per_text: G
         )
         return
     for answer in answers:
-        if answer is None:
-            line("-", "-", sep="\t")
-        elif "score" in answer:
-            line(f"{answer['score']:.4f}")
-        else:
-            line(answer["label"], f"{answer['probability']:.4f}", sep="\t")
+        _print_answer(answer)
     missed = sum(answer is None for answer in answers)
     if missed:
         note(

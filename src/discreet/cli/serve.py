@@ -1,4 +1,4 @@
-"""`discreet serve`: serve a locally private run over HTTP.
+"""`discreet serve`: serve a locally private run, or encrypted vectors of any classifier, over HTTP.
 
 `discreet explore`: open a local page that attacks a sentence while it is typed.
 """
@@ -21,6 +21,10 @@ _LIMITS = "Limits"
 
 def serve(
     folder: Annotated[Path, typer.Argument(metavar="SERVER", help="Server folder of a run, such as runs/a/server.")],
+    encrypted: Annotated[
+        bool,
+        typer.Option("--encrypted", help="Answer encrypted vectors only; SERVER may also be an ordinary run."),
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 lets the system choose.")] = 8765,
     rows: Annotated[int, typer.Option(help="Maximum number of vectors in a request.", rich_help_panel=_LIMITS)] = 256,
@@ -43,6 +47,9 @@ def serve(
     """Serve predictions for protected vectors over HTTP; text is rejected, and requests are not stored or logged.
 
     /openapi.json describes the service; /health reports whether it is running.
+
+    With --encrypted, the server computes on ciphertexts: it has no key, and sees
+    neither the vectors nor its own answers. It needs a linear head.
     """
     from discreet.serving.limits import Limits
     from discreet.serving.server import check_installed
@@ -53,7 +60,14 @@ def serve(
     from discreet.serving.head import Head
     from discreet.training.local_server import ServerSide
 
-    run_server(Head.of(ServerSide.load(folder)), host, port, limits, note)
+    if encrypted:
+        from discreet.serving.encrypted import EncryptedHead
+        from discreet.training.run_folder import is_run
+
+        head = Head.of(ServerSide.of_run(folder) if is_run(folder) else ServerSide.load(folder))
+        run_server(head, host, port, limits, note, EncryptedHead(head))
+    else:
+        run_server(Head.of(ServerSide.load(folder)), host, port, limits, note)
 
 
 # Attacks that first train on much public text; offered if the time limit is at least a minute.

@@ -17,13 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from discreet.core.ckks import DEGREE, LARGEST_BYTES, MODULI, SCALE_BITS
 from discreet.core.errors import DataError
-from discreet.serving import ABOUT, ANSWERS, HEALTH, OPENAPI
+from discreet.serving import ABOUT, ANSWERS, ENCRYPTED, HEALTH, OPENAPI
+from discreet.serving.encrypted import EncryptedHead, packed, unpacked
 from discreet.serving.head import Head
 from discreet.serving.limits import Buckets, Limits, Receive, Scope, Send
 
 _LOG = logging.getLogger("discreet.serving")
-_JSON = b"application/json"
+_JSON, _BYTES = b"application/json", b"application/octet-stream"
 _TYPES = (_JSON, b"application/json; charset=utf-8", b"application/json;charset=utf-8")
 # A valid body without the characters of numbers and lists is exactly `_AROUND`, so it can hold nothing else.
 _OF_NUMBERS, _AROUND = b" \t\r\n0123456789+-.eE,[]", b'{"vctors":}'
@@ -35,6 +37,11 @@ _REJECTIONS = {
     "422": "The body holds no vectors of this width and finite numbers; text is rejected.",
     "429": "Too many requests from this address; see Retry-After.",
     "503": "Too many requests at once; see Retry-After.",
+}
+_ENCRYPTED_REJECTIONS = {
+    "413": "The body or the number of ciphertexts is too large.",
+    "415": "The content type is not application/octet-stream.",
+    "422": "The body holds no ciphertexts of these parameters.",
 }
 _NO_TEXT = "The server accepts no text: protect it on the user's side (discreet query) and send the release."
 
@@ -54,6 +61,10 @@ class Answers:
     Guarantee: post-processing of releases; requests are not stored or logged.
     """
 
+    media: bytes = _JSON
+    media_types: tuple[bytes, ...] = _TYPES
+    wrong_media = f"Expected content-type application/json. {_NO_TEXT}"
+
     def __init__(self, head: Head, limits: Limits) -> None:
         """Serve a head within limits."""
         self.head, self.limits = head, limits
@@ -70,7 +81,7 @@ class Answers:
                 body = await self._body(scope, receive)
                 if body is None:
                     return  # the client has gone
-                reply = orjson.dumps({"answers": self.head.answers(self._vectors(body))})
+                reply = self.reply(body)
             except Rejection as rejection:
                 self.rejected += 1
                 await _send_json(send, rejection.status, {"error": rejection.text}, rejection.retry)
@@ -84,9 +95,13 @@ class Answers:
                 await _send_json(send, 500, {"error": "Internal server error. The request may be valid."})
             else:
                 self.answered += 1
-                await _send(send, 200, reply, [])
+                await _send(send, 200, reply, [], self.media)
         finally:
             self.active -= 1
+
+    def reply(self, body: bytes) -> bytes:
+        """Return the body of the response to the body of a request."""
+        return orjson.dumps({"answers": self.head.answers(self._vectors(body))})
 
     def _admit(self, scope: Scope) -> None:
         client = scope.get("client")
@@ -103,8 +118,8 @@ class Answers:
                 length = value
             elif name == b"content-encoding" and value.lower() != b"identity":
                 raise Rejection(415, "Expected an uncompressed body. Send it without content-encoding.")
-        if kind not in _TYPES and (kind is None or kind.split(b";")[0].strip().lower() != _JSON):
-            raise Rejection(415, f"Expected content-type application/json. {_NO_TEXT}")
+        if kind not in self.media_types and (kind is None or kind.split(b";")[0].strip().lower() != self.media):
+            raise Rejection(415, self.wrong_media)
         if length is not None and length.isdigit() and int(length[:20]) > self.most_bytes:
             raise self._too_large()
         message = await receive()
@@ -147,23 +162,60 @@ class Answers:
         return vectors
 
 
-def application(head: Head, limits: Limits | None = None) -> Starlette:
-    """Return the server's application around a head."""
+class EncryptedAnswers(Answers):
+    """POST /v1/encrypted: ciphertexts of vectors in, ciphertexts of products out.
+
+    Guarantee: that of `EncryptedHead`; requests are not stored or logged.
+    """
+
+    media = _BYTES
+    media_types = (_BYTES,)
+    wrong_media = (
+        "Expected content-type application/octet-stream. The server accepts encrypted vectors only: encrypt them on "
+        "the user's side (discreet query)."
+    )
+
+    def __init__(self, encrypted: EncryptedHead, limits: Limits) -> None:
+        """Serve a head within limits."""
+        super().__init__(encrypted.head, limits)
+        self.encrypted, self.most = encrypted, encrypted.most_ciphertexts(limits.rows)
+        self.most_bytes = 1024 + self.most * LARGEST_BYTES
+
+    def reply(self, body: bytes) -> bytes:
+        """Return the encrypted products for the ciphertexts of a body."""
+        return packed(self.encrypted.answer(unpacked(body, self.most)))
+
+    def _too_large(self) -> Rejection:
+        return Rejection(413, f"Expected at most {self.most_bytes} bytes and {self.most} ciphertexts. Send fewer.")
+
+
+def application(head: Head, limits: Limits | None = None, encrypted: EncryptedHead | None = None) -> Starlette:
+    """Return the server's application around a head; with `encrypted` it answers encrypted vectors only."""
     import discreet
 
     limits = limits or Limits()
-    answers, start = Answers(head, limits), time.monotonic()
-    document = orjson.dumps(description(head, limits, discreet.__version__))
-    about = orjson.dumps(
-        {
-            "width": head.width,
-            "task": head.task,
-            "labels": list(head.label_names),
-            "max_rows": limits.rows,
-            "trained": head.about,
-            "version": discreet.__version__,
+    answers = Answers(head, limits) if encrypted is None else EncryptedAnswers(encrypted, limits)
+    path, start = ANSWERS if encrypted is None else ENCRYPTED, time.monotonic()
+    document = orjson.dumps(description(head, limits, discreet.__version__, is_encrypted=encrypted is not None))
+    facts: dict[str, Any] = {
+        "width": head.width,
+        "task": head.task,
+        "labels": list(head.label_names),
+        "max_rows": limits.rows,
+        "trained": head.about,
+        "version": discreet.__version__,
+    }
+    if encrypted is not None:
+        facts["max_rows"] = encrypted.most_ciphertexts(limits.rows) * encrypted.packing.rows
+        facts["encrypted"] = {
+            "scheme": "ckks",
+            "degree": DEGREE,
+            "modulus_bits": list(MODULI),
+            "scale_bits": SCALE_BITS,
+            "outputs": encrypted.packing.outputs,
+            "weight_norm": encrypted.weight_norm,
         }
-    )
+    about = orjson.dumps(facts)
 
     async def send_about(request: Request) -> Response:
         return Response(about, media_type="application/json")
@@ -172,25 +224,25 @@ def application(head: Head, limits: Limits | None = None) -> Starlette:
         return Response(document, media_type="application/json")
 
     async def health(request: Request) -> Response:
-        facts = {
+        counts = {
             "status": "ok",
             "answered": answers.answered,
             "refused": answers.rejected,
             "active": answers.active,
             "seconds": round(time.monotonic() - start, 1),
         }
-        return Response(orjson.dumps(facts), media_type="application/json")
+        return Response(orjson.dumps(counts), media_type="application/json")
 
     async def reject(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        messages = {404: f"Expected one of {ANSWERS}, {ABOUT}, {HEALTH}, {OPENAPI}.", 405: "Expected another method."}
+        messages = {404: f"Expected one of {path}, {ABOUT}, {HEALTH}, {OPENAPI}.", 405: "Expected another method."}
         body = orjson.dumps({"error": messages.get(status, "Expected another request.")})
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
         return Response(body, status, headers, media_type="application/json")
 
     return Starlette(
         routes=[
-            Route(ANSWERS, answers, methods=["POST"]),
+            Route(path, answers, methods=["POST"]),
             Route(ABOUT, send_about, methods=["GET"]),
             Route(HEALTH, health, methods=["GET"]),
             Route(OPENAPI, describe, methods=["GET"]),
@@ -206,14 +258,16 @@ async def _send_json(send: Send, status: int, values: dict[str, Any], retry: flo
     await _send(send, status, orjson.dumps(values), headers)
 
 
-async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    headers = [(b"content-type", _JSON), (b"content-length", str(len(body)).encode()), *headers]
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]], media: bytes = _JSON) -> None:
+    headers = [(b"content-type", media), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def description(head: Head, limits: Limits, version: str) -> dict[str, Any]:
+def description(head: Head, limits: Limits, version: str, *, is_encrypted: bool = False) -> dict[str, Any]:
     """Return the description of the service as an OpenAPI 3.1 document."""
+    if is_encrypted:
+        return _encrypted_description(version)
     if head.task == "classification":
         answer: dict[str, Any] = {
             "type": "object",
@@ -267,6 +321,39 @@ def description(head: Head, limits: Limits, version: str) -> dict[str, Any]:
                         **{
                             status: _json(text, {"$ref": "#/components/schemas/Refusal"})
                             for status, text in _REJECTIONS.items()
+                        },
+                    },
+                }
+            },
+            ABOUT: {"get": _get("The input and output of the server", "about")},
+            HEALTH: {"get": _get("Whether the server is running, and request counts", "health")},
+        },
+        "components": {"schemas": {"Refusal": _object(error={"type": "string"})}},
+    }
+
+
+def _encrypted_description(version: str) -> dict[str, Any]:
+    body = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "discreet: answers to encrypted vectors",
+            "version": version,
+            "description": "Accepts ciphertexts (CKKS, TenSEAL), as a 32-bit number of them and each with its 32-bit "
+            "length. It has no key and stores nothing.",
+        },
+        "paths": {
+            ENCRYPTED: {
+                "post": {
+                    "summary": "Multiply encrypted vectors by the weights of the head",
+                    "operationId": "encrypted",
+                    "requestBody": {"required": True, **body},
+                    "responses": {
+                        "200": {"description": "Encrypted products; add up those of a text and class.", **body},
+                        **{
+                            status: _json(text, {"$ref": "#/components/schemas/Refusal"})
+                            for status, text in (_REJECTIONS | _ENCRYPTED_REJECTIONS).items()
+                            if status != "400"
                         },
                     },
                 }

@@ -13,6 +13,7 @@ from discreet.serving.limits import Guard, Limits
 if TYPE_CHECKING:
     import uvicorn
 
+    from discreet.serving.encrypted import EncryptedHead
     from discreet.serving.head import Head
 
 _SEND_BUFFER = 131_072
@@ -59,8 +60,10 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def server_for(head: Head, limits: Limits | None = None) -> uvicorn.Server:
+def server_for(head: Head, limits: Limits | None = None, encrypted: EncryptedHead | None = None) -> uvicorn.Server:
     """Return the server of a head; start it with `server.run(sockets=[listen(host, port)])`.
+
+    With `encrypted`, it answers encrypted vectors only.
 
     Guarantee: requests are not logged or stored; answers are post-processing of releases.
     """
@@ -70,7 +73,7 @@ def server_for(head: Head, limits: Limits | None = None) -> uvicorn.Server:
     from discreet.serving.app import application
 
     limits = limits or Limits()
-    guard = Guard(application(head, limits), limits)
+    guard = Guard(application(head, limits, encrypted), limits)
     config = uvicorn.Config(
         guard,
         http=guard.protocol(),
@@ -81,14 +84,22 @@ def server_for(head: Head, limits: Limits | None = None) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve(head: Head, host: str, port: int, limits: Limits, say: Callable[[str], None]) -> None:
+def serve(
+    head: Head,
+    host: str,
+    port: int,
+    limits: Limits,
+    say: Callable[[str], None],
+    encrypted: EncryptedHead | None = None,
+) -> None:
     """Serve until interrupted or terminated."""
-    server = server_for(head, limits)
+    server = server_for(head, limits, encrypted)
     with listen(host, port) as place:
         at = place.getsockname()
         name = f"[{at[0]}]" if ":" in at[0] else at[0]
+        kind = "vectors" if encrypted is None else "encrypted vectors"
         say(
-            f"Serving vectors of width {head.width} at http://{name}:{at[1]} (/openapi.json, /health). "
+            f"Serving {kind} of width {head.width} at http://{name}:{at[1]} (/openapi.json, /health). "
             "Press Ctrl-C to stop."
         )
         server.run(sockets=[place])

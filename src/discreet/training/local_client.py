@@ -22,7 +22,7 @@ from discreet.accounting.events import DpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee as guarantee_of
 from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.local_layer import Sending
-from discreet.core.errors import DataError, invalid, whole
+from discreet.core.errors import DataError, UnsupportedError, invalid, whole
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.types import RepresentationRelease
@@ -113,6 +113,16 @@ class UserSide:
             released = self.layer(coordinates, self.rng.fork(self._session, self._next()))
         release = RepresentationRelease(released, guarantee=self.guarantee)
         return self._sealed(release, self.layer.event, len(tokens))
+
+    def coordinates(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Tensor:
+        """Return the bounded vectors of texts without noise, for encryption; they must not leave the user otherwise.
+
+        Guarantee: none, the vectors reveal the texts. Nothing is counted in the ledger.
+        """
+        if isinstance(self.model.query, TokenQuery):
+            raise UnsupportedError("Expected noise on the vector of a text, got noise on each token. Train without it.")
+        tokens = same_work(self.tokens(texts, second), self.model)
+        return self.layer.bounded(self.path.coordinates(represent(self.model, tokens)))
 
     def protect(self, texts: Sequence[str], second: Sequence[str] | None = None) -> RepresentationRelease:
         """Return the randomized vectors of texts, counted in the ledger before they are returned.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from discreet.core.errors import DataError, non_negative, whole
+from discreet.core.errors import DataError, ModelError, non_negative, whole
 from discreet.core.types import RepresentationRelease
 
 
@@ -69,6 +69,24 @@ class ServerSide:
                 scores = scores.softmax(dim=1)
         answers: npt.NDArray[np.float32] = scores.cpu().numpy()
         return answers
+
+    @classmethod
+    def of_run(cls, folder: Path | str) -> ServerSide:
+        """Return the head of an ordinary run, for vectors of its encoder that arrive encrypted.
+
+        Guarantee: that of the run; it reads no text.
+        """
+        from discreet.models.classifier import classifier_of
+        from discreet.training.run_folder import load_run
+
+        run = load_run(Path(folder))
+        model = classifier_of(run.model, "a server", "Encrypted answers need the head of a classifier.")
+        if model.query is not None:
+            raise ModelError(
+                f"Expected a run without local privacy at {str(folder)!r}. Its server folder is "
+                f"{str(Path(folder) / 'server')!r}."
+            )
+        return cls(model.head, model.width, model.label_names, model.task)
 
     @classmethod
     def load(cls, folder: Path | str) -> ServerSide:

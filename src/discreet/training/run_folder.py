@@ -282,6 +282,11 @@ def encoder_config(model: TextModel) -> str:
     return json.dumps({"kind": "transformers", "config": config.to_dict()})  # type: ignore[operator,union-attr]
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a finished run."""
+    return all((folder / name).is_file() for name in ("settings.toml", "encoder.json", "model.safetensors"))
+
+
 def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     """Return a finished run from its folder.
 

@@ -1,0 +1,64 @@
+"""A federated run with a secure sum: the same model as with a plain mean, and the server's record."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from discreet.core.files import load_tensors
+from discreet.federated.run import run_in_process
+from discreet.federated.secure_sum import SecureSum
+from discreet.federated.settings import Federation
+
+Tiny = Callable[..., Federation]
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    return load_tensors(folder / "server" / "final.safetensors")[0]
+
+
+@pytest.mark.parametrize("exchange", ["gradients", "weights"])
+def test_the_model_is_that_of_the_plain_mean(tiny: Tiny, tmp_path: Path, exchange: str) -> None:
+    options = {"exchange": exchange, "local_steps": 2 if exchange == "weights" else 1, "epochs": 2}
+    run_in_process(tiny(**options), tmp_path / "mean")
+    settings = tiny(**options, aggregation=SecureSum(), record=True)
+    run_in_process(settings, tmp_path / "secure")
+    plain, secure = final(tmp_path / "mean"), final(tmp_path / "secure")
+    for name, value in plain.items():
+        torch.testing.assert_close(secure[name], value, rtol=0, atol=2e-5)
+    assert Federation.from_values({**_values(settings)}).aggregation == SecureSum()
+
+
+def _values(settings: Federation) -> dict[str, object]:
+    import tomllib
+
+    return tomllib.loads(settings.text())
+
+
+def test_the_record_holds_uniform_numbers_and_no_update(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(train="all", aggregation=SecureSum(), record=True, epochs=0.1)
+    run_in_process(settings, tmp_path)
+    files = sorted((tmp_path / "server" / "record").rglob("update-client-*.safetensors"))
+    assert len(files) >= 3
+    for path in files:
+        tensors, _ = load_tensors(path)
+        words = tensors["masked"].numpy().view(np.uint8)
+        counts = np.bincount(words.ravel(), minlength=256)
+        expected = counts.sum() / 256
+        degrees_of_freedom = 255
+        deviation = (((counts - expected) ** 2 / expected).sum() - degrees_of_freedom) / (2 * degrees_of_freedom) ** 0.5
+        assert abs(deviation) < 6
+        assert set(tensors) == {"masked"}
+
+
+def test_noise_of_the_clients_is_in_the_ledger_of_the_server(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(aggregation=SecureSum(epsilon=5.0, delta=1e-3, clip_norm=0.1), epochs=1)
+    run_in_process(settings, tmp_path)
+    result = json.loads((tmp_path / "server" / "result.json").read_text())
+    stated = result["client_guarantee"]
+    assert stated["certified"] and 4.9 < stated["epsilon"] <= 5.0 and stated["unit"] == "client"
+    assert any("keep it secret" in one for one in stated["assumptions"])
+    assert not any("trusted" in one for one in stated["assumptions"])
