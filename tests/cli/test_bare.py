@@ -83,6 +83,7 @@ def test_each_command_names_the_extra_that_it_misses(
     needed = [
         ("serving", ["serve", run]),
         ("explore", ["explore", "--no-open"]),
+        ("federated", ["federate", str(toy_csv)]),
         ("reviews", ["data", "reviews"]),
         ("hub", ["data", "hub:glue/sst2"]),
         ("report", ["report", run]),
@@ -145,7 +146,12 @@ def test_the_dependencies_are_what_is_imported() -> None:
     behind = {"triton", *OPTIONAL} - {"hypothesis", "pytest"}  # looked for before they are imported
     seen: set[str] = set()
     for path in SOURCE.rglob("*.py"):
-        answers = path.parent.name in {"serving", "explorer", "report"}  # which commands ask for by their extra
+        answers = path.parent.name in {
+            "serving",
+            "explorer",
+            "report",
+            "federated",
+        }  # which commands ask for by their extra
         for name, at_once in imports(path):
             if name in sys.stdlib_module_names or name == "discreet":
                 continue

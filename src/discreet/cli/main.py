@@ -17,6 +17,7 @@ from discreet.cli.cost import cost, solve, spend
 from discreet.cli.data import cache, data
 from discreet.cli.evaluate import evaluate
 from discreet.cli.export import export
+from discreet.cli.federate import federate
 from discreet.cli.generate import generate
 from discreet.cli.ledger import ledger
 from discreet.cli.models import models
@@ -57,6 +58,7 @@ def _root(
 
 app.command("data")(data)
 app.command("train", cls=TrainCommand)(train)
+app.command("federate", cls=TrainCommand)(federate)
 app.command("calibrate")(calibrate)
 app.command("report")(report)
 app.command("evaluate")(evaluate)

@@ -222,9 +222,9 @@ def train(
         data,
         **vars(source),
         validation=options.validation,
-        task=_task(options.task),
+        task=task_of(options.task),
         seed=options.seed,
-        label_names=_classes(options.classes),
+        label_names=classes_of(options.classes),
     )
     with working("reading the text"):
         corpus = load_corpus(text_source, options.population)
@@ -255,7 +255,7 @@ def train(
         note(f"Stopped at step {result['steps']} and saved. Run the same command with --resume to resume.")
         raise typer.Exit(130)
     if json:
-        as_json(_finite(result))
+        as_json(finite(result))
     else:
         _print(result, out)
 
@@ -297,7 +297,7 @@ def remedy_for(result: dict[str, Any]) -> str:
     return "Use more rows, a larger --epsilon or another --protect: the noise is too large for this data."
 
 
-def _task(name: str | None) -> Task | None:
+def task_of(name: str | None) -> Task | None:
     """Return how labels are read for a task; a language model reads texts without them."""
     if name is None:
         return None
@@ -305,7 +305,8 @@ def _task(name: str | None) -> Task | None:
     return "unlabelled" if name == "lm" else name  # type: ignore[return-value]
 
 
-def _classes(text: str | None) -> tuple[str, ...] | None:
+def classes_of(text: str | None) -> tuple[str, ...] | None:
+    """Return the class names of an option, or None."""
     if text is None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -344,9 +345,10 @@ def _print_privacy(result: dict[str, Any]) -> None:
     table(columns, title=f"Epsilon under each adjacency, delta = {in_digits(guarantee['delta'])}{kind}")
 
 
-def _finite(values: Any) -> Any:
+def finite(values: Any) -> Any:
+    """Return plain values in which numbers that are NaN or infinite are None."""
     if isinstance(values, dict):
-        return {key: _finite(value) for key, value in values.items()}
+        return {key: finite(value) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        return [_finite(value) for value in values]
+        return [finite(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values

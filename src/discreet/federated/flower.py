@@ -185,7 +185,7 @@ def serve(
     watch: Callable[[RoundReport], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Run the server of a federation on a grid, and return its result."""
-    transport = Transport(grid, settings.patience)
+    transport = Transport(grid, settings.wait_seconds)
     server = Server(settings, folder, transport.send, transport.lookup, watch)
     transport.log = server.log
     return server.run()

@@ -190,14 +190,10 @@ class Cluster:
         """Return whether the ServerApp started and is gone without a result."""
         folder = self.workspace / "server"
         try:
-            os.kill(int((folder / PID).read_text(encoding="ascii")), 0)
+            process = int((folder / PID).read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
             return False
-        except ProcessLookupError:
-            return not (folder / RESULT).exists() and not (folder / FAILED).exists()
-        except PermissionError:
-            return False
-        return False
+        return not is_running(process) and not (folder / RESULT).exists() and not (folder / FAILED).exists()
 
     def stop_server(self) -> None:
         """Stop the SuperLink and the ServerApp."""
@@ -277,6 +273,21 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process runs; one that ended, and whose parent has not noticed, does not."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        about = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return True  # a system without /proc
+    return about.rpartition(")")[2].split()[0] != "Z"
 
 
 def free_port() -> int:

@@ -10,6 +10,7 @@ On one machine all folders lie side by side; on machines of one's own each side 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import time
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discreet.core.errors import ModelError
+from discreet.core.errors import ExtraError, ModelError
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
@@ -50,6 +51,16 @@ class FederateOptions:
     watch: Callable[[RoundReport], None] = lambda report: None
     say: Callable[[str], None] = lambda text: None
     should_stop: Callable[[], bool] = lambda: False
+
+
+def check_installed() -> None:
+    """Reject a federated run if Flower is not installed."""
+    missing = [name for name in ("flwr", "cryptography") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExtraError(
+            f"Expected {' and '.join(missing)} to be installed for federated training. Install them with: pip install "
+            "'discreet[federated]'"
+        )
 
 
 def client_folder(workspace: Path, client: int) -> Path:

@@ -43,7 +43,7 @@ class Federation:
     training run. Each client resolves `protect` for its own units and keeps its own ledger. `partition` says how the
     rows of `data` are divided among the clients on one machine; with "files", `files` names one source per client.
 
-    A round ends when all clients answered, or `patience` seconds (or three times what they needed, if that is longer)
+    A round ends when all clients answered, or `wait_seconds` (or three times what they needed, if that is longer)
     after half of them did.
     """
 
@@ -62,7 +62,7 @@ class Federation:
     noise_seed: int | None = None
     task: str = "classification"
     label_names: tuple[str, ...] = ()
-    patience: float = 30.0
+    wait_seconds: float = 30.0
     record: bool = False
     download: bool = False
 
@@ -72,7 +72,7 @@ class Federation:
         one_of("exchange", self.exchange, EXCHANGES)
         one_of("partition", self.partition, PARTITIONS)
         whole("local_steps", self.local_steps)
-        positive("patience", self.patience, "It is how long a round waits for slow clients, in seconds.")
+        positive("wait_seconds", self.wait_seconds, "It is how long a round waits for slow clients, in seconds.")
         positive("concentration", self.concentration, "Small is uneven, large is even; 0.5 is common.")
         if self.exchange == GRADIENTS and self.local_steps != 1:
             remedy = f"A gradient is that of one step; use {setting('exchange', WEIGHTS)} for several."

@@ -1,0 +1,319 @@
+"""`discreet federate`: train on the text of several clients with Flower, and write a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from discreet.catalog import AGGREGATIONS, PROTECTIONS
+from discreet.cli.options import Json, SourceOptions, generated, parse_settings
+from discreet.cli.output import (
+    as_json,
+    console,
+    line,
+    note,
+    paragraph,
+    print_quality,
+    stop_on_interrupt,
+    table,
+    training_bar,
+    working,
+)
+from discreet.cli.train import classes_of, finite, protection_of, task_of
+from discreet.core.errors import invalid, one_of, setting
+from discreet.core.guarantee import in_digits
+from discreet.core.settings import option
+from discreet.models.model_settings import ModelSettings
+from discreet.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from discreet.federated.server import RoundReport
+    from discreet.federated.settings import Federation
+    from discreet.protections.base import Protection
+
+_FEDERATION = "Federation"
+_SHORT = (
+    "target", "folder", "out", "clients", "protect", "epsilon", "exchange", "partition", "aggregation", "in_process",
+    "record", "tls", "resume", "unit", "text", "label", "encoder", "train", "epochs", "json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FederateChoices:
+    """Options of a federated run besides those of the data, the model, the training loop and the protection."""
+
+    clients: int | None = field(default=None, metadata=option("Number of clients.", _FEDERATION, "4"))
+    partition: str | None = field(
+        default=None,
+        metadata=option(
+            "How rows are divided: equal, dirichlet (by class), unit (a unit is at one client) or files.",
+            _FEDERATION,
+            "equal; unit with --unit",
+        ),
+    )
+    concentration: float = field(default=0.5, metadata=option("dirichlet: small is uneven.", _FEDERATION))
+    file: list[str] | None = field(
+        default=None, metadata=option("The data of one client; repeat it for each client.", _FEDERATION)
+    )
+    exchange: str = field(
+        default="gradients", metadata=option("What clients send: gradients or weights (FedAvg).", _FEDERATION)
+    )
+    local_steps: int | None = field(
+        default=None, metadata=option("Steps of a client in a round, with weights.", _FEDERATION, "10; 1 for gradients")
+    )
+    aggregation: str = field(default="mean", metadata=option(f"{', '.join(AGGREGATIONS)}.", _FEDERATION))
+    aggregation_settings: list[str] | None = field(
+        default=None,
+        metadata=option("A setting of the aggregation, NAME=VALUE.", _FEDERATION) | {"flag": "--aggregation-set"},
+    )
+    in_process: bool = field(
+        default=False, metadata=option("Run server and clients in this process, for tests.", _FEDERATION)
+    )
+    tls: bool = field(
+        default=False, metadata=option("Encrypt connections and accept only registered clients.", _FEDERATION)
+    )
+    record: bool = field(
+        default=False, metadata=option("Record all messages, so that attacks can be run on them.", _FEDERATION)
+    )
+    wait_seconds: float = field(
+        default=30.0, metadata=option("Seconds that a round waits for clients after half answered.", _FEDERATION)
+    )
+    resume: bool = field(default=False, metadata=option("Resume an interrupted run.", "Options"))
+    protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
+    epsilon: float | None = field(
+        default=None, metadata=option("Privacy budget of one unit of a client for the whole run.", "Privacy")
+    )
+    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of a client's units.", "Privacy"))
+    noise_seed: int | None = field(
+        default=None,
+        metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
+    )
+    rank: int | None = field(default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", "8"))
+    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
+    task: str | None = field(
+        default=None,
+        metadata=option("classification, regression or lm (a language model).", "Data", "inferred from the labels"),
+    )
+    classes: str | None = field(default=None, metadata=option("Class names, as A,B,C.", "Data", "those in the data"))
+    validation: str | None = field(
+        default=None, metadata=option("File with validation rows, or the share of units to hold out.", "Data", "0.1")
+    )
+    seed: int = field(default=0, metadata=option("Random seed of everything except the private noise.", "Options"))
+
+
+@generated(short=_SHORT)
+def federate(
+    ctx: typer.Context,
+    target: Annotated[
+        str, typer.Argument(metavar="DATA", help="Data as in train, a study file (.toml), or `app` to write an app.")
+    ],
+    source: SourceOptions,
+    options: FederateChoices,
+    model: Annotated[dict[str, Any], ModelSettings],
+    training: Annotated[dict[str, Any], TrainSettings],
+    folder: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="With `app`: the folder to write. Its data comes from --file.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Output folder; it must not exist yet.", show_default="runs/federated")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train one model on the text of several clients, which keep their text and send updates.
+
+    Flower's processes run on this machine and talk over the loopback interface:
+    a SuperLink and a SuperNode for each client. `discreet federate app DIR`
+    writes an app that `flwr run` deploys on machines of your own.
+
+    All options of train that set the data, the model, the training and the
+    protection apply here too.
+    """
+    with working("starting"):
+        from discreet.federated.run import FederateOptions, check_installed
+        from discreet.federated.run import federate as run_federation
+
+    check_installed()
+    if options.epsilon is not None:
+        ctx.obj = {"epsilon": options.epsilon, **ctx.obj}
+    with working("reading the text"):
+        settings = settings_for(target, source, options, model, training, ctx.obj)
+    if target == "app":
+        _write_app(settings, folder)
+        return
+    out = out or Path("runs") / "federated"
+    with stop_on_interrupt() as stopping, training_bar() as bar:
+
+        def watch(report: RoundReport) -> None:
+            from discreet.training.steps import Report
+
+            bar(Report(report.round, report.rounds, report.loss, None, report.seconds_left, stage="rounds"))
+
+        run_options = FederateOptions(
+            in_process=options.in_process,
+            resume=options.resume,
+            tls=options.tls,
+            watch=watch,
+            say=note,
+            should_stop=lambda: bool(stopping),
+        )
+        result = run_federation(settings, out, run_options)
+    if not result["finished"]:
+        note("Stopped after the last saved round. Run the same command with --resume to resume.")
+        raise typer.Exit(130)
+    if json:
+        as_json(finite(result))
+    else:
+        _print(result, settings, out)
+
+
+def settings_for(
+    target: str,
+    source: SourceOptions,
+    options: FederateChoices,
+    model: dict[str, Any],
+    training: dict[str, Any],
+    private: dict[str, Any],
+) -> Federation:
+    """Return the settings of a federation from a study file or from options."""
+    from discreet.catalog import aggregation_from_table
+    from discreet.core.settings import parse
+    from discreet.data.sources import TextSource
+    from discreet.federated.settings import EQUAL, FILES, GRADIENTS, UNIT, Federation
+    from discreet.training.plan import model_settings
+
+    if options.rank is not None:
+        if model.get("train") != "lora":
+            raise invalid("rank", options.rank, "used with --train lora", "Add it, or leave this out.")
+        model = {**model, "train": f"lora-{options.rank}"}
+    protect = protection_of(options.protect, options.delta, private)
+    files = tuple(options.file or ())
+    if target.endswith(".toml"):
+        data, model, training, protect = _of_study(Path(target), options, model, training, protect)
+    else:
+        data = TextSource(
+            files[0] if files else target,
+            **vars(source),
+            validation=options.validation,
+            task=task_of(options.task),
+            seed=options.seed,
+            label_names=classes_of(options.classes),
+        )
+    clients = options.clients or (len(files) if files else 4)
+    partition = options.partition or (FILES if files else UNIT if data.unit is not None else EQUAL)
+    if target == "app" and not files:
+        task, names = ("lm", ()) if data.task == "unlabelled" else (data.task or "classification", data.label_names)
+        if task == "classification" and not names:
+            raise invalid("classes", None, "set for an app", "Clients must agree on the class names.")
+        units = 1
+        files, partition = ("",) * clients, FILES
+    else:
+        sources = [replace(data, source=file) for file in files] or [data]
+        corpora = [one.load() for one in sources]
+        task = "lm" if data.task == "unlabelled" else corpora[0].task
+        names = corpora[0].label_names
+        units = sum(one.split("train").unit_count for one in corpora if "train" in one.split_names) or 1
+    chosen = model_settings(model, protect, units, "lm" if task == "lm" else options.task)
+    table_ = {"name": options.aggregation, **parse_settings(options.aggregation_settings or [], "--aggregation-set")}
+    return Federation(
+        data=data,
+        model=chosen,
+        train=parse(TrainSettings, training, "training"),
+        clients=clients,
+        protect=protect,
+        aggregation=aggregation_from_table(table_),
+        exchange=options.exchange,
+        local_steps=options.local_steps or (1 if options.exchange == GRADIENTS else 10),
+        partition=partition,
+        concentration=options.concentration,
+        files=files,
+        seed=options.seed,
+        noise_seed=options.noise_seed,
+        task=task,
+        label_names=() if task != "classification" else tuple(names or ()),
+        wait_seconds=options.wait_seconds,
+        record=options.record,
+        download=options.download,
+    )
+
+
+def _of_study(
+    path: Path,
+    options: FederateChoices,
+    model: dict[str, Any],
+    training: dict[str, Any],
+    protect: Protection | None,
+) -> tuple[Any, dict[str, Any], dict[str, Any], Protection | None]:
+    """Return the data, model, training and protection of a study file; options replace what it says."""
+    from discreet.core.settings import parse
+    from discreet.data.sources import TextSource
+    from discreet.study.file import check, protection_for, read_study
+    from discreet.study.grid import points
+
+    study = read_study(path)
+    check(study)
+    if protect is None:
+        settings = [
+            point
+            for number, one in enumerate(study.protections)
+            if options.protect in (None, one["name"])
+            for point in points(one, f"protections[{number}]")
+        ]
+        if len(settings) != 1:
+            remedy = f"A federated run has one protection; choose it with {setting('protect')} and its settings."
+            raise invalid("protections", [one["name"] for one in study.protections], "one protection", remedy)
+        protect = protection_for(settings[0])
+    data = parse(TextSource, {**study.data, "seed": study.data.get("seed", options.seed)}, "data")
+    return data, {**study.model, **model}, {**study.training, **training}, protect
+
+
+def _write_app(settings: Federation, folder: str | None) -> None:
+    from discreet.federated.app import write_app
+
+    if folder is None:
+        raise invalid("DIR", None, "the folder of the app", "For example: discreet federate app my-app.")
+    write_app(Path(folder), settings)
+    line(f"Written to {folder}. Start it with: flwr run {folder} SUPERLINK")
+    line('Each node names its client: flower-supernode --node-config \'client=0 folder="…" data="…"\'')
+
+
+def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
+    if result["utility"]:
+        table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
+        if result["quality"] is not None:
+            print_quality(result["quality"])
+    else:
+        line("Utility: not measured, because no rows were held out.")
+    _print_clients(result["clients"])
+    if result["guarantee"] is None:
+        line("Privacy: no guarantee for units; what clients sent was not protected.")
+    else:
+        paragraph("Privacy, at the client with the largest epsilon: " + result["guarantee"]["sentence"])
+    if result["client_guarantee"] is not None:
+        from discreet.core.guarantee import Guarantee
+
+        paragraph("Privacy of clients: " + Guarantee.from_dict(result["client_guarantee"]).sentence())
+    for entry in result["log"][-10:]:
+        note(entry)
+    sees = one_of("visible", settings.aggregation.visible, ("each update", "sum"))
+    line(f"The server saw {'each update' if sees == 'each update' else 'only the sum of updates'}.")
+    line(f"Written to {out} in {result['seconds']:.1f} s, after {result['rounds']} rounds.")
+
+
+def _print_clients(clients: dict[int, dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    shown = Table(title="Clients", title_justify="left", box=None)
+    names = ("client", "units", "rows", "epsilon", "loss")
+    for name in names:
+        shown.add_column(name, justify="right")
+    for number, values in sorted(clients.items()):
+        guarantee = values.get("guarantee")
+        epsilon = (
+            "-" if guarantee is None else "inf" if guarantee["epsilon"] is None else in_digits(guarantee["epsilon"])
+        )
+        loss = f"{values['loss']:.3f}" if "loss" in values else "private" if guarantee else "-"
+        shown.add_row(str(number), f"{values['units']:,}", str(values.get("rows", "private")), epsilon, loss)
+    console().print(shown)

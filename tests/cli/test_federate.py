@@ -1,0 +1,74 @@
+"""`discreet federate`: one command from data or a study to a run folder, and an app to deploy."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from discreet.cli.main import main
+from discreet.federated.settings import Federation
+from discreet.training.run_folder import load_run
+
+
+def test_a_file_becomes_a_federated_run(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "fed"
+    words = ["federate", str(toy_csv), "--model", str(tiny_encoder("bert")), "--train", "head", "--epochs", "2"]
+    words += ["--clients", "3", "--protect", "dp-sgd", "--epsilon", "8", "--in-process", "--out", str(out)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "Clients" in shown and "The server saw each update." in shown
+    assert all(len(line) <= 80 for line in shown.splitlines() if not line.startswith("Written to"))
+    assert load_run(out).metrics["guarantee"]["certified"]
+    assert main(words) == 2 and "Expected no folder" in capsys.readouterr().err
+    assert main(["evaluate", str(out)]) == 0
+
+
+def test_a_study_becomes_a_federated_run(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(
+        f'name = "toy"\n[data]\nsource = "{toy_csv}"\n[model]\nencoder = "{tiny_encoder("bert")}"\ntrain = "head"\n'
+        '[training]\nepochs = 1\n[[protections]]\nname = "none"\n[[protections]]\nname = "dp-sgd"\nepsilon = [2, 8]\n'
+    )
+    words = ["federate", str(study), "--clients", "2", "--in-process", "--json", "--out", str(tmp_path / "fed")]
+    assert main(words) == 2 and "one protection" in capsys.readouterr().err
+    words += ["--protect", "dp-sgd", "--epsilon", "4"]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["clients"]) == 2 and result["guarantee"]["epsilon"] <= 4
+
+
+def test_an_app_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my-app"
+    words = ["federate", "app", str(folder), "--clients", "3", "--protect", "dp-sgd", "--epsilon", "3"]
+    assert main(words) == 2 and "--classes" in capsys.readouterr().err
+    assert main([*words, "--classes", "a,b"]) == 0
+    assert "flwr run" in capsys.readouterr().out
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["components"]["clientapp"] == "discreet_federation.client_app:app"
+    settings = Federation.read(folder / "discreet_federation" / "federation.toml")
+    assert settings.clients == 3 and settings.label_names == ("a", "b") and settings.partition == "files"
+    from flwr.cli.config_utils import load_and_validate
+
+    _, warnings = load_and_validate(folder / "pyproject.toml")
+    assert not warnings
+
+
+def test_a_node_with_a_limit_stays_out_of_a_run_that_exceeds_it() -> None:
+    from discreet.core.errors import LedgerError
+    from discreet.data.sources import TextSource
+    from discreet.federated.flower import with_own_settings
+    from discreet.models.model_settings import ModelSettings
+    from discreet.protections.dp_sgd import DPSGD
+    from discreet.training.settings import TrainSettings
+
+    settings = Federation(TextSource("notes"), ModelSettings(), TrainSettings(), 2, DPSGD(epsilon=4.0))
+    own = with_own_settings(settings, 1, {"data": "mine.csv", "epsilon": 5.0})
+    assert own.source_of(1).source == "mine.csv" and own.protect == settings.protect
+    with pytest.raises(LedgerError, match="at most 3"):
+        with_own_settings(settings, 1, {"epsilon": 3.0})
