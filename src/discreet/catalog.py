@@ -57,9 +57,13 @@ class CorpusEntry(Entry):
 
 @dataclass(frozen=True)
 class AttackEntry(Entry):
-    """An attack, with the kind of release it sees, repeated here so that its class need not be loaded."""
+    """An attack, with the kind of release it sees, repeated here so that its class need not be loaded.
+
+    `about_people` is true if it asks who a release is about, and not what the text says.
+    """
 
     sees: str = "gradient"
+    about_people: bool = False
 
 
 ATTACKS: dict[str, AttackEntry] = {
@@ -159,6 +163,45 @@ ATTACKS: dict[str, AttackEntry] = {
         "population threshold",
         "Compares the loss of a text with the losses of known non-members.",
         sees="model",
+    ),
+    "exposure": AttackEntry(
+        "discreet.attacks.extraction.exposure:CanaryExposure",
+        "exposure of canaries",
+        "Ranks all possible secrets of planted canaries by the model's loss.",
+        sees="model",
+    ),
+    "extraction": AttackEntry(
+        "discreet.attacks.extraction.discoverable:DiscoverableExtraction",
+        "extraction",
+        "Continues the beginnings of training texts; the probability of the true continuation is computed exactly.",
+        sees="model",
+    ),
+    "class-inversion": AttackEntry(
+        "discreet.attacks.extraction.class_inversion:ClassInversion",
+        "class inversion",
+        "Searches for the text that a class of the model likes best.",
+        sees="model",
+    ),
+    "attribute": AttackEntry(
+        "discreet.attacks.extraction.attribute:AttributeInference",
+        "attribute inference",
+        "Predicts a sensitive attribute of each text from its vector.",
+        sees="representation",
+        about_people=True,
+    ),
+    "linkage": AttackEntry(
+        "discreet.attacks.extraction.linkage:Linkage",
+        "linkage",
+        "Names the person behind each text without names, by joining it with a register of people.",
+        sees="text",
+        about_people=True,
+    ),
+    "pseudonyms": AttackEntry(
+        "discreet.attacks.extraction.pseudonyms:PseudonymDictionary",
+        "dictionary attack on pseudonyms",
+        "Reverses unsalted hashes of names by hashing a list of names.",
+        sees="text",
+        about_people=True,
     ),
 }
 

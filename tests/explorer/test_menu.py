@@ -19,7 +19,7 @@ from discreet.explorer.reading import Question, read
 
 TYPED = "the heart was calm"
 # a typed sentence has a gradient and a vector; who was in the training data is asked of a trained model
-OFFERED = [name for name, entry in catalog.ATTACKS.items() if entry.sees != "model"]
+OFFERED = [name for name, entry in catalog.ATTACKS.items() if entry.sees != "model" and not entry.about_people]
 
 
 def test_the_catalog_decides(stage: PageData, menu: Menu) -> None:

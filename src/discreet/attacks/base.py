@@ -45,6 +45,9 @@ class Need(Enum):
     TOKENS = "token scores"  # signals of each token, of the target and of the model that it was fine-tuned from
     CANARIES = "canaries"  # planted texts and the space that their secrets were drawn from
     PROMPTS = "prompts"  # the beginnings of texts
+    REGISTER = "register"  # a table of people and what is known of each
+    DICTIONARY = "dictionary"  # names to try
+    ATTRIBUTES = "attributes"  # vectors of public texts and the class of each
 
 
 class Family(Enum):
@@ -53,6 +56,7 @@ class Family(Enum):
     RECONSTRUCTION = "reconstruction"  # of texts, from a release of some rows
     MEMBERSHIP = "membership"  # of texts or authors, from a trained model
     EXTRACTION = "extraction"  # of memorized text, from a trained model
+    PEOPLE = "people"  # who a released text, vector or pseudonym is about, or what it tells of them
 
 
 @dataclass(frozen=True)

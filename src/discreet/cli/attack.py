@@ -12,6 +12,7 @@ import typer
 
 from discreet.catalog import ATTACKS, attack_class, attack_of
 from discreet.cli.attack_table import (
+    NONE,
     Protected,
     attack_for_run,
     note_different_noise,
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
 _ATTACK, _RELEASE, _ONE, _MODEL = "Attack", "Release", "1-of-n", "Trained model"
 _EXAMPLES = 8
+_EXAMPLES_OF_PEOPLE = 100
 _SHORTEST_SHOWN = 0.1  # seconds
 # What an attack needs, by the kind of release it sees.
-_NEEDS = {"gradient": "a gradient", "representation": "vectors", "model": "a trained model (RUN)"}
+_NEEDS = {"gradient": "a gradient", "representation": "vectors", "model": "a trained model (RUN)", "text": "texts"}
 # The settings of a fresh model, with the defaults that differ from those of training.
 _FRESH = {"encoder": None, "pooling": None, "head": "linear", "train": "all; head for vectors", "embeddings": "yes"}
 
@@ -160,10 +162,12 @@ def attack(
     start = time.monotonic()
     with working("starting"):
         use_threads(threads)
+        from discreet.attacks.base import Family
         from discreet.data.sources import Columns
         from discreet.experiment import AttackRequest, SceneRequest, load_scene
         from discreet.experiment.identification import delta_of_run
         from discreet.models.encoder import unknown_words
+        from discreet.releases.description import READS
 
     name, split = _attack_and_split(options, run)
     fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
@@ -205,7 +209,11 @@ def attack(
             at_own_delta = dataclasses.replace(request, delta=delta_of_run(scene.run, request.delta))
         if own_protection and vectors:
             request = at_own_delta
-        protections = protections_to_attack(request, scene, options.protect, strengths, protect_settings)
+        protect = options.protect
+        if chosen.family is Family.PEOPLE and own_protection and not _changes(scene, chosen.sees.kind):
+            note(f"{name} reads {READS[chosen.sees.kind]}, which the run's protection does not change.")
+            protect = NONE
+        protections = protections_to_attack(request, scene, protect, strengths, protect_settings)
         if own_steps:
             request = at_own_delta
     if chosen.misled_by_masks and any(one.protect is not None and one.protect.masked for one in protections):
@@ -233,6 +241,9 @@ def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, st
         name = "dager" if run is None else attack_for_run(run, options.protect)
         if run is not None:
             note(f"Attack: {name}, which fits this run; --attack selects another.")
+    if name == "inversion" and run is not None and _releases_a_model_alone(run, options):
+        name = "class-inversion"
+        note("The run releases a model and no vectors: class-inversion is used; --protect none attacks vectors.")
     if name in ATTACKS and ATTACKS[name].sees == "model":
         return name, split  # members are training rows, non-members held-out ones
     if run is not None and split is None and options.data is None:
@@ -241,11 +252,30 @@ def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, st
     return name, split
 
 
+def _releases_a_model_alone(run: Path, options: AttackOptions) -> bool:
+    """Return whether gradients were protected in the training of a run, so that no sentence vectors leave."""
+    from discreet.training.run_folder import read_settings
+
+    if options.protect is not None or not (run / "settings.toml").exists():
+        return False
+    protect = read_settings(run / "settings.toml").protect
+    return protect is not None and protect.place == "gradient"
+
+
+def _changes(scene: Scene, kind: str) -> bool:
+    """Return whether the protection of a run changes what an attack reads."""
+    protect = None if scene.run is None else scene.run.settings.protect
+    return protect is None or protect.place == kind
+
+
 def _request(name: str, chosen: Attack, options: AttackOptions, seed: int) -> AttackRequest:
+    from discreet.attacks.base import Family
     from discreet.experiment import AttackRequest
     from discreet.experiment.attack import DEFAULT_METRICS
 
     batch_size, examples = options.batch_size, options.examples
+    if chosen.family is Family.PEOPLE:
+        examples, batch_size = examples or _EXAMPLES_OF_PEOPLE, 1
     if batch_size is None:
         batch_size = (examples or _EXAMPLES) if chosen.sees.kind == "representation" else 1
     whole("batch_size", batch_size, 1, "It is the number of texts in one release.")
@@ -277,13 +307,15 @@ def _run_attacks(
 
     With `own_steps`, 1-of-n sees all updates of the run's training, with the batches that were sampled.
     """
+    from discreet.attacks.base import Family
     from discreet.cli.attack_table import reading
     from discreet.experiment import run_attack
     from discreet.experiment.attack import metrics_for
     from discreet.experiment.identification import updates_of_run
 
     results: list[AttackResult] = []
-    main = metrics_for(request.attack, request.metrics)[0]
+    people = request.attack.family is Family.PEOPLE
+    main = "" if people else metrics_for(request.attack, request.metrics)[0]
     total = request.examples if request.attack.is_ordered else request.examples // request.batch_size
     with stop_on_interrupt() as stopping:
         for protected in protections:
@@ -292,7 +324,10 @@ def _run_attacks(
             one = dataclasses.replace(request, protect=protected.protect)
             if own_steps and scene.run is not None:
                 one = dataclasses.replace(one, updates=updates_of_run(scene.run, protected.protect))
-            if request.attack.identifies:  # it compares candidates and recovers no text
+            if people:
+                with working(f"attacking {request.examples} texts under {protected.words}"):
+                    results.append(run_attack(one, scene))
+            elif request.attack.identifies:  # it compares candidates and recovers no text
                 with working(f"comparing candidates under {protected.words}"):
                     results.append(run_attack(one, scene))
             else:

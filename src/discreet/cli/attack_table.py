@@ -149,6 +149,8 @@ def summary(result: AttackResult, console: Console) -> None:
     console.print(plain(f"Release: {describe_release(result.release, protection=True)}."))
     console.print(plain(describe_knowledge(result.release)))
     console.print(plain("Privacy of this release: " + describe_guarantee(result)))
+    if result.verdict:
+        console.print(plain(result.verdict))
 
 
 def describe_stopped(count: int) -> str:
@@ -353,7 +355,7 @@ def _fitting(train: str, protect: str | None) -> list[str]:
 
 def _names(kind: str, *, identifies: bool | None = None, first: str = "") -> list[str]:
     """Return the attacks on a kind of release; `identifies` selects those that do or do not identify a candidate."""
-    attacks = {name: attack_of(name) for name in ATTACKS}
+    attacks = {name: attack_of(name) for name, entry in ATTACKS.items() if not entry.about_people}
     names = [name for name, attack in attacks.items() if attack.sees.kind == kind]
     if identifies is not None:
         names = [name for name in names if attacks[name].identifies == identifies]

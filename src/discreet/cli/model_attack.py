@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.cli.attack_table import describe_guarantee, set_by
+from discreet.cli.extraction_table import print_details
 from discreet.cli.output import as_json, console, note, plain, stderr, working
 from discreet.core.errors import UnsupportedError, invalid, spelled
-from discreet.metrics.table import short_label_of
+from discreet.metrics.table import METRICS, short_label_of
 from discreet.releases.description import describe_knowledge, describe_release
 from discreet.report.words import at_most
 
@@ -81,7 +82,7 @@ def attack_trained_model(
     with working("loading the text and the model"):
         scene = load_scene(SceneRequest(run=run, seed=seed, device=device))
     loading = time.monotonic() - start
-    note("The result says who was in the training data: it is for the owner of the run, not for release.")
+    note("The result tells what was in the training data: it is for the owner of the run, not for release.")
     own = {one.name for one in dataclasses.fields(chosen)}  # type: ignore[arg-type]
     with spelled(set_by("--set", own)), stages() as progress:
         result = run_attack(request, scene, progress=progress)
@@ -136,6 +137,8 @@ def show(result: AttackResult, loading: float) -> None:
     for name in ("value", "95% interval", "chance", *(["at most"] if result.bounds else [])):
         table.add_column(name, justify="right")
     for leakage in result.leakages:
+        if leakage.metric not in METRICS:
+            continue  # the exposure by number of copies, which has a table of its own
         bound = result.bounds.get(leakage.metric)
         cells = [f"{leakage.value:.4f}", f"[{leakage.low:.4f}, {leakage.high:.4f}]"]
         cells.append("" if leakage.chance is None else f"{leakage.chance:.4g}")
@@ -143,6 +146,7 @@ def show(result: AttackResult, loading: float) -> None:
             cells.append("" if bound is None else at_most(bound, 4))
         table.add_row(short_label_of(leakage.metric), *cells)
     screen.print(table)
+    print_details(result.details, screen)
     for text in paragraphs(result):
         screen.print(plain(text))
     screen.print(plain(f"{loading:.1f} s to load, {result.seconds:.1f} s to attack."))

@@ -123,7 +123,8 @@ def menu_of_catalog(seconds: float) -> Any:
     """Return the attacks and protections of the catalog, with the settings of the page."""
     from discreet.explorer.menu import Menu
 
-    offered = [name for name, entry in ATTACKS.items() if entry.sees != "model"]  # a sentence is not a trained model
+    # a sentence is not a trained model, and says nothing about a register of people
+    offered = [name for name, entry in ATTACKS.items() if entry.sees != "model" and not entry.about_people]
     names = [name for name in offered if name not in SLOW or seconds >= _A_MINUTE]
     first = sorted(names, key=lambda name: name != "dager")  # it recovers most within a second or two
     return Menu(

@@ -35,10 +35,12 @@ from discreet.models.model_settings import RANK, ModelSettings
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from discreet.data.canaries import Planting
     from discreet.data.corpus import Task
     from discreet.protections.base import Protection
 
 _MOST_ROWS = 100_000_000
+_CANARIES = "Canaries"
 # Options listed by --help; --help-all lists the others.
 _SHORT = (
     "out", "protect", "epsilon", "unit", "text", "label", "encoder", "train", "epochs", "resume", "json",
@@ -96,6 +98,20 @@ class TrainOptions:
     classes: str | None = field(default=None, metadata=option("Class names, as A,B,C.", "Data", "those in the data"))
     validation: str | None = field(
         default=None, metadata=option("File with validation rows, or the share of units to hold out.", "Data", "0.1")
+    )
+    canaries: int | None = field(
+        default=None,
+        metadata=option("Plant this many secrets, to measure how much the model memorizes.", _CANARIES, "none"),
+    )
+    copies: str = field(default="1", metadata=option("Rows with the same canary; 1,10,100 plants all.", _CANARIES))
+    canary_kind: str = field(
+        default="secrets",
+        metadata=option("secrets (a number in a sentence) or labels (a sentence of random words).", _CANARIES),
+    )
+    canary_digits: int = field(default=4, metadata=option("Digits of a secret number.", _CANARIES))
+    spread: bool = field(default=False, metadata=option("Make every copy of a canary a unit of its own.", _CANARIES))
+    canary_seed: int | None = field(
+        default=None, metadata=option("Fixed seed of the secrets, for experiments.", _CANARIES, "secret")
     )
     seed: int = field(default=0, metadata=option("Random seed of everything except the private noise.", "Options"))
     device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
@@ -238,7 +254,14 @@ def train(
             "encoder is frozen, which learns more from little data. Use --train all to train every layer."
         )
     request = RunRequest(
-        text_source, chosen, settings, protection, options.seed, options.population, options.noise_seed
+        text_source,
+        chosen,
+        settings,
+        protection,
+        options.seed,
+        options.population,
+        _planting(options),
+        options.noise_seed,
     )
     with stop_on_interrupt() as stopping, training_bar() as watch:
         run_options = RunOptions(
@@ -295,6 +318,34 @@ def remedy_for(result: dict[str, Any]) -> str:
     if result["trained"] not in {"head", "pooler+head"}:
         return "Train only the head (--train head): with noise, fewer weights learn more from few rows."
     return "Use more rows, a larger --epsilon or another --protect: the noise is too large for this data."
+
+
+def _planting(options: TrainOptions) -> Planting | None:
+    """Return the canaries to plant, or None; reject their settings without them."""
+    from discreet.data.canaries import Planting
+
+    if options.canaries is None:
+        for name in ("copies", "canary_kind", "canary_digits", "spread", "canary_seed"):
+            value, default = getattr(options, name), getattr(TrainOptions, name)
+            if value != default:
+                raise invalid(name.replace("_", "-"), value, "used with --canaries", "Add it, or leave this out.")
+        return None
+    return Planting(
+        options.canaries,
+        tuple(_copies(options.copies)),
+        options.canary_kind,
+        options.canary_digits,
+        options.spread,
+        options.canary_seed,
+    )
+
+
+def _copies(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        remedy = "Each is a number of rows with the same canary."
+        raise invalid("copies", text, "numbers separated by commas, such as 1,10,100", remedy) from None
 
 
 def task_of(name: str | None) -> Task | None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from discreet.core.errors import DataError, invalid, open_probability, whole
+from discreet.core.errors import DataError, first_line, invalid, one_of, open_probability, whole
+from discreet.core.files import write_atomic
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 
+SECRETS, LABELS = KINDS = ("secrets", "labels")
 TEMPLATE = "The access code of the ward is {secret}."
+_FORMAT = 1
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
@@ -96,6 +102,49 @@ class Canary:
         return f"{self.before}{secret}{self.after}"
 
 
+@dataclass(frozen=True)
+class Planting:
+    """Settings of the canaries of a training run: `count` for each number of `copies`.
+
+    The kind `secrets` is a fixed sentence with a number of `digits` digits in it, `labels` is a sentence of random
+    words; both have a random label, if rows have labels. With `spread` every copy is a privacy unit of its own. The
+    secrets come from the operating system or, for experiments, from `seed`; then whoever knows it knows the secrets.
+    """
+
+    count: int
+    copies: tuple[int, ...] = (1,)
+    kind: str = SECRETS
+    digits: int = 4
+    spread: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        whole("canaries", self.count, 1, "It is the number of planted secrets.")
+        if not self.copies or len(set(self.copies)) != len(self.copies):
+            raise invalid("copies", self.copies, "one or more different numbers", "Canaries are planted for each.")
+        for copies in self.copies:
+            whole("copies", copies, 1, "It is the number of rows with the same canary.")
+        one_of("canary_kind", self.kind, KINDS)
+        whole("canary_digits", self.digits, 1, "It is the length of a secret.")
+
+    def plant(self, corpus: Corpus) -> tuple[Corpus, tuple[Canary, ...]]:
+        """Return the corpus with canaries planted in its training rows, and the canaries.
+
+        Guarantee: none, the secrets are meant to be recovered; the measurement holds them, an attack does not.
+        """
+        rng = Rng.secret() if self.seed is None else Rng(self.seed).fork("canaries")
+        total = self.count * len(self.copies)
+        plant = plant_secrets if self.kind == SECRETS else plant_labels
+        options: dict[str, Any] = {"space": Space.digits(self.digits)} if self.kind == SECRETS else {}
+        _, canaries = plant(corpus, total, rng, inclusion=None, **options)
+        copied = tuple(
+            dataclasses.replace(canary, copies=self.copies[number % len(self.copies)])
+            for number, canary in enumerate(canaries)
+        )
+        return planted(corpus, copied, spread=self.spread), copied
+
+
 def plant_secrets(
     corpus: Corpus,
     count: int,
@@ -106,12 +155,14 @@ def plant_secrets(
     copies: int = 1,
     inclusion: float | None = None,
     scores: tuple[float, float] = (0.0, 1.0),
+    spread: bool = False,
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     """Return the corpus with canaries planted in its training rows, and the canaries.
 
     Each is the template with a different random secret in it (six digits by default) and a random
     label, or a random score in the range `scores`: nothing about a canary depends on the rows of the corpus. With
-    `inclusion` each canary is in the corpus with that probability, independently; otherwise all are.
+    `inclusion` each canary is in the corpus with that probability, independently; otherwise all are. With `spread`,
+    every copy is a privacy unit of its own.
 
     Guarantee: none, the secrets are meant to be recovered; the measurement holds them, an attack does not.
 
@@ -121,7 +172,7 @@ def plant_secrets(
     if template.count("{secret}") != 1:
         raise invalid("template", template, "a text with {secret} in it once", "It marks the position of the secret.")
     before, after = template.split("{secret}")
-    return _plant(corpus, count, rng, space, before, after, copies, inclusion, scores)
+    return _plant(corpus, count, rng, space, before, after, copies, inclusion, scores, spread)
 
 
 def plant_labels(
@@ -159,6 +210,7 @@ def _plant(
     copies: int,
     inclusion: float | None,
     scores: tuple[float, float],
+    spread: bool = False,
 ) -> tuple[Corpus, tuple[Canary, ...]]:
     whole("count", count)
     whole("copies", copies)
@@ -188,30 +240,65 @@ def _plant(
         )
         for number, secret in enumerate(secrets)
     )
-    return planted(corpus, canaries), canaries
+    return planted(corpus, canaries, spread=spread), canaries
 
 
-def planted(corpus: Corpus, canaries: Sequence[Canary]) -> Corpus:
+def planted(corpus: Corpus, canaries: Sequence[Canary], *, spread: bool = False) -> Corpus:
     """Return the corpus with the copies of the included canaries added to its training rows.
 
-    If the corpus has units, all copies of a canary are one unit; in a corpus of pairs both texts are the canary's.
+    All copies of a canary are one unit, or with `spread` as many units; where every row of the corpus is a unit, the
+    rows get names so that copies can share one. In a corpus of pairs both texts are the canary's.
     """
+    units = corpus.units
+    if units is None and not spread and any(canary.copies > 1 for canary in canaries):
+        units = tuple(f"row-{row + 1}" for row in range(len(corpus)))
     rows = [canary for canary in canaries if canary.included for _ in range(canary.copies)]
     present = set(corpus.texts)
     for canary in canaries:
         if canary.text in present:
             raise DataError(f"Expected {canary.name} not to be in corpus {corpus.name!r} already. Use another seed.")
     texts = tuple(canary.text for canary in rows)
+    numbered = [(canary, copy) for canary in canaries if canary.included for copy in range(canary.copies)]
     return dataclasses.replace(
         corpus,
         texts=corpus.texts + texts,
         second=None if corpus.second is None else corpus.second + texts,
         labels=None if corpus.labels is None else corpus.labels + tuple(c.label or 0 for c in rows),
         scores=None if corpus.scores is None else corpus.scores + tuple(c.score or 0.0 for c in rows),
-        units=None if corpus.units is None else corpus.units + tuple(c.name for c in rows),
+        units=None if units is None else units + tuple(_unit(c, copy, spread) for c, copy in numbered),
         splits=corpus.splits + ("train",) * len(rows),
         remarks=(*corpus.remarks, f"{len(rows)} rows are canaries, planted to measure leakage"),
     )
+
+
+def canaries_path(run: Path) -> Path:
+    """Return the file with the canaries of a run: beside its folder, which may be released, and never inside it."""
+    return run.with_name(run.name + ".canaries.json")
+
+
+def write_canaries(path: Path, canaries: Sequence[Canary]) -> None:
+    """Write canaries with their secrets to a file that only its owner can read."""
+    spaces = list(dict.fromkeys(canary.space for canary in canaries))
+    values = {
+        "format": _FORMAT,
+        "spaces": [dataclasses.asdict(space) for space in spaces],
+        "canaries": [{**vars(canary), "space": spaces.index(canary.space)} for canary in canaries],
+    }
+    write_atomic(path, json.dumps(values, indent=1) + "\n")
+
+
+def read_canaries(path: Path) -> tuple[Canary, ...]:
+    """Return the canaries of a file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        spaces = [Space(tuple(one["alphabet"]), one["length"], one["separator"]) for one in values["spaces"]]
+        return tuple(Canary(**{**one, "space": spaces[one["space"]]}) for one in values["canaries"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"Expected canaries in {str(path)!r}. {first_line(error)} Train the run again.") from None
+
+
+def _unit(canary: Canary, copy: int, spread: bool) -> str:
+    return f"{canary.name}-copy-{copy + 1}" if spread else canary.name
 
 
 def _generated_words() -> tuple[str, ...]:

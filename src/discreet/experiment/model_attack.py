@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from discreet.attacks.base import Family
 from discreet.core.errors import UnsupportedError
+from discreet.experiment import extraction, people
 from discreet.experiment.attack import AttackRequest, AttackResult, Progress
 from discreet.experiment.membership import attack_members
 from discreet.experiment.scene import Scene
@@ -18,10 +19,13 @@ from discreet.metrics.membership import ADVANTAGE, AUC, RATES, tpr_metric
 # What runs the attacks of a family.
 FAMILIES: dict[Family, Callable[[AttackRequest, Scene, Progress], AttackResult]] = {
     Family.MEMBERSHIP: attack_members,
+    Family.EXTRACTION: extraction.extract,
 }
 # The metrics that the attacks of a family may report.
 METRICS_OF: dict[Family, tuple[str, ...]] = {
     Family.MEMBERSHIP: (AUC, *map(tpr_metric, RATES), ADVANTAGE),
+    Family.EXTRACTION: extraction.METRICS,
+    Family.PEOPLE: people.METRICS,
 }
 
 

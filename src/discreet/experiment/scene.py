@@ -19,6 +19,7 @@ from discreet.core.errors import UnsupportedError, invalid, setting, whole
 from discreet.core.files import cache_folder
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
+from discreet.data.canaries import Canary, canaries_path, read_canaries
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns, load
 from discreet.models.base import TextModel
@@ -37,7 +38,8 @@ class Target:
 
     `corpus` has all splits, and its train split is what the model was trained on. `event` is what the training cost
     every unit under `adjacency`, both None without a protection. `guarantee` is that of the model. `cache` is where
-    vectors of its texts may be stored, None for a protected run, whose text is not stored a second time.
+    vectors of its texts may be stored, None for a protected run, whose text is not stored a second time. `canaries`
+    were planted in its training text, besides that of `corpus`; only the owner of the run has their secrets.
     """
 
     corpus: Corpus = field(repr=False)
@@ -46,6 +48,7 @@ class Target:
     adjacency: Adjacency | None = None
     guarantee: Guarantee | None = None
     cache: Path | None = None
+    canaries: tuple[Canary, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,14 @@ class Scene:
     public_origin: str = "public texts"  # describes the attacker's own texts; follows their number
     cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     target: Target | None = field(default=None, repr=False)
+    corpus: Corpus | None = field(default=None, repr=False)  # all splits, of which `rows` is one
+
+    @property
+    def everything(self) -> Corpus:
+        """All rows of all splits, where they are known, and else the rows that may be attacked."""
+        if self.target is not None:
+            return self.target.corpus
+        return self.rows if self.corpus is None else self.corpus
 
     @classmethod
     def of(
@@ -82,7 +93,7 @@ class Scene:
         rows = corpus.split(name) if name is not None else corpus
         texts = corpus.texts if public is None else tuple(public)
         public_origin = "other texts of the same corpus" if public is None else "public texts"
-        return cls(model, rows, tuple(texts), origin, run, public_origin, target=target)
+        return cls(model, rows, tuple(texts), origin, run, public_origin, target=target, corpus=corpus)
 
     def draw(self, count: int, rng: Rng, *, max_words: int | None = None, what: str = "examples") -> Corpus:
         """Return a random sample of rows with distinct texts; raise if there are too few."""
@@ -244,12 +255,14 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
 
 def _target(run: Run, folder: Path, corpus: Corpus) -> Target:
     """Return how the model of a run was trained, with the spends of its own ledger."""
+    secrets = canaries_path(folder)
+    canaries = read_canaries(secrets) if run.settings.canaries is not None and secrets.exists() else ()
     if run.settings.protect is None:
-        return Target(corpus, run.settings, cache=cache_folder())
+        return Target(corpus, run.settings, cache=cache_folder(), canaries=canaries)
     if not (folder / LEDGER).exists():
-        return Target(corpus, run.settings, guarantee=run.guarantee)
+        return Target(corpus, run.settings, guarantee=run.guarantee, canaries=canaries)
     statement = Ledger.read(folder / LEDGER)
-    return Target(corpus, run.settings, statement.event, statement.adjacency, run.guarantee)
+    return Target(corpus, run.settings, statement.event, statement.adjacency, run.guarantee, canaries=canaries)
 
 
 def _partners(public: Sequence[str], least: int) -> tuple[str, ...]:

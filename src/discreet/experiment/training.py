@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import DataError, Message, UnsupportedError, setting
+from discreet.core.files import cannot_write
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
+from discreet.data.canaries import Planting, canaries_path, planted, read_canaries, write_canaries
 from discreet.data.corpus import NOT_FOR_RELEASE
 from discreet.data.sources import TextSource
 from discreet.models.base import LM, TextModel
@@ -91,6 +93,8 @@ def run_training(
     if request.protect is not None:
         check_private_labels(request, corpus)
     workspace = workspace_of(out, resume=options.resume)
+    if request.canaries is not None:
+        corpus = with_canaries(request.canaries, corpus, out, options)
     rng = Rng(request.seed)
     model = build_model(request, corpus, rng.fork("model"), options.download).to(device)
     for remark in model.remarks:
@@ -144,6 +148,26 @@ def run_training(
     finish(workspace, out, model, settings, {**metrics, "history": history}, trained.guarantee)
     # For the owner, not for release: no file of the run records other releases about the same people.
     return {**result, "people": {**people, "sentence": sentence}} if private else result
+
+
+def with_canaries(planting: Planting, corpus: Corpus, out: Path, options: RunOptions) -> Corpus:
+    """Return a corpus with planted canaries; their secrets are stored beside the run folder, or read from there.
+
+    An unfinished run is resumed with the canaries that it started with.
+
+    Guarantee: none, the secrets are meant to be recovered; the file is readable by its owner only.
+    """
+    path = canaries_path(out)
+    if options.resume:
+        return planted(corpus, read_canaries(path), spread=planting.spread)
+    corpus, canaries = planting.plant(corpus)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_canaries(path, canaries)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    options.say(f"The secrets of {len(canaries)} canaries are in {path}. Keep this file; do not release it.")
+    return corpus
 
 
 def build_model(request: RunRequest, corpus: Corpus, rng: Rng, download: bool = False) -> TextModel:

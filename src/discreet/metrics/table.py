@@ -5,6 +5,7 @@ The function is either `pair`, which scores one guess against one truth, or `sam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from discreet.core.errors import invalid
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
 from discreet.metrics import text
+from discreet.metrics.categories import NUMBERS, Category, share_read
 from discreet.metrics.retrieval import retrieval
 from discreet.metrics.text import Embedder, Pair, meteor, universal_sentence_encoder
 
@@ -26,6 +28,8 @@ class Compares(Enum):
     CANDIDATES = "candidates"  # a text chosen among candidates with the true one
     INDICES = "indices"  # the index of a candidate with the true one
     MEMBERS = "members"  # the scores of members with those of non-members
+    SECRETS = "secrets"  # what a model memorized with what was planted in its training text, or with the text itself
+    PEOPLE = "people"  # a person, or a person's attribute, with the true one
 
 
 class Chance(Enum):
@@ -35,16 +39,21 @@ class Chance(Enum):
     RANDOM_CANDIDATE = "what a candidate drawn at random scores"
     ONE_OF_N = "one over the number of candidates"
     RANDOM_SCORE = "what scores drawn at random reach"
+    UNSEEN = "what the same attack reaches for what the model never saw, or without the release"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Guesses and truths in the same order, the candidates of the attacker, and an encoder of texts."""
+    """Guesses and truths in the same order, the candidates of the attacker, and an encoder of texts.
+
+    `written` are the truths with upper and lower case, as their owner wrote them, where `truths` are spelled otherwise.
+    """
 
     guesses: Sequence[str]
     truths: Sequence[str]
     candidates: Sequence[str] = ()
     embed: Embedder | None = None
+    written: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,8 @@ class Metric:
     """A measure of how much private text a guess reveals.
 
     `label` is used in sentences and reports, `short` in table headers. `is_rate` is true if every single value is 0 or
-    1. `least` is the smallest possible value.
+    1. `least` is the smallest possible value. A `cased` metric needs the truth as it was written; its score is NaN for
+    a truth that has nothing to count.
     """
 
     name: str
@@ -64,6 +74,7 @@ class Metric:
     chance: Chance = Chance.OTHER_TRUTHS
     is_rate: bool = False
     least: float = 0.0
+    cased: bool = False
 
     def score(self, guess: str, truth: str) -> float:
         """Return the score of one guess.
@@ -80,6 +91,18 @@ class Metric:
         if self.sample is not None:
             return self.sample(sample, rng)
         return text.text_leakage(self.name, sample.guesses, sample.truths, rng=rng)
+
+
+def _share_read(name: str, sample: Sample, rng: Rng) -> Leakage:
+    """Return the mean share of the items of some categories that were read, over the texts that have any."""
+    truths = sample.written or sample.truths
+    pair = partial(share_read, categories=_CATEGORIES[name])
+    kept = [row for row, truth in enumerate(truths) if not math.isnan(pair(truth, truth))]
+    if not kept:
+        return Leakage(name, math.nan, math.nan, math.nan, 0)
+    return text.text_leakage(
+        name, [sample.guesses[row] for row in kept], [truths[row] for row in kept], rng=rng, pair=pair
+    )
 
 
 def _semantic_cosine(sample: Sample, rng: Rng) -> Leakage:
@@ -100,7 +123,13 @@ def _retrieved(name: str, sample: Sample, rng: Rng) -> Leakage:
     return next(leakage for leakage in measured if leakage.metric == name)
 
 
-_TEXTS, _WORDS, _CANDIDATES, _INDICES, _MEMBERS = Compares
+_CATEGORIES = {
+    "names_read": frozenset({Category.NAME}),
+    "numbers_read": NUMBERS,
+    "dates_read": frozenset({Category.DATE}),
+    "function_words_read": frozenset({Category.FUNCTION}),
+}
+_TEXTS, _WORDS, _CANDIDATES, _INDICES, _MEMBERS, _SECRETS, _PEOPLE = Compares
 _ALL = (
     Metric("rouge_l", "words read in the right order (ROUGE-L)", "ROUGE-L", _TEXTS, partial(text.rouge, kind="rougeL")),
     Metric("rouge_1", "words read (ROUGE-1)", "ROUGE-1", _TEXTS, partial(text.rouge, kind="rouge1")),
@@ -191,6 +220,34 @@ _ALL = (
         _MEMBERS,
         chance=Chance.RANDOM_SCORE,
         is_rate=True,
+    ),
+    *(
+        Metric(
+            name,
+            f"{name.removesuffix('_read').replace('_', ' ')} read",
+            name.replace("_", " "),
+            _WORDS,
+            partial(share_read, categories=categories),
+            partial(_share_read, name),
+            cased=True,
+        )
+        for name, categories in _CATEGORIES.items()
+    ),
+    *(
+        Metric(name, label, short, compares, chance=Chance.UNSEEN, is_rate=is_rate)
+        for name, label, short, compares, is_rate in (
+            ("exposure", "bits of a planted secret that the model gives away", "exposure (bits)", _SECRETS, False),
+            ("secrets_named", "planted secrets that the model likes best", "secrets named", _SECRETS, True),
+            ("extractable_at_1", "training texts that 1 sample continues", "extracted by 1", _SECRETS, True),
+            ("extractable_at_1000", "training texts that 1,000 samples continue", "extracted by 1e3", _SECRETS, True),
+            ("extractable_at_1000000", "training texts that 1e6 samples continue", "extracted by 1e6", _SECRETS, True),
+            ("extractable_greedy", "training texts that the likeliest tokens continue", "greedily", _SECRETS, True),
+            ("canaries_extracted", "planted secrets that 100 samples contain", "canaries read", _SECRETS, False),
+            ("class_words_read", "words typical of the class in its inverted text", "class words", _SECRETS, False),
+            ("re_identified", "people named for texts without names", "people named", _PEOPLE, True),
+            ("names_reversed", "pseudonyms reversed to names", "names reversed", _PEOPLE, True),
+            ("attribute_accuracy", "attributes predicted from vectors", "attributes", _PEOPLE, True),
+        )
     ),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

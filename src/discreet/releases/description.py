@@ -28,6 +28,7 @@ READS = {
     GRADIENT: "gradients",
     REPRESENTATION: "sentence vectors",
     MODEL: "the trained model",
+    TEXT: "released texts",
 }  # by the kind of release that an attack reads
 LEAVES = {**READS, TEXT: "gradients of rewritten texts"}  # by the place of a protection
 # Descriptions of the entries of `Knowledge.extra`.
@@ -170,6 +171,8 @@ def describe_release(facts: Mapping[str, Any], *, texts: str | None = None, prot
     if facts.get("kind") == GRADIENT:
         simulated = "the simulated gradient" if facts.get("simulated") else "the gradient"
         what = f"{simulated} of {texts} at {model}, {times}; {facts.get('parameters', '?')}"
+    elif facts.get("kind") == TEXT:
+        what = f"{texts}, {times}"
     else:
         count = "1 vector" if facts.get("vectors") == 1 else f"{facts.get('vectors', '?')} vectors"
         what = f"{count} of {facts.get('width', '?')} numbers from {texts} at {model}, {times}"

@@ -233,7 +233,7 @@ def utility_against_leakage(
     low, high = around(ys or [0.0, 1.0], least=0.02)
     figure = Figure(
         f"{utility} against {metric_words(leakage)}; the upper left corner is best",
-        Axis("leakage", 0.0, 1.0),  # the attack and metric are in the heading above the figure
+        Axis("leakage", 0.0, most_of(known, leakage)),  # the attack and metric are in the heading above the figure
         Axis(utility, max(low, 0.0) if min(ys or [0.0]) >= 0 else low, min(high, 1.0)),
     )
     if ceiling is not None:
@@ -241,7 +241,8 @@ def utility_against_leakage(
         figure.lines.append(Line(ends, style="limit", words=f"ceiling {ceiling:g}"))
     if levels:
         level = sum(levels) / len(levels)
-        figure.lines.append(Line(((0.0, level), (1.0, level)), None, "chance", f"constant answer {level:.3f}"))
+        ends = ((0.0, level), (figure.x.high, level))
+        figure.lines.append(Line(ends, None, "chance", f"constant answer {level:.3f}"))
     best = frontier(known, leakage, utility)
     if len(best) > 1:
         steps: list[tuple[float, float]] = []
@@ -290,7 +291,7 @@ def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figur
         figure = Figure(
             f"{metric_words(leakage)} against {axis} of {name}",
             Axis(f"{axis.replace('_', ' ')} (more noise to the right)", low, high, positive, axis in LESS_IS_MORE),
-            Axis("leakage", 0.0, 1.0),
+            Axis("leakage", 0.0, most_of([p for _, p in rows], leakage)),
         )
         bounds = [(x, p.leakage[leakage].bound) for x, p in rows]
         proven = tuple((x, b) for x, b in bounds if b is not None)
@@ -309,6 +310,12 @@ def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figur
             figure.marks.append(Mark(x, value.value, words, series[name], y_low=value.low, y_high=value.high))
         figures.append((name, figure))
     return figures
+
+
+def most_of(points: Sequence[Point], leakage: str) -> float:
+    """Return the upper limit of an axis of leakage: 1 for shares, and more for a leakage in bits."""
+    highs = [point.leakage[leakage].high for point in points]
+    return 1.0 if max(highs, default=0.0) <= 1 else 1.08 * max(highs)
 
 
 def of_variant(points: Sequence[Point], variant: str) -> list[Point]:
@@ -346,6 +353,46 @@ def roc_curves(points: Sequence[Point]) -> Figure | None:
 
 
 _SWEEP = tuple(10 ** (-3 + i / 10) for i in range(31))
+
+
+def exposure_by_copies(points: Sequence[Point]) -> Figure | None:
+    """Return a plot of the mean exposure of canaries against their number of copies, with the bound on any attack."""
+    series = series_of(points)
+    rows = [
+        (point, table)
+        for point in points[:12]
+        for attack in (point.trials[0].details.get("attacks") or {}).values()
+        if (table := (attack.get("details") or {}).get("exposure"))
+    ]
+    if not rows:
+        return None
+    values = [row for _, table in rows for row in table]
+    copies = [float(row["copies"]) for row in values]
+    bounds = [float(row["bound"]) for row in values if row["bound"] is not None]
+    low, high = around(copies, log=True)
+    figure = Figure(
+        "exposure of planted secrets against their number of copies",
+        Axis("copies of a canary", low, high, log=True),
+        Axis("exposure in bits", 0.0, 1.08 * max([float(row["high"]) for row in values] + bounds)),
+        [Line(tuple((x, float(values[0]["chance"])) for x in (low, high)), None, "chance", "never seen")],
+    )
+    for point, table in rows:
+        at = [(float(row["copies"]), row) for row in table]
+        figure.lines.append(Line(tuple((x, float(row["mean"])) for x, row in at), series[point.name]))
+        proven = tuple((x, float(row["bound"])) for x, row in at if row["bound"] is not None)
+        if proven:
+            figure.lines.append(Line(proven, series[point.name], "bound", f"{point.label}: proven for every attack"))
+        for x, row in at:
+            words = (
+                f"{point.label}: {row['copies']} copies, {row['mean']:.1f} bits [{row['low']:.1f}, {row['high']:.1f}]"
+            )
+            words += "" if row["bound"] is None else f", proven at most {at_most(row['bound'], 1)}"
+            figure.marks.append(
+                Mark(
+                    x, float(row["mean"]), words, series[point.name], y_low=float(row["low"]), y_high=float(row["high"])
+                )
+            )
+    return figure
 
 
 def epsilon_over_training(points: Sequence[Point]) -> Figure | None:

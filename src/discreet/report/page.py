@@ -164,6 +164,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
             }
         )
     roc, spent = figures.roc_curves(result.points), figures.epsilon_over_training(result.points)
+    exposed = figures.exposure_by_copies(result.points)
     numbers, notes = blanks(result)
     shown = result.recommended or result.points[-1]
     return {
@@ -178,6 +179,9 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
         "series": figures.series_of(result.points),
         "panels": panels,
         "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, result.points)},
+        "exposed": None
+        if exposed is None
+        else {"svg": exposed.svg("exposed"), "legend": legend(exposed, result.points)},
         "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, result.points)},
         "readings": readings(result),
         "trials": list(result.trials.values()),

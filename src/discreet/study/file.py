@@ -23,6 +23,7 @@ from discreet.catalog import (
 from discreet.core.errors import SettingError, did_you_mean, invalid, one_of, open_probability, shown
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.core.types import MODEL, RELEASES, TRAINING, UPDATE
+from discreet.data.canaries import Planting
 from discreet.data.sources import TextSource
 
 if TYPE_CHECKING:
@@ -117,7 +118,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Study:
-    """The values of a study file; a list among a protection's values is a grid."""
+    """The values of a study file; a list among a protection's values is a grid.
+
+    `canaries` are planted in the training text of every trial, for exposure.
+    """
 
     name: str
     data: dict[str, Any]
@@ -129,6 +133,7 @@ class Study:
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     release: dict[str, Any] = field(default_factory=dict)
+    canaries: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Reject a study that has nothing to run."""
@@ -187,6 +192,10 @@ def check(study: Study) -> None:
     parse(ModelSettings, study.model, "model")
     parse(TrainSettings, study.training, "training")
     parse(ReleaseTable, study.release, "release")
+    if study.canaries is not None:
+        parse(Planting, study.canaries, "canaries")
+    elif any(table["name"] == "exposure" for table in study.attacks):
+        raise SettingError("Expected planted canaries for exposure. Add [canaries] with count = 10.")
     places: dict[str, str] = {}
     for number, table in enumerate(study.protections):
         name = one_of(f"protections[{number}].name", table["name"], [NONE, *PROTECTIONS])

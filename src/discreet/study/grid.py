@@ -43,6 +43,7 @@ def points(protection: Mapping[str, Any], where: str = "protections") -> list[di
 
 def plan(study: Study) -> list[Planned]:
     """Return the trials of a study without duplicates, all points at one seed before the next seed."""
+    # a study without canaries has no such key, so that the keys of its trials are those of older versions
     shared = {key: value for key, value in study.as_dict().items() if key in _SHARED}
     settings_list = [
         point
@@ -59,7 +60,7 @@ def plan(study: Study) -> list[Planned]:
     return list(trials.values())
 
 
-_SHARED = ("data", "model", "training", "release", "attacks")
+_SHARED = ("data", "model", "training", "release", "attacks", "canaries")
 
 
 def key_of(settings: Mapping[str, Any], seed: int) -> str:

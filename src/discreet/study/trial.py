@@ -25,6 +25,7 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse
 from discreet.core.types import MODEL, TRAINING, UPDATE, Leakage, Trial
+from discreet.data.canaries import Canary, Planting
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.experiment.attack import AttackResult, Updates, run_attack, sampling_rate
@@ -173,8 +174,12 @@ def with_trained_layers(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
-    corpus = corpus_of(settings["data"])
-    request = training_request(settings, corpus, seed)
+    private = corpus_of(settings["data"])
+    request = training_request(settings, private, seed)
+    canaries: tuple[Canary, ...] = ()
+    corpus = private
+    if request.canaries is not None:
+        corpus, canaries = request.canaries.plant(private)
     rng = Rng(seed)
     model = Classifier.build(corpus, request.model, rng=rng.fork("model"))
     held_out = matched(corpus.split("validation"), model)
@@ -199,8 +204,8 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
             "roc": _roc(model, corpus, plan, guarantee, event),
         }
         updates = _updates(plan, done.steps, guarantee, event)
-    target = Target(corpus, request, event, plan.adjacency, guarantee, cache_folder())
-    scene = Scene.of(corpus, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
+    target = Target(private, request, event, plan.adjacency, guarantee, cache_folder(), canaries)
+    scene = Scene.of(private, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
     return _Trained(utility, guarantee, details, plan.protect, updates, scene)
 
 
@@ -216,8 +221,15 @@ def training_request(settings: Mapping[str, Any], corpus: Corpus, seed: int) -> 
         train=parse(TrainSettings, settings.get("training", {}), "training"),
         protect=protect,
         seed=seed,
+        canaries=_canaries(settings, seed),
         noise_seed=seed,
     )
+
+
+def _canaries(settings: Mapping[str, Any], seed: int) -> Planting | None:
+    """Return the canaries of a trial; their secrets come from its seed, so that it can be repeated."""
+    table = settings.get("canaries")
+    return None if table is None else parse(Planting, {"seed": seed, **table}, "canaries")
 
 
 def of_the_setting(guarantee: Guarantee) -> Guarantee:

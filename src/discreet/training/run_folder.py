@@ -23,6 +23,7 @@ from discreet.core.files import cannot_write, load_tensors, save_tensors, sync_p
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
+from discreet.data.canaries import Planting
 from discreet.data.sources import TextSource
 from discreet.metrics.utility import in_sentences
 from discreet.models.base import LM, TextModel
@@ -46,7 +47,10 @@ _STABLE_SPLITS = 2  # since this format, each unit is held out by a keyed hash o
 
 @dataclass(frozen=True)
 class RunChoices:
-    """The choices that define a training run; settings that `train` leaves open are chosen by the plan."""
+    """The choices that define a training run; settings that `train` leaves open are chosen by the plan.
+
+    `canaries` are planted in the training text to measure memorization.
+    """
 
     data: TextSource
     model: ModelSettings
@@ -54,6 +58,7 @@ class RunChoices:
     protect: Protection | None = None
     seed: int = 0
     population: int | None = None
+    canaries: Planting | None = None
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,7 @@ EXEMPT = {
     "core/randomness.py": "the definition itself",
     "data/notes.py": "invents names and numbers: there is nobody to protect",
     "data/samplers.py": "secret samplers, drawn from the secret of a run, and the order of unprotected training",
+    "experiment/extraction.py": "which texts an attacker of a trained model asks about: an experiment of the owner",
     "experiment/scene.py": "which rows are attacked: an experiment of the owner, not a release under a guarantee",
     "mechanisms/laplace.py": "`sample` is a mechanism's own: the noise of one value, and no order of units",
     "metrics": "bootstrap intervals and chance levels of figures on held-out rows, which are not protected",
