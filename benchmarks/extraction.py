@@ -191,7 +191,7 @@ def people(asked: argparse.Namespace, results: Results) -> None:
     labelled = Classifier.build(corpus, rng=Rng(0), train="head").eval()
     scene = Scene.of(corpus, labelled, split="train")
     rewriters: dict[str, Any] = {"names removed": None}
-    for per_word in (14.0, 10.0, 6.0):
+    for per_word in (160.0, 80.0, 40.0, 20.0):
         conditions = Conditions(labelled, 1, 1, 1, steps=1, epochs=1.0, delta=1e-5, public=None)
         built = protection("santext", {"epsilon_per_word": per_word}).resolve(conditions)
         rewriters[f"santext, epsilon {per_word:g} per word"] = built
