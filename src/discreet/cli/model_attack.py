@@ -84,7 +84,7 @@ def attack_trained_model(
     loading = time.monotonic() - start
     note("The result tells what was in the training data: it is for the owner of the run, not for release.")
     own = {one.name for one in dataclasses.fields(chosen)}  # type: ignore[arg-type]
-    with spelled(set_by("--set", own)), stages() as progress:
+    with spelled(set_by("--set", own)), spelled(_of_training), stages() as progress:
         result = run_attack(request, scene, progress=progress)
     for warning in result.details.get("warnings", ()):
         note(warning)
@@ -92,6 +92,11 @@ def attack_trained_model(
         as_json({**result.as_dict(), "loading": loading})
         return
     show(result, loading)
+
+
+def _of_training(name: str, value: Any) -> str | None:
+    """Spell a setting of the training run, which is an option of another command."""
+    return f"discreet train … --canaries {value}" if name == "canaries" else None
 
 
 @contextmanager
