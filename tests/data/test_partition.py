@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,7 +9,15 @@ from hypothesis import strategies as st
 
 from discreet.core.errors import DataError, SettingError
 from discreet.data.corpus import Corpus
-from discreet.data.partition import clients_by_unit, dirichlet_clients, equal_clients, halves, hold_out, keep_share
+from discreet.data.partition import (
+    clients_by_unit,
+    dirichlet_clients,
+    equal_clients,
+    halves,
+    hold_out,
+    keep_per_unit,
+    keep_share,
+)
 
 
 def toy(count: int, classes: int = 3, per_unit: int | None = None) -> Corpus:
@@ -160,3 +169,43 @@ def test_bad_partitions_are_refused() -> None:
         dirichlet_clients(toy(8), 2, 0)
     with pytest.raises(DataError, match="Use equal_clients"):
         dirichlet_clients(Corpus("x", ("a", "b")), 2, 1.0)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 5))
+def test_a_cap_keeps_as_many_rows_of_each_unit_as_it_may(units: int, most: int, seed: int) -> None:
+    owners = [f"u{unit}" for unit in range(units) for _ in range(unit % 7 + 1)]
+    corpus = Corpus("toy", tuple(f"text {i}" for i in range(len(owners))), units=tuple(owners), unit_name="patient")
+    capped = keep_per_unit(corpus, most, seed=seed)
+    before, after = Counter(corpus.units), Counter(capped.units)
+    assert after == {unit: min(count, most) for unit, count in before.items()}
+    assert keep_per_unit(capped, most, seed=seed + 1).texts == capped.texts
+
+
+def test_a_cap_is_random_by_the_seed_and_blind_to_content_and_other_units() -> None:
+    corpus = toy(400, 2, per_unit=8)
+    one, two = (keep_per_unit(corpus, 3, seed=seed) for seed in (0, 1))
+    assert one.texts == keep_per_unit(corpus, 3, seed=0).texts != two.texts
+    orders = Counter(
+        int(text.split()[1]) % 8 for seed in range(20) for text in keep_per_unit(corpus, 3, seed=seed).texts
+    )
+    assert (
+        min(orders.values()) > 250 and max(orders.values()) < 500
+    )  # 375 on average: no place among the rows is preferred
+    renamed = replace(corpus, texts=tuple(f"other {i}" for i in range(len(corpus))))
+    assert [t.split()[1] for t in keep_per_unit(renamed, 3).texts] == [
+        t.split()[1] for t in keep_per_unit(corpus, 3).texts
+    ]
+    alone = keep_per_unit(corpus.take(range(8, 16)), 3)
+    assert set(alone.texts) == {text for text in keep_per_unit(corpus, 3).texts if 8 <= int(text.split()[1]) < 16}
+
+
+def test_a_cap_leaves_held_out_rows_and_needs_a_unit() -> None:
+    corpus = hold_out(toy(400, 2, per_unit=4), 0.3)
+    capped = keep_per_unit(corpus, 1)
+    assert capped.split("validation").texts == corpus.split("validation").texts
+    assert len(capped.split("train")) == capped.split("train").unit_count
+    assert "at most 1 of each" in capped.remarks[-1]
+    with pytest.raises(SettingError, match="max_per_unit to be used with a column that names units.*unit"):
+        keep_per_unit(toy(8), 2)
+    with pytest.raises(SettingError, match="max_per_unit to be an integer >= 1, got 0"):
+        keep_per_unit(corpus, 0)

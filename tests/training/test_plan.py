@@ -1,15 +1,21 @@
 """What leaves a protected run beside its release must not depend on the private train split."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from discreet.core.errors import DataError
+from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
+from discreet.data.partition import keep_per_unit
 from discreet.data.sources import Columns
+from discreet.models.classifier import Classifier
+from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
-from discreet.training.plan import public_corpus
+from discreet.training.plan import TrainingPlan, public_corpus
 
 TEXTS = ("a bright film", "the plot was slow", "nobody laughed", "two good jokes")
 
@@ -36,3 +42,25 @@ def test_public_text_is_not_sifted_by_what_is_private(tmp_path: Path, protect: o
     )
     found = public_corpus(protect(str(path)), private, Columns())  # type: ignore[operator]
     assert found is not None and found.texts == kept
+
+
+def test_a_cap_is_stated_and_noise_is_calibrated_for_it(tiny_encoder: Callable[[str], Path]) -> None:
+    rows = Corpus(
+        "ward",
+        tuple(f"note {i} of a knee" for i in range(24)),
+        labels=(0, 1) * 12,
+        units=tuple(f"p{i // 4}" for i in range(24)),
+        unit_name="patient",
+    )
+    model = Classifier.build(rows, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    with pytest.raises(DataError, match="at most 3 training rows of each patient"):
+        TrainingPlan.make(model, rows, protect=DPSGD(1.0), max_per_unit=3)
+    capped = keep_per_unit(rows, 2)
+    local = LocalPrivacy(epsilon=8.0)
+    plans = [TrainingPlan.make(model, capped, protect=local, max_per_unit=most) for most in (None, 2, 5)]
+    assert plans[0].facts == () and "at most 5 rows of each patient" in plans[2].facts[0]
+    without, two, five = (plan.protect.training.strength for plan in plans)  # type: ignore[union-attr]
+    assert without == two != five  # two rows are the most that a patient has
+    plan = TrainingPlan.make(model, capped, protect=DPSGD(1.0), max_per_unit=2)
+    plan.check(capped)
+    assert plan.max_per_unit == 2 and TrainingPlan.make(model, capped, max_per_unit=2).facts == plan.facts

@@ -69,6 +69,14 @@ class TrainOptions:
             "Privacy",
         ),
     )
+    max_per_unit: int | None = field(
+        default=None,
+        metadata=option(
+            "Use at most this many rows of each unit, chosen at random; set it without looking at the data.",
+            "Privacy",
+            "all rows",
+        ),
+    )
     noise_seed: int | None = field(
         default=None,
         metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
@@ -227,6 +235,8 @@ def train(
         positive("budget", options.budget, "It limits the total epsilon of a unit over all its training runs.")
     if source.rows is not None and source.rows > _MOST_ROWS:
         raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
+    if options.max_per_unit is not None:
+        whole("max_per_unit", options.max_per_unit, 1, "It is the largest number of rows of one unit.")
     if options.rank is not None:
         whole("rank", options.rank, 1, "It is the rank of the adapters.")
         if model.get("train") != "lora":
@@ -241,6 +251,7 @@ def train(
         task=task_of(options.task),
         seed=options.seed,
         label_names=classes_of(options.classes),
+        max_per_unit=options.max_per_unit,
     )
     with working("reading the text"):
         corpus = load_corpus(text_source, options.population)

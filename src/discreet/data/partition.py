@@ -116,6 +116,29 @@ def keep_rows(corpus: Corpus, rows: int, *, seed: int = 0, adjacency: Adjacency 
     return _fewer(corpus, kept, f"seed {seed}")
 
 
+def keep_per_unit(corpus: Corpus, most: int, *, seed: int = 0) -> Corpus:
+    """Return the corpus with at most `most` training rows of each unit, chosen at random.
+
+    Which rows of a unit stay depends on the seed, the name of the unit and the order of its own rows, and never on a
+    text or on another unit. The cap itself must be chosen without looking at the data.
+    """
+    whole("max_per_unit", most, 1, "It is the largest number of rows of one unit.")
+    if corpus.units is None:
+        remedy = f"Each row is a unit of its own; name the column of the person ({setting('unit')}), or leave this out."
+        raise invalid("max_per_unit", most, "used with a column that names units", remedy)
+    key = _key_of(Purpose.PER_UNIT, seed)
+    rows_of: dict[str, list[int]] = {}
+    for row, (unit, split) in enumerate(zip(corpus.units, corpus.splits, strict=True)):
+        if split == "train":
+            rows_of.setdefault(unit, []).append(row)
+    kept = np.zeros(len(corpus), dtype=bool)
+    for unit, rows in rows_of.items():
+        identity = unit.encode("utf-8", "surrogatepass")
+        numbers = [_number_of(b"%d\0%s" % (order, identity), key) for order in range(len(rows))]
+        kept[[rows[order] for order in sorted(range(len(rows)), key=numbers.__getitem__)[:most]]] = True
+    return _fewer(corpus, kept, f"at most {most} of each {corpus.unit_name} and seed {seed}")
+
+
 def _fewer(corpus: Corpus, kept: npt.NDArray[np.bool_], how: str) -> Corpus:
     """Return the corpus with the kept training rows, in order."""
     train = np.array([split == "train" for split in corpus.splits], dtype=bool)
@@ -239,6 +262,7 @@ class Purpose(enum.StrEnum):
     CLIENTS = "clients"
     DIRICHLET_CLIENTS = "dirichlet clients"
     CANARIES = "canaries"
+    PER_UNIT = "rows per unit"
 
 
 EXACT = frozenset({Purpose.ROWS, Purpose.EQUAL_CLIENTS})
@@ -263,15 +287,23 @@ def places(corpus: Corpus, purpose: Purpose, seed: int = 0, adjacency: Adjacency
     >>> ann == again != bob
     True
     """
-    about = f"{purpose.value}\0{int(seed)}".encode()
-    key = hashlib.blake2b(about, key=_KEY, digest_size=32).digest()
+    key = _key_of(purpose, seed)
     hashes: dict[bytes, int] = {}
     numbers = np.empty(len(corpus), dtype=np.uint64)
     for row, identity in enumerate(identities(corpus, adjacency)):
         if identity not in hashes:
-            hashes[identity] = int.from_bytes(hashlib.blake2b(identity, key=key, digest_size=8).digest(), "little")
+            hashes[identity] = _number_of(identity, key)
         numbers[row] = hashes[identity]
     return numbers
+
+
+def _key_of(purpose: Purpose, seed: int) -> bytes:
+    about = f"{purpose.value}\0{int(seed)}".encode()
+    return hashlib.blake2b(about, key=_KEY, digest_size=32).digest()
+
+
+def _number_of(identity: bytes, key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(identity, key=key, digest_size=8).digest(), "little")
 
 
 def uniform(

@@ -16,7 +16,8 @@ from discreet.core.errors import DataError, did_you_mean, invalid, setting, whol
 from discreet.core.guarantee import Adjacency
 from discreet.data.corpus import BadRows, Corpus, Task, check_texts
 from discreet.data.labels import Outcome, outcome
-from discreet.data.partition import hold_out, keep_rows, keep_share
+from discreet.data.partition import hold_out, keep_per_unit, keep_rows, keep_share
+from discreet.data.people_columns import column_of_people
 from discreet.data.separated import Layout
 from discreet.data.tables import READERS, Table, read_table
 
@@ -71,6 +72,7 @@ class TextSource:
     separator: str | None = None
     quoting: str | None = None
     label_names: tuple[str, ...] | None = None
+    max_per_unit: int | None = None
 
     @property
     def columns(self) -> Columns:
@@ -101,6 +103,7 @@ def load(
     validation: float | str | Path | None = None,
     task: Task | None = None,
     label_names: Sequence[str] | None = None,
+    max_per_unit: int | None = None,
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     strict: bool = True,
 ) -> Corpus:
@@ -115,8 +118,10 @@ def load(
     identity. The split does not depend on the seed, so that a model is never evaluated on its training rows.
     `validation` is another fraction (0 keeps all rows in "train") or a file. `share` keeps about that share of the
     training units, each selected independently with `seed`; `rows` keeps exactly that many training rows, if each row
-    is a unit and their number is public. `label_names` sets the classes (such as those of a trained model); otherwise
-    they are inferred, and `task` overrides whether they are classes or scores; "unlabelled" reads only the texts.
+    is a unit and their number is public. `max_per_unit` keeps at most that many training rows of each named unit,
+    chosen at random with `seed`; choose it without looking at the data. `label_names` sets the classes (such as those
+    of a trained model); otherwise they are inferred, and `task` overrides whether they are classes or scores;
+    "unlabelled" reads only the texts.
     `adjacency` is that of the guarantee of a protected training run on the corpus: under add/remove a row without a
     named unit is identified by its text, otherwise by its position. An error is raised if rows cannot be held out
     because one side would be empty or lack a class; without `strict`, all rows stay in "train" and a remark says so.
@@ -144,7 +149,7 @@ def load(
         corpus = _with_label_names(CORPORA[name].make(seed, rows), label_names)
         rows = None if CORPORA[name].generated else rows
     else:
-        corpus = _from_files(name, columns, validation, task, label_names)
+        corpus = _from_files(name, columns, validation, task, label_names, warn=not each_row)
     if each_row:
         corpus = dataclasses.replace(corpus, units=None, unit_name=EACH_ROW)
     if name in CORPORA:
@@ -152,7 +157,14 @@ def load(
         corpus = corpus.unlabelled() if task == "unlabelled" else corpus
     else:
         corpus = _split_files(corpus, validation, near, label_names is None, strict)
-    return _part_of(corpus, rows, share, seed, near)
+    corpus = _part_of(corpus, rows, share, seed, near)
+    if max_per_unit is None:
+        return corpus
+    capped = keep_per_unit(corpus, max_per_unit, seed=seed)
+    if capped.labels is not None:
+        _check_train_classes(capped)
+        _check_classes_left(corpus, capped)
+    return capped
 
 
 def _from_files(
@@ -161,6 +173,7 @@ def _from_files(
     validation: float | str | Path | None,
     task: Task | None,
     label_names: Sequence[str] | None,
+    warn: bool,
 ) -> Corpus:
     tables = _tables(name, columns.layout)
     if isinstance(validation, str | Path):
@@ -169,7 +182,11 @@ def _from_files(
                 f"Expected no validation={str(validation)!r}, because {name!r} has validation rows. Remove one of them."
             )
         tables["validation"] = read_table(Path(validation), columns.layout)
-    return _from_tables(name, tables, columns, task, label_names)
+    corpus = _from_tables(name, tables, columns, task, label_names)
+    if not warn or columns.unit is not None:
+        return corpus
+    used = {columns.text, columns.text_pair, columns.label}
+    return corpus.renamed(corpus.name, *column_of_people(tables["train"], used, read=not name.startswith("hub:")))
 
 
 def _split_built_in(corpus: Corpus, name: str, validation: float | str | Path | None, adjacency: Adjacency) -> Corpus:

@@ -244,6 +244,7 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
         rows=settings.data.rows if own else request.rows,
         share=settings.data.share if own else request.share,
         validation=settings.data.validation if own else None,
+        max_per_unit=settings.data.max_per_unit if own else None,
         task=run.model.label_task,
         label_names=run.model.label_names or None,
         adjacency=settings.adjacency if own else Adjacency.ZERO_OUT,

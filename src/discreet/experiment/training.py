@@ -194,6 +194,7 @@ def make_plan(request: RunRequest, model: TextModel, corpus: Corpus, say: Callab
         public=public,
         seed=request.seed,
         noise_seed=request.noise_seed,
+        max_per_unit=request.data.max_per_unit,
     )
     warn_of_size(request, plan, corpus, say)
     if plan.notice is not None:
@@ -288,7 +289,8 @@ def averaged_utility(
 def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: Callable[[str], None]) -> None:
     """Warn if the request exceeds the available rows, or will take very long."""
     available = len(corpus) if request.data.built_in else plan.rows  # for built-in text, rows includes held-out rows
-    if request.data.rows is not None and request.data.rows > available:
+    capped = request.data.max_per_unit is not None
+    if request.data.rows is not None and request.data.rows > available and not capped:
         rows = setting("rows", request.data.rows)
         say(Message(f"Only {plan.rows:,} training rows are available; {rows} uses all of them."))
     if request.population is not None:

@@ -27,7 +27,7 @@ class Account:
 
     `release` adds its own assumptions and caveats to the guarantee. `paid` says whether everything that depends on
     private text is in the ledger, which is not so for a trained encoder. `limit` enforces the budget of the training if
-    the ledger does not.
+    the ledger does not. `facts` are sentences that the plan adds to the guarantee.
     """
 
     ledger: Ledger
@@ -36,6 +36,7 @@ class Account:
     release: Once | Live | TextProtection
     paid: bool = True
     limit: Ledger | None = None
+    facts: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -48,7 +49,7 @@ class Account:
     ) -> Account:
         """Return the account of a training run."""
         assert plan.delta is not None
-        return cls(ledger, secret, plan.delta, release, paid, plan.limit_beside(ledger))
+        return cls(ledger, secret, plan.delta, release, paid, plan.limit_beside(ledger), plan.facts)
 
     def epsilon(self) -> float:
         """Return an upper bound on the epsilon spent so far, infinite if nothing is guaranteed."""
@@ -79,5 +80,5 @@ class Account:
 
     @property
     def _base_terms(self) -> Terms:
-        terms = terms_of(self.secret, ASSUMPTIONS)
+        terms = terms_of(self.secret, (*ASSUMPTIONS, *self.facts))
         return terms if self.paid else Terms(terms.assumptions, terms.caveats | {Caveat.TRAINED_ENCODER})

@@ -28,7 +28,7 @@ from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.overlap import without_overlap
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
-from discreet.data.sources import Columns, load
+from discreet.data.sources import EACH_ROW, Columns, load
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM
@@ -79,6 +79,7 @@ class TrainingPlan:
     noise_seed: int | None = None
     public: Corpus | None = field(default=None, repr=False)
     notice: str | None = field(default=None, repr=False)  # for the user, about how the budget is used
+    max_per_unit: int | None = None  # largest number of rows of one unit, chosen without looking at the data
 
     @classmethod
     def make(
@@ -94,19 +95,23 @@ class TrainingPlan:
         sampler: Sampler | None = None,
         seed: int = 0,
         noise_seed: int | None = None,
+        max_per_unit: int | None = None,
     ) -> TrainingPlan:
         """Return the plan of a training run on the train split of a corpus.
 
         Settings that `train` leaves open depend on what is trained, how it is protected and how much text there is. The
         noise of a protection with a budget is calibrated so that the whole training stays within it. `population` is a
         public number of units, chosen in advance, that replaces the actual one; the certificate is then add/remove.
-        `public` is text that needs no protection, for a protection to mix with or learn from.
+        `public` is text that needs no protection, for a protection to mix with or learn from. `max_per_unit` is the
+        largest number of rows of one unit in the corpus, chosen without looking at it: noise that depends on that
+        number is calibrated for the cap.
 
         Guarantee: the training spends at most `budget` for each unit, if there is one.
         """
         if protect is not None:
             check_protection(protect)
         split = matched_split(corpus, model, "train")
+        check_most_rows(split, max_per_unit)
         if population is not None and protect is None:
             remedy = "Without a protection nothing is certified."
             raise invalid("population", population, "left out without protect", remedy)
@@ -118,7 +123,17 @@ class TrainingPlan:
         if protect is None:
             chosen = sampler or Shuffled(min(settings.size, len(split)))
             steps = max(1, round(settings.passes * chosen.steps_per_epoch(len(split))))
-            return cls(settings, None, chosen, steps, split.unit_count, len(split), split.unit_name, seed=seed)
+            return cls(
+                settings,
+                None,
+                chosen,
+                steps,
+                split.unit_count,
+                len(split),
+                split.unit_name,
+                seed=seed,
+                max_per_unit=max_per_unit,
+            )
         if settings.accumulate > 1:
             remedy = f"A protected batch is divided automatically; leave {setting('accumulate')} out."
             raise invalid("accumulate", settings.accumulate, f"1 with {protect.name}", remedy)
@@ -126,7 +141,7 @@ class TrainingPlan:
         delta = delta_for(units) if delta is None else open_probability("delta", delta)
         if isinstance(protect, RepresentationProtection):
             classifier_of(model, protect.name)
-        conditions = _conditions(model, split, settings, units, delta, public)
+        conditions = _conditions(model, split, settings, units, delta, public, max_per_unit)
         resolved = protect.resolve(conditions)
         if isinstance(resolved, RepresentationProtection):
             resolved.check(min(settings.size, len(split)), len(split))
@@ -150,6 +165,7 @@ class TrainingPlan:
             noise_seed,
             public,
             protect.notice(conditions, split.unit_name),
+            max_per_unit,
         )
 
     @classmethod
@@ -219,12 +235,21 @@ class TrainingPlan:
                 f"Expected the {self.units} {self.unit}s that the plan was made for, got {split.unit_count}. Make a "
                 "plan for this corpus."
             )
+        check_most_rows(split, self.max_per_unit)
         if self.protect is None:
             return
         certified = adjacency_of(self.protect, self.population)
         if self.adjacency is not certified:
             raise invalid("adjacency", self.adjacency, f"{certified.value!r} in the plan", "Make a plan for it.")
         _check_sampler(self.sampler, self.protect, self.settings, self.units, self.rows, self.population)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What the guarantee says besides the assumptions of the protection, as sentences."""
+        if self.max_per_unit is None:
+            return ()
+        rows = "1 row" if self.max_per_unit == 1 else f"{self.max_per_unit} rows"
+        return (f"at most {rows} of each {self.unit} are used, a cap that was chosen without looking at the data",)
 
     @property
     def rng(self) -> Rng:
@@ -398,6 +423,15 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
     return corpus.split(name)
 
 
+def check_most_rows(split: Corpus, most: int | None) -> None:
+    """Reject training rows of which one unit has more than the cap."""
+    if most is not None and most_rows(split.unit_index) > whole("max_per_unit", most):
+        raise DataError(
+            f"Expected at most {most} training rows of each {split.unit_name}, got more of one. Load the corpus with "
+            f"the same cap ({setting('max_per_unit', most)})."
+        )
+
+
 def public_text(source: str, columns: Columns, seed: int = 0) -> Corpus:
     """Return public text: a built-in corpus, or a file with the column names of the private one, labels optional.
 
@@ -405,7 +439,7 @@ def public_text(source: str, columns: Columns, seed: int = 0) -> Corpus:
     """
     if source in CORPORA:
         return load(source, seed=seed, validation=0)
-    columns = replace(columns, unit=None)
+    columns = replace(columns, unit=EACH_ROW)
     try:
         return load(source, columns, seed=seed, validation=0)
     except DataError:
@@ -438,7 +472,13 @@ def public_vectors(model: TextModel, public: Corpus, precision: str) -> tuple[Te
 
 
 def _conditions(
-    model: TextModel, split: Corpus, settings: TrainSettings, units: int, delta: float, public: Corpus | None
+    model: TextModel,
+    split: Corpus,
+    settings: TrainSettings,
+    units: int,
+    delta: float,
+    public: Corpus | None,
+    max_per_unit: int | None,
 ) -> Conditions:
     size = min(settings.size, units)
     vectors: Callable[[], tuple[Tensor, Tensor | None]] | None = None
@@ -454,7 +494,7 @@ def _conditions(
         delta=delta,
         public=vectors,
         pairs=split.is_pairs,
-        most_rows=most_rows(split.unit_index),
+        most_rows=max_per_unit or most_rows(split.unit_index),
     )
 
 

@@ -154,7 +154,7 @@ class PrivateStep(Step):
     @property
     def terms(self) -> Terms:
         """Assumptions and caveats of the guarantee of every step, as written into the ledger."""
-        terms = terms_of(self.secret, assumptions(self.plan.population))
+        terms = terms_of(self.secret, (*assumptions(self.plan.population), *self.plan.facts))
         if not self.parts.unsteady and (isinstance(self.rows, Tokens) or self.rows.steady):
             return terms
         return Terms(terms.assumptions, terms.caveats | {Caveat.UNSTEADY_KERNELS})

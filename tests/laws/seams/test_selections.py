@@ -30,6 +30,7 @@ from discreet.data.partition import (
     equal_clients,
     halves,
     hold_out,
+    keep_per_unit,
     keep_rows,
     keep_share,
     places,
@@ -73,6 +74,10 @@ def halved(corpus: Corpus, seed: int, near: Adjacency) -> dict[str, str]:
     return dict.fromkeys(tags_of(members), "in") | dict.fromkeys(tags_of(others), "out")
 
 
+def capped(corpus: Corpus, seed: int, near: Adjacency) -> dict[str, str]:
+    return by_side(corpus if corpus.units is None else keep_per_unit(corpus, 1, seed=seed))
+
+
 def planted(corpus: Corpus, seed: int, near: Adjacency) -> dict[str, str]:
     _, secrets = plant_secrets(corpus, 5, Rng(seed), inclusion=0.5)
     _, words = plant_labels(corpus, 5, Rng(seed))
@@ -91,6 +96,7 @@ SELECTIONS: dict[Purpose, Sides] = {
         c, dirichlet_clients(c, 3, 1.0, seed=seed, least=0, adjacency=near)
     ),
     Purpose.CANARIES: planted,
+    Purpose.PER_UNIT: capped,
 }
 
 

@@ -184,8 +184,8 @@ class LocalPrivacy(Protection):
         shared = conditions.most_rows if self.epsilon is not None else 1  # sentences that share the budget
         sending = Sending(conditions.rows)
         if self.sampling != "once":
-            if conditions.units != conditions.rows:
-                remedy = "Sentences are sampled, and some units own several; send each sentence once."
+            if conditions.units != conditions.rows or conditions.most_rows > 1:
+                remedy = "Sentences are sampled, and units may own several; send each sentence once."
                 raise invalid("sampling", self.sampling, "once for units of several rows", remedy)
             sending = Sending(
                 conditions.rows, min(conditions.batch_size, conditions.rows), conditions.steps, sampling=self.sampling
