@@ -63,6 +63,12 @@ def test_the_first_words_alone_can_be_attacked_and_stay_unknown_to_the_attacker(
         AttackRequest(Similarity(), first_words=2)
 
 
+def test_an_attack_on_one_gradient_takes_no_number_of_releases() -> None:
+    with pytest.raises(SettingError, match=r"steps to be left out for the attack dager, got 2"):
+        AttackRequest(Dager(), steps=2)
+    assert AttackRequest(OneOfN(), steps=2).steps == AttackRequest(Similarity(), steps=2).steps == 2
+
+
 def test_an_attack_that_is_stopped_keeps_what_it_read(minilm: Scene) -> None:
     seen: list[Example] = []
     request = AttackRequest(Dager(), examples=4)

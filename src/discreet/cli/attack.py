@@ -122,7 +122,12 @@ class AttackOptions:
     )
     draws: int = field(default=20_000, metadata=option("Simulated releases for each noise level.", _ONE))
     steps: int | None = field(
-        default=None, metadata=option("Number of releases of the same record.", _ONE, "all updates of the run, or one")
+        default=None,
+        metadata=option(
+            "Number of releases of the same record, for 1-of-n and attacks on vectors.",
+            _ONE,
+            "all updates of the run, or one",
+        ),
     )
     members: int | None = field(
         default=None,

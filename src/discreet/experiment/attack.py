@@ -125,6 +125,9 @@ class AttackRequest:
             whole("references", self.references, 2, "Each example needs a model with it and one without it.")
         whole("draws", self.draws, 1, "20000 give an interval of a few parts in a thousand.")
         whole("steps", self.steps, 1, "It is the number of releases of the same record.")
+        if self.steps > 1 and self.attack.sees is GradientRelease and not self.attack.identifies:
+            remedy = "It reads one gradient; 1-of-n and attacks on vectors read several releases of a record."
+            raise invalid("steps", self.steps, f"left out for the attack {self.label}", remedy)
 
     @property
     def label(self) -> str:
