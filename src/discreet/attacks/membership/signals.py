@@ -159,7 +159,8 @@ class MembershipAttack(Attack):
     family: ClassVar[Family] = Family.MEMBERSHIP
     returns: ClassVar[Returns] = Returns.SCORES
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIGNALS})
-    by_unit: ClassVar[bool] = False  # one score for each unit instead of each example
+    by_unit: ClassVar[bool] = False  # all examples of a unit have one score, that of the unit
+    default_references: ClassVar[int] = 0  # reference models, where none are asked for
 
     def run(self, seen: Any, knows: Knowledge, rng: Rng) -> Guess:
         """Return the scores of the examples whose signals the attacker has."""
