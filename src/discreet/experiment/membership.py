@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,23 @@ import torch
 
 from discreet.accounting.risk import most_true_positives_at
 from discreet.attacks.base import Need
-from discreet.attacks.membership.signals import MembershipAttack, Signals
-from discreet.core.errors import DataError, UnsupportedError, setting
+from discreet.attacks.membership.signals import MembershipAttack, References, Signals, TokenScores
+from discreet.attacks.membership.thresholds import Neighbourhood
+from discreet.core.errors import DataError, DiscreetError, UnsupportedError, setting
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
 from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack import AttackRequest, AttackResult, Progress
+from discreet.experiment.neighbours import neighbour_losses
+from discreet.experiment.references import ReferenceText, fresh_model, random_halves, reference_outputs
 from discreet.experiment.scene import Scene, Target
-from discreet.experiment.signals import outputs_of
+from discreet.experiment.signals import outputs_of, token_scores
 from discreet.metrics import membership as metric
 from discreet.metrics.membership import Scored
 from discreet.models.base import TextModel
+from discreet.models.language_model import LanguageModel
 from discreet.releases.description import model_facts
 from discreet.training.encode import encode
 from discreet.training.evaluate import matched
@@ -42,6 +46,7 @@ TRAIN = "train"
 MOST_ROWS = 1000  # members, and non-members, that are asked about by default where each costs a pass of the network
 _POPULATION_SHARE, _POPULATION_UNITS = 0.3, 1000  # non-members that the attacker has, of those there are, and at most
 _RISKIEST = 10
+_VECTORS = "vectors of the corpus"  # key in the cache of a scene
 # False-positive rates at which the certificate is evaluated for the AUC and the advantage.
 _GRID = np.unique(np.concatenate([np.geomspace(1e-6, 1, 400), np.linspace(0, 1, 801)]))
 
@@ -50,14 +55,16 @@ _GRID = np.unique(np.concatenate([np.geomspace(1e-6, 1, 400), np.linspace(0, 1, 
 class Candidates:
     """The rows of a corpus that an attacker asks about, in random order; `is_member` is the truth, for scoring only.
 
-    `population` are non-members that the attacker has besides. `left_out` counts the rows that are neither: held-out
-    rows whose unit or text is also in the training data.
+    `population` are non-members that the attacker has besides, and `pool` are all rows that reference models are
+    trained on halves of. `left_out` counts the rows that are neither: held-out rows whose unit or text is also in the
+    training data.
     """
 
     corpus: Corpus = field(repr=False)
     rows: Ints = field(repr=False)
     is_member: Bools = field(repr=False)
     population: Ints = field(repr=False)
+    pool: Ints = field(repr=False)
     left_out: int = 0
 
     @property
@@ -80,6 +87,8 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
     knows = Knowledge(scene.model, defence=target.choices.protect, extra={Need.SIGNALS.value: signals})
     guess = attack.run(ModelRelease(scene.model, guarantee=target.guarantee), knows, rng.fork("attack"))
     scored = Scored.of(np.array(guess.scores), candidates.is_member, candidates.units)
+    if attack.by_unit:
+        scored = scored.one_per_unit()
     leakages = measure(scored, float(guess.details["threshold"]))
     certificate = Certificate.of(target)
     bounds = {} if certificate is None else certificate.bounds()
@@ -92,7 +101,7 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
             "scope": MODEL,
             "members": len(scored.members),
             "others": len(scored.others),
-            "given": given(signals, candidates, target),
+            "given": given(signals, candidates, target, request.references_protected),
         },
         guarantee=target.guarantee,
         epsilon_by_adjacency=_epsilon(target),
@@ -103,7 +112,7 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
             "roc": roc(scored, certificate),
             "largest_advantage": metric.largest_advantage(scored),
             "loss_tail": tail_of_losses(signals, candidates, rng.fork("tail")),
-            "riskiest": riskiest(scored, candidates),
+            "riskiest": [] if attack.by_unit else riskiest(scored, candidates),
             "left_out": candidates.left_out,
             "warnings": warnings_of(leakages, scored),
         },
@@ -128,14 +137,15 @@ def select(model: TextModel, target: Target, request: AttackRequest, rng: Rng) -
             "Expected held-out rows to compare the training rows with, got none. Train with held-out rows "
             f"({setting('validation')})."
         )
-    population = np.zeros(0, dtype=np.int64)
+    pool, population = np.sort(np.concatenate([members, others])), np.zeros(0, dtype=np.int64)
     if Need.POPULATION in request.attack.needs:
         units = np.unique(corpus.unit_index[others])
         order = rng.fork("population").permutation(len(units))
         own = units[order][: min(_POPULATION_UNITS, max(1, round(_POPULATION_SHARE * len(units))))]
         is_own = np.isin(corpus.unit_index[others], own)
         population, others = others[is_own], others[~is_own]
-    most = MOST_ROWS if request.members is None and not model.settings.frozen else request.members
+    cheap = model.settings.frozen and Need.NEIGHBOURS not in request.attack.needs
+    most = MOST_ROWS if request.members is None and not cheap else request.members
     members, others = (
         sample_units(corpus, rows, most, rng.fork(name)) for rows, name in ((members, "in"), (others, "out"))
     )
@@ -148,7 +158,7 @@ def select(model: TextModel, target: Target, request: AttackRequest, rng: Rng) -
             )
     rows = np.concatenate([members, others])
     order = rng.fork("order").permutation(len(rows))
-    return Candidates(corpus, rows[order], order < len(members), population, int((~trained & neither).sum()))
+    return Candidates(corpus, rows[order], order < len(members), population, pool, int((~trained & neither).sum()))
 
 
 def sample_units(corpus: Corpus, rows: Ints, most: int | None, rng: Rng) -> Ints:
@@ -175,21 +185,73 @@ def observe(
     Guarantee: none for the candidates; that of the model does not change, as this is post-processing.
     """
     model, corpus, needs = scene.model, candidates.corpus, request.attack.needs
-    population = None
-    if Need.POPULATION in needs:
-        population = outputs_of(model, encoded(scene, target, corpus, candidates.population, progress))
-    labels = None if corpus.labels is None else np.asarray(corpus.labels, dtype=np.int64)[candidates.rows]
-    return Signals(
+    signals = Signals(
         target=outputs_of(model, encoded(scene, target, corpus, candidates.rows, progress)),
-        labels=labels,
-        population=population,
+        labels=None if corpus.labels is None else np.asarray(corpus.labels, dtype=np.int64)[candidates.rows],
         units=candidates.units,
     )
+    if Need.POPULATION in needs:
+        population = outputs_of(model, encoded(scene, target, corpus, candidates.population, progress))
+        signals = replace(signals, population=population)
+    if Need.REFERENCES in needs:
+        own, *beside = _references(request, scene, target, candidates, progress)
+        signals = replace(signals, references=own, population_references=beside[0] if beside else None)
+    if Need.NEIGHBOURS in needs:
+        assert isinstance(request.attack, Neighbourhood)
+        count, source = request.attack.neighbours, Rng(request.seed).fork("neighbours")
+        signals = replace(
+            signals, neighbours=neighbour_losses(model, corpus.take(candidates.rows), count, source, progress)
+        )
+    if Need.TOKENS in needs:
+        signals = replace(signals, tokens=_tokens(request, model, target, corpus.take(candidates.rows)))
+    return signals
+
+
+def _references(
+    request: AttackRequest, scene: Scene, target: Target, candidates: Candidates, progress: Progress
+) -> list[References]:
+    """Return the outputs of reference models on the candidates and, if there is one, on the attacker's population.
+
+    Each model is trained on a random half of all rows, by unit.
+    """
+    assert isinstance(request.attack, MembershipAttack)
+    corpus, pool = candidates.corpus, candidates.pool
+    count = request.references or request.attack.default_references
+    included = random_halves(corpus.unit_index[pool], count, Rng(request.seed).fork("halves"))
+    vectors: Vectors | None = None
+    if scene.model.settings.frozen:
+        encoded(scene, target, corpus, pool[:1], progress)
+        vectors = scene.cache[_VECTORS]
+    asked = [candidates.rows, *([candidates.population] if len(candidates.population) else [])]
+    outputs = reference_outputs(
+        target.choices,
+        scene.model,
+        ReferenceText(corpus, pool, vectors),
+        included,
+        asked,
+        protected=request.references_protected,
+        seed=Rng(request.seed).fork("references").seed() % 2**31,
+        progress=progress,
+    )
+    places = [np.searchsorted(pool, rows) for rows in asked]
+    return [References(one, included[:, at]) for one, at in zip(outputs, places, strict=True)]
+
+
+def _tokens(request: AttackRequest, model: TextModel, target: Target, rows: Corpus) -> TokenScores:
+    """Return the log-probabilities of all tokens under a language model, and under the model it started from."""
+    if not isinstance(model, LanguageModel):
+        raise UnsupportedError(
+            f"Expected a language model for {request.label}, which reads the probability of every token, got a "
+            f"{type(model).__name__}. Choose another attack, such as lira."
+        )
+    before = fresh_model(target.choices, model, rows, Rng(request.seed))
+    assert isinstance(before, LanguageModel)
+    return token_scores(model, tokens_for(model, rows), before)
 
 
 def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: Progress) -> Tokens | Vectors:
     """Return rows as the model reads them; the vectors of a frozen encoder are computed once for each scene."""
-    model, key = scene.model, "vectors of the corpus"
+    model, key = scene.model, _VECTORS
     if not model.settings.frozen:
         return tokens_for(model, corpus.take(rows))
     if key not in scene.cache:
@@ -197,12 +259,13 @@ def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: 
         def watch(report: Report) -> None:
             progress(report.stage, report.step, report.steps)
 
+        reader = _same_encoder(scene, target, corpus)
         splits = np.array(corpus.splits)
         vectors = torch.empty(len(corpus), model.width, device=model.device)
         targets: torch.Tensor | None = None
         for name in corpus.split_names:  # by split, as in training, so that vectors in the cache are used
             at = np.flatnonzero(splits == name)
-            part = encode(model, corpus.take(at), target.cache, watch=watch)
+            part = encode(reader, corpus.take(at), target.cache, target.choices.train.precision, watch)
             targets = torch.empty(len(corpus), dtype=part.targets.dtype) if targets is None else targets
             vectors[torch.from_numpy(at)], targets[torch.from_numpy(at)] = part.vectors, part.targets.cpu()
         assert targets is not None
@@ -210,6 +273,21 @@ def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: 
     every: Vectors = scene.cache[key]
     batch = every.batch(rows)
     return Vectors(batch.inputs["vectors"], batch.targets)
+
+
+def _same_encoder(scene: Scene, target: Target, corpus: Corpus) -> TextModel:
+    """Return a model whose vectors are those of the target, and which the cache knows: the one it started from.
+
+    The cache names vectors by the file of the encoder, and a run folder has a file of its own.
+    """
+    if target.cache is None or scene.run is None:
+        return scene.model
+    with suppress(DiscreetError):
+        fresh = fresh_model(target.choices, scene.model, corpus, Rng(0))
+        own, its = scene.model.encoder.state_dict(), fresh.encoder.state_dict()
+        if own.keys() == its.keys() and all(torch.equal(value, its[name]) for name, value in own.items()):
+            return fresh.eval()
+    return scene.model
 
 
 def measure(scored: Scored, threshold: float) -> tuple[Leakage, ...]:
@@ -304,11 +382,21 @@ def riskiest(scored: Scored, candidates: Candidates) -> list[dict[str, Any]]:
     ]
 
 
-def given(signals: Signals, candidates: Candidates, target: Target) -> list[str]:
+def given(signals: Signals, candidates: Candidates, target: Target, protected: bool) -> list[str]:
     """Return, in words, everything that the attacker has besides the model."""
     what = ["the texts asked about" + (", with their labels" if signals.labels is not None else "")]
     if signals.population is not None:
         what.append(f"{len(candidates.population):,} texts that were not in the training data")
+    if signals.references is not None:
+        how = "" if target.choices.protect is None else (", under its protection" if protected else ", unprotected")
+        what.append(
+            f"{signals.references.count} reference models, trained like the target on random halves of "
+            f"{len(candidates.pool):,} texts{how}"
+        )
+    if signals.neighbours is not None:
+        what.append(f"{signals.neighbours.shape[1]} altered versions of each text")
+    if signals.tokens is not None:
+        what.append("the model that the target was fine-tuned from")
     if target.choices.protect is not None:
         what.append("the settings of the protection")
     return what

@@ -69,6 +69,17 @@ class Scored:
         """The number of examples."""
         return len(self.members) + len(self.others)
 
+    def one_per_unit(self) -> Scored:
+        """Return the mean score of each unit, for an attack on units."""
+        members, others = (
+            (units, np.bincount(index, weights=scores) / np.bincount(index))
+            for scores, (units, index) in (
+                (self.members, np.unique(self.member_units, return_inverse=True)),
+                (self.others, np.unique(self.other_units, return_inverse=True)),
+            )
+        )
+        return Scored(members[1], others[1], members[0], others[0])
+
 
 def auc(scored: Scored) -> Leakage:
     """Return the area under the ROC curve with its 95% interval: the probability that a member has the higher score.

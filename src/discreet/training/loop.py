@@ -59,7 +59,7 @@ class Job:
     """Folders and callbacks of a training run.
 
     A checkpoint is written to `workspace` every `checkpoint_seconds` and at a stop. Outputs of a frozen encoder are
-    stored in `cache` for other training runs.
+    stored in `cache` for other training runs. `encoded` are those of the train split, if they were computed before.
     """
 
     workspace: Path | None = None
@@ -67,6 +67,7 @@ class Job:
     checkpoint_seconds: float = 30.0
     watch: Callable[[Report], None] | None = None
     should_stop: Callable[[], bool] = lambda: False
+    encoded: Vectors | None = None
 
 
 def train(
@@ -113,7 +114,9 @@ def train(
             assert secret is not None
             protect.fit(classifier_of(model, protect.name), rng.fork("fit"))
             protect.begin(classifier_of(model, protect.name), secret)
-        rows = ready(model, split, job.cache, settings.precision, job.watch)
+        rows: Tokens | Vectors | None = job.encoded
+        if rows is None or isinstance(protect, TextProtection):
+            rows = ready(model, split, job.cache, settings.precision, job.watch)
         validation = None if held_out is None else ready(model, held_out, job.cache, settings.precision)
         parts = Parts(model, optimizer_for(model, settings), plan, rows, split, start)
         step: Step = OpenStep.of(parts)
