@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 256
 Floats = npt.NDArray[np.float64]
 
 
-def outputs_of(model: TextModel, rows: Tokens | Vectors, precision: str = "auto") -> Outputs:
+def outputs_of(model: TextModel, rows: Tokens | Vectors, precision: str = "float32") -> Outputs:
     """Return the losses and confidences of a model on texts with their true labels.
 
     Guarantee: none for the texts; that of the model does not change, as this is post-processing.
@@ -86,7 +86,7 @@ def _answers(model: Classifier, rows: Tokens | Vectors, precision: str) -> Float
 
 @torch.inference_mode()
 def token_scores(
-    model: LanguageModel, tokens: Tokens, pretrained: LanguageModel | None = None, precision: str = "auto"
+    model: LanguageModel, tokens: Tokens, pretrained: LanguageModel | None = None, precision: str = "float32"
 ) -> TokenScores:
     """Return the log-probability of every true token under a language model, and under the model it started from.
 

@@ -44,10 +44,6 @@ class ErrorZone(MembershipAttack):
         total = rises + falls
         return np.asarray(np.where(total > 0, rises / np.where(total > 0, total, 1.0), 0.5))
 
-    def cut(self, signals: Signals, scores: Floats) -> float:
-        """Return one half: as many rises as falls."""
-        return 0.5
-
 
 @dataclass(frozen=True)
 class MinK(MembershipAttack):
