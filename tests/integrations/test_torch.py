@@ -504,7 +504,7 @@ class TestResume:
             assert any("resumed" in text for text in private.guarantee.assumptions)
         assert not key.exists(), "the secret is deleted after the last step"
         with self.make(undisturbed, tmp_path / "other") as private:
-            private._runs = [(saved[0]["runs"][0][0], 0)]
+            private._account.runs = [(saved[0]["runs"][0][0], 0)]
             self.run(undisturbed, dataset, private)
         assert torch.equal(flat(resumed), flat(undisturbed))
 

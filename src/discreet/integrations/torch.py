@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,21 +29,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from discreet.accounting.ledger import Ledger, Terms
+from discreet.accounting.ledger import Ledger
 from discreet.clipping.tape import Tape
 from discreet.core.errors import (
     BudgetError,
     DataError,
-    LedgerError,
-    ModelError,
     UnsupportedError,
     invalid,
     setting,
     whole,
 )
-from discreet.core.files import write_atomic
-from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
+from discreet.integrations.account import Account
 from discreet.integrations.capture import PartGraphs, side_stream
 from discreet.integrations.processes import Processes
 from discreet.integrations.recording import Recording
@@ -54,32 +50,11 @@ from discreet.integrations.separation import Separation, Shape
 from discreet.protections.base import GradientProtection, Protection
 from discreet.training.parts import Part
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import check_ledger, terms_of
 
-_FORMAT = 1  # of a state_dict
-_KEY_BYTES = 32  # of a secret
-_NAME_BYTES = 8  # of the random name that a training's spends have in the ledger
 # Rows of a part, at most, where nothing else is said. Larger parts are no faster on a CPU.
 _ROWS = {"cpu": 16, "cuda": 64}
 _PARTS = 4  # of a batch, on a CPU: a part is filled up, so few large parts waste more than several small ones
 _LEAST_ROWS = 8  # of a part by default: smaller ones take as long
-
-ASSUMPTIONS = (
-    "the number of units, the settings and the model's first weights are public",
-    "each row of the dataset depends on the data of its own unit alone",
-    "model, loss and collate function treat private rows as they treat the made-up rows of PrivateTraining.check: "
-    "each row by itself, in tensors whose shapes do not depend on the other rows of a part",
-    "losses, and whatever else the loop computes from private rows, are not released",
-    "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
-    "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
-    "how long a step takes, and how much memory, is not released",
-    FLOATING_POINT,
-)
-_POPULATION = (
-    "the population {population:,} was given beforehand; it, the settings and the model's first weights are public"
-)
-_RESUMED = "a stopped training was resumed with the data, the code and the settings it was started with"
-_PROCESSES = "the processes of the training, and the network between them, are trusted"
 
 
 def make_private(
@@ -169,16 +144,8 @@ class PrivateTraining:
         self.position = 0  # steps that were released
         self.out_of_budget = False
         self._processes = Processes()
-        self._secret_path: Path | None = None
-        self._secret = self._open_secret(secret)
-        self._owns_ledger = not isinstance(ledger, Ledger)
-        self._ledger: Ledger | None = None
-        self._ledger_name = self._processes.from_first(lambda: self._open_ledger(ledger))
-        self._runs = [(self._new_name(), 0)]  # names of spends, and the step from which each is used
-        self._resumed = False
+        self._account = Account(plan, self._processes, ledger, secret, self._identity())
         self._max_rows: int | None = None  # of a part
-        self._caveats: set[Caveat] = set()
-        self._stated: set[Caveat] = set()  # those in the ledger
         self._separation: Separation | None = None
         self._recording: Recording | None = None
         self._open: _Open | None = None
@@ -270,7 +237,7 @@ class PrivateTraining:
             raise UnsupportedError(
                 "Expected private.step for the part at hand first. Use batches, or record, not both."
             )
-        self._caveats.add(Caveat.OWN_BATCHES)
+        self._account.caveats.add(Caveat.OWN_BATCHES)
         if not self._begun:
             self._begin()
         self._record(self._gathered * self._processes.size + self._processes.rank)
@@ -344,27 +311,22 @@ class PrivateTraining:
     @property
     def ledger(self) -> Ledger:
         """The ledger in which every step is counted; on rank 0 only."""
-        if self._ledger is None:
-            raise UnsupportedError(
-                f"Expected rank 0, got rank {self._processes.rank}. The ledger and the guarantee are kept there."
-            )
-        return self._ledger
+        return self._account.ledger
 
     @property
     def guarantee(self) -> Guarantee:
         """What all steps so far guarantee, with everything else that its ledger holds."""
-        terms = self._terms()
-        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+        return self._account.guarantee
 
     @property
     def caveats(self) -> frozenset[Caveat]:
         """Why the figures so far are estimates; empty if they are proven bounds."""
-        return self._terms().caveats | self.ledger.statement.terms.caveats
+        return self._account.all_caveats
 
     @property
     def epsilon(self) -> float:
         """A bound on the epsilon so far that is cheap enough for a progress bar; `guarantee` is exact."""
-        return self.ledger.epsilon(self.delta)
+        return self._account.epsilon
 
     @property
     def steps(self) -> int:
@@ -375,16 +337,7 @@ class PrivateTraining:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs besides the weights and the optimizer: plain values, no secret."""
-        return {
-            "format": _FORMAT,
-            "position": self.position,
-            "runs": [list(run) for run in self._runs],
-            "ledger": self._ledger_name,
-            "plan": self._identity(),
-            "secret": digest(self._secret),
-            "world_size": self._processes.size,
-            "max_rows": self._max_rows,
-        }
+        return self._account.state(self.position, self._max_rows)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume after the steps of a `state_dict`; load the weights and the optimizer's state of the same moment.
@@ -396,35 +349,15 @@ class PrivateTraining:
         self._check_open()
         if self._begun or self.position:
             raise UnsupportedError("Expected load_state_dict before the first batch. Call it after make_private.")
-        if state.get("format") != _FORMAT:
-            remedy = "It was written by another version of discreet, or is not a state of a private training."
-            raise invalid("state", state.get("format"), f"of format {_FORMAT}", remedy)
-        size = self._processes.size
-        if state["world_size"] != size:
-            remedy = f"Resume with the {state['world_size']} processes the training was started with."
-            raise invalid("world_size", size, f"{state['world_size']}, as in the checkpoint", remedy)
-        if state["plan"] != self._identity():
-            raise ModelError(
-                "Expected the model, the protection, the units and the steps with which the training was started. "
-                "Something changed since; call make_private with the same arguments."
-            )
-        self._processes.from_first(lambda: self._check_ledger_of(state))
-        self.position = int(state["position"])
-        self._runs = [(str(name), int(first)) for name, first in state["runs"]]
-        if state["secret"] == digest(self._secret):
-            self._resumed, self._max_rows = True, state["max_rows"]
-        else:
-            self._runs.append((self._new_name(), self.position))
+        self.position = self._account.load(state)
+        if self._account.resumed:
+            self._max_rows = state["max_rows"]
 
     def close(self) -> None:
         """Stop recording, close the ledger if it was opened here, and delete the secret's file after the last step."""
         self._abandon()
         self._closed = True
-        if self._owns_ledger and self._ledger is not None:
-            self._ledger.close()
-        ended = self.position >= self.steps or self.out_of_budget
-        if self._secret_path is not None and ended and self._processes.is_first:
-            self._secret_path.unlink(missing_ok=True)
+        self._account.close(self.position >= self.steps or self.out_of_budget)
 
     def __enter__(self) -> Self:
         """Return the training itself."""
@@ -535,15 +468,7 @@ class PrivateTraining:
             raise BudgetError(
                 f"Expected at most {self.steps} steps, as the noise was chosen for. Call make_private with more steps."
             )
-        event, name = self.plan.step_cost(self.position)
-
-        def spend() -> None:
-            named = f"{self._runs[-1][0]} {name}"
-            if self._limit is not None:
-                self._limit.spend(event, named)
-            self.ledger.spend(event, named, terms=self._terms())
-
-        self._processes.from_first(spend)
+        self._account.spend(self.position)
         self._begun, self._sums, self._gathered = True, {}, 0
 
     def _record(self, number: int, batch: Callable[[], Any] = lambda: None) -> Any:
@@ -574,7 +499,7 @@ class PrivateTraining:
             record.padding = part.units - part.real
             self._judge(part, recording.shape)
         elif self._separation is None:
-            self._caveats.add(Caveat.UNCHECKED_LOSSES)
+            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)
         empty = part is not None and part.real == 0
         source = self._source.fork("directions", self.position, number)
         self.protect.gather(self.tape.empty() if empty else record, self._sums, source)
@@ -591,7 +516,7 @@ class PrivateTraining:
         """Release the sums of the step, divided by the expected size of a batch, into `.grad`."""
         if not self._gathered:
             self.protect.gather(self.tape.empty(), self._sums, self._source.fork("directions", self.position))
-        self._state_caveats()
+        self._account.state_caveats()
         with torch.no_grad():
             released = {name: self._sums[name] for name in self.parameters}  # noise is drawn in this order
             self._processes.sum_to_first(released)
@@ -609,17 +534,9 @@ class PrivateTraining:
         if part.units == 1:
             return  # nobody else is there
         if self._separation is None:
-            self._caveats.add(Caveat.UNCHECKED_LOSSES)
+            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)
         elif not (apart and self._separation.units_apart(part.units, part.rows_each, shape)):
-            self._caveats.add(Caveat.UNSTEADY_KERNELS)
-
-    def _state_caveats(self) -> None:
-        """Write into the ledger what turned out on any rank, before the step that it concerns is released."""
-        found = self._processes.any_of([caveat in self._caveats for caveat in Caveat])
-        self._caveats = {caveat for caveat, is_set in zip(Caveat, found, strict=True) if is_set}
-        if self._caveats != self._stated:
-            self._processes.from_first(lambda: self.ledger.state(self._terms()))
-            self._stated = set(self._caveats)
+            self._account.caveats.add(Caveat.UNSTEADY_KERNELS)
 
     def _abandon(self) -> None:
         """Stop recording and forget what was gathered of an unfinished step; it is counted and releases nothing."""
@@ -631,7 +548,7 @@ class PrivateTraining:
 
     def _rows_of_a_part(self, max_rows: int | None) -> int:
         """Return the most rows of a part: as given, as before a resume, or by the memory; never by private rows."""
-        if self._resumed and self._max_rows is not None:
+        if self._account.resumed and self._max_rows is not None:
             if max_rows not in (None, self._max_rows):
                 remedy = "A resumed training reads its batches in the parts in which it read them before."
                 raise invalid("max_rows", max_rows, f"{self._max_rows}, as in the checkpoint", remedy)
@@ -649,81 +566,14 @@ class PrivateTraining:
 
     @property
     def _source(self) -> Rng:
-        """Where batches and noise come from; another training with the same secret draws other ones."""
-        return self._secret.fork("training", self._runs[-1][0]) if self._secret.is_secret else self._secret
-
-    def _terms(self) -> Terms:
-        """Return what the guarantee of every step rests on, as it is written into the ledger."""
-        stated: tuple[str, ...] = ASSUMPTIONS
-        if self.plan.population is not None:
-            stated = (_POPULATION.format(population=self.plan.population), *ASSUMPTIONS[1:])
-        if self._resumed:
-            stated = (*stated, _RESUMED)
-        if self._processes.size > 1:
-            stated = (*stated, _PROCESSES)
-        terms = terms_of(self._secret, stated)
-        return Terms(terms.assumptions, terms.caveats | self._caveats)
-
-    def _open_secret(self, secret: Rng | str | os.PathLike[str] | None) -> Rng:
-        if isinstance(secret, Rng):
-            if secret.is_secure:
-                remedy = "Leave it out for a fresh secret, or use Rng.secret()."
-                raise invalid("secret", secret, "a source that can repeat a step", remedy)
-            self._processes.check_equal("secret", digest(secret))
-            return secret
-        if secret is None:
-            key = self._processes.from_first(lambda: os.urandom(_KEY_BYTES).hex())
-        else:
-            self._secret_path = Path(secret)
-            key = self._processes.from_first(lambda: _key_in(Path(secret)))
-        return Rng.secret(bytes.fromhex(key))
-
-    def _open_ledger(self, ledger: Ledger | str | os.PathLike[str] | None) -> str:
-        opened = (
-            ledger if isinstance(ledger, Ledger) else self.plan.open_ledger(None if ledger is None else Path(ledger))
-        )
-        try:
-            check_ledger(self.plan, opened)
-        except BaseException:
-            if self._owns_ledger:
-                opened.close()
-            raise
-        self._ledger = opened
-        self._limit = self.plan.limit_beside(opened)
-        return opened.name
-
-    def _check_ledger_of(self, state: Mapping[str, Any]) -> None:
-        ledger = self.ledger
-        if ledger.name != state["ledger"]:
-            where = "one in memory" if ledger.path is None else repr(str(ledger.path))
-            raise LedgerError(
-                f"Expected the ledger that counted the {state['position']} steps of the checkpoint, got {where}. "
-                f"Without it nothing is guaranteed: pass its path as {setting('ledger')}, or train from the beginning."
-            )
-        runs = [(str(name), int(first)) for name, first in state["runs"]]
-        ends = [first for _, first in runs[1:]] + [int(state["position"])]
-        for (name, first), end in zip(runs, ends, strict=True):
-            for step in range(first, end):
-                event, step_name = self.plan.step_cost(step)
-                if not ledger.holds(f"{name} {step_name}"):
-                    raise LedgerError(
-                        f"Expected step {step} of the checkpoint in the ledger {str(ledger.path)!r}, which does not "
-                        "hold it. It is an older copy; restore the ledger, or train from the beginning."
-                    )
-        if self._limit is not None:
-            event, _ = self.plan.step_cost(0)
-            for spent in ledger.names:
-                if spent.partition(" ")[0] in dict(runs):
-                    self._limit.spend(event, spent)
+        """Where batches and noise come from."""
+        return self._account.source
 
     def _identity(self) -> str:
         plan = self.plan
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
         about = (plan.sampler, plan.steps, plan.units, plan.unit, plan.delta, str(plan.adjacency), plan.population)
         return digest(self.protect.identity(), about, plan.budget, shapes)
-
-    def _new_name(self) -> str:
-        return self._processes.from_first(lambda: secrets.token_hex(_NAME_BYTES))
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Reject an optimizer that moves parameters whose gradients are not protected, or none of the model's."""
@@ -773,20 +623,3 @@ def _default_rows(device: str, expected: float, spread: float, fit: int | None =
         return min(_ROWS.get(device, 16), max(_LEAST_ROWS, math.ceil(expected / _PARTS)))
     most = max(1, math.ceil(expected + 3 * spread))
     return min(most, _ROWS["cuda"]) if fit is None else math.ceil(most / math.ceil(most / fit))
-
-
-def _key_in(path: Path) -> str:
-    """Return the key in a private file, which is made if it is not there."""
-    try:
-        if not path.exists():
-            write_atomic(path, os.urandom(_KEY_BYTES).hex(), replace=False)
-        key = bytes.fromhex(path.read_text(encoding="ascii"))
-        is_private = path.stat().st_mode & 0o077 == 0
-    except (OSError, ValueError):
-        key, is_private = b"", False
-    if len(key) != _KEY_BYTES or not is_private:
-        remedy = (
-            "Name a file that does not exist yet, in a folder of yours, or leave it out for a secret that is not kept."
-        )
-        raise invalid("secret", str(path), "a key of 64 hexadecimal digits that only its owner can read", remedy)
-    return key.hex()

@@ -1,0 +1,254 @@
+"""What a private training in somebody else's loop keeps: its ledger, its secret, its caveats, and how it is resumed.
+
+The ledger, and what is counted in it, is on rank 0 alone; the secret is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from discreet.accounting.ledger import Ledger, Terms
+from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
+from discreet.core.files import write_atomic
+from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
+from discreet.core.randomness import Rng, digest
+from discreet.integrations.processes import Processes
+from discreet.training.plan import TrainingPlan
+from discreet.training.private import check_ledger, terms_of
+
+_FORMAT = 1  # of a state
+_KEY_BYTES = 32  # of a secret
+_NAME_BYTES = 8  # of the random name that a training's spends have in the ledger
+
+ASSUMPTIONS = (
+    "the number of units, the settings and the model's first weights are public",
+    "each row of the dataset depends on the data of its own unit alone",
+    "model, loss and collate function treat private rows as they treat the made-up rows of PrivateTraining.check: "
+    "each row by itself, in tensors whose shapes do not depend on the other rows of a part",
+    "losses, and whatever else the loop computes from private rows, are not released",
+    "sums of clipped gradients are formed in float32 and treated as exact: how the last bits of a sum are rounded may "
+    "depend on all of its terms, while each unit's own term, rounding counted in, depends on that unit alone",
+    "how long a step takes, and how much memory, is not released",
+    FLOATING_POINT,
+)
+_POPULATION = (
+    "the population {population:,} was given beforehand; it, the settings and the model's first weights are public"
+)
+_RESUMED = "a stopped training was resumed with the data, the code and the settings it was started with"
+_PROCESSES = "the processes of the training, and the network between them, are trusted"
+
+
+class Account:
+    """The ledger and the secret of one training, from its first step to its last, over all times it is resumed.
+
+    `identity` is a hash of everything that decides the noise besides the secret.
+
+    Guarantee: `guarantee`: that of every step that was counted, with the assumptions and caveats of each.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        processes: Processes,
+        ledger: Ledger | str | os.PathLike[str] | None,
+        secret: Rng | str | os.PathLike[str] | None,
+        identity: str,
+    ) -> None:
+        """Open the ledger and the secret; `make_private` says what they are."""
+        assert plan.delta is not None
+        self.plan, self.delta, self.identity = plan, plan.delta, identity
+        self.caveats: set[Caveat] = set()
+        self.resumed = False
+        self._processes = processes
+        self._secret_path: Path | None = None
+        self._secret = self._open_secret(secret)
+        self._owns_ledger = not isinstance(ledger, Ledger)
+        self._ledger: Ledger | None = None
+        self._ledger_name = processes.from_first(lambda: self._open_ledger(ledger))
+        self.runs = [(self._new_name(), 0)]  # names of spends, and the step from which each is used
+        self._stated: set[Caveat] = set()  # those in the ledger
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger in which every step is counted; on rank 0 only."""
+        if self._ledger is None:
+            raise UnsupportedError(
+                f"Expected rank 0, got rank {self._processes.rank}. The ledger and the guarantee are kept there."
+            )
+        return self._ledger
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What all steps so far guarantee, with everything else that the ledger holds."""
+        terms = self.terms()
+        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+
+    @property
+    def all_caveats(self) -> frozenset[Caveat]:
+        """Why the figures so far are estimates; empty if they are proven bounds."""
+        return self.terms().caveats | self.ledger.statement.terms.caveats
+
+    @property
+    def epsilon(self) -> float:
+        """A bound on the epsilon so far that is cheap enough for a progress bar."""
+        return self.ledger.epsilon(self.delta)
+
+    @property
+    def source(self) -> Rng:
+        """Where batches and noise come from; another training with the same secret draws other ones."""
+        return self._secret.fork("training", self.runs[-1][0]) if self._secret.is_secret else self._secret
+
+    def spend(self, step: int) -> None:
+        """Count a step, before anything of it is drawn or computed."""
+        event, name = self.plan.step_cost(step)
+
+        def count() -> None:
+            named = f"{self.runs[-1][0]} {name}"
+            if self._limit is not None:
+                self._limit.spend(event, named)
+            self.ledger.spend(event, named, terms=self.terms())
+
+        self._processes.from_first(count)
+
+    def terms(self) -> Terms:
+        """Return what the guarantee of every step rests on, as it is written into the ledger."""
+        stated: tuple[str, ...] = ASSUMPTIONS
+        if self.plan.population is not None:
+            stated = (_POPULATION.format(population=self.plan.population), *ASSUMPTIONS[1:])
+        if self.resumed:
+            stated = (*stated, _RESUMED)
+        if self._processes.size > 1:
+            stated = (*stated, _PROCESSES)
+        terms = terms_of(self._secret, stated)
+        return Terms(terms.assumptions, terms.caveats | self.caveats)
+
+    def state_caveats(self) -> None:
+        """Write into the ledger what turned out on any rank, before the step that it concerns is released."""
+        flags = self._processes.any_of([caveat in self.caveats for caveat in Caveat])
+        self.caveats = {caveat for caveat, is_set in zip(Caveat, flags, strict=True) if is_set}
+        if self.caveats != self._stated:
+            self._processes.from_first(lambda: self.ledger.state(self.terms()))
+            self._stated = set(self.caveats)
+
+    def state(self, position: int, max_rows: int | None) -> dict[str, Any]:
+        """Return what a resumed training needs besides the weights and the optimizer: plain values, no secret."""
+        return {
+            "format": _FORMAT,
+            "position": position,
+            "runs": [list(run) for run in self.runs],
+            "ledger": self._ledger_name,
+            "plan": self.identity,
+            "secret": digest(self._secret),
+            "world_size": self._processes.size,
+            "max_rows": max_rows,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> int:
+        """Resume after the steps of a state, and return their number; `resumed` is then whether the secret is the same.
+
+        With the same secret, steps that are taken again draw the same batches and the same noise and are counted once.
+        Without it they are drawn anew, and counted again.
+        """
+        if state.get("format") != _FORMAT:
+            remedy = "It was written by another version of discreet, or is not a state of a private training."
+            raise invalid("state", state.get("format"), f"of format {_FORMAT}", remedy)
+        size = self._processes.size
+        if state["world_size"] != size:
+            remedy = f"Resume with the {state['world_size']} processes the training was started with."
+            raise invalid("world_size", size, f"{state['world_size']}, as in the checkpoint", remedy)
+        if state["plan"] != self.identity:
+            raise ModelError(
+                "Expected the model, the protection, the units and the steps with which the training was started. "
+                "Something changed since; call make_private with the same arguments."
+            )
+        self._processes.from_first(lambda: self._check_ledger_of(state))
+        position = int(state["position"])
+        self.runs = [(str(name), int(first)) for name, first in state["runs"]]
+        if state["secret"] == digest(self._secret):
+            self.resumed = True
+        else:
+            self.runs.append((self._new_name(), position))
+        return position
+
+    def close(self, ended: bool) -> None:
+        """Close the ledger if it was opened here, and delete the secret's file after the last step."""
+        if self._owns_ledger and self._ledger is not None:
+            self._ledger.close()
+        if self._secret_path is not None and ended and self._processes.is_first:
+            self._secret_path.unlink(missing_ok=True)
+
+    def _open_secret(self, secret: Rng | str | os.PathLike[str] | None) -> Rng:
+        if isinstance(secret, Rng):
+            if secret.is_secure:
+                remedy = "Leave it out for a fresh secret, or use Rng.secret()."
+                raise invalid("secret", secret, "a source that can repeat a step", remedy)
+            self._processes.check_equal("secret", digest(secret))
+            return secret
+        if secret is None:
+            key = self._processes.from_first(lambda: os.urandom(_KEY_BYTES).hex())
+        else:
+            self._secret_path = Path(secret)
+            key = self._processes.from_first(lambda: _key_in(Path(secret)))
+        return Rng.secret(bytes.fromhex(key))
+
+    def _open_ledger(self, ledger: Ledger | str | os.PathLike[str] | None) -> str:
+        opened = (
+            ledger if isinstance(ledger, Ledger) else self.plan.open_ledger(None if ledger is None else Path(ledger))
+        )
+        try:
+            check_ledger(self.plan, opened)
+        except BaseException:
+            if self._owns_ledger:
+                opened.close()
+            raise
+        self._ledger = opened
+        self._limit = self.plan.limit_beside(opened)
+        return opened.name
+
+    def _check_ledger_of(self, state: Mapping[str, Any]) -> None:
+        ledger = self.ledger
+        if ledger.name != state["ledger"]:
+            where = "one in memory" if ledger.path is None else repr(str(ledger.path))
+            raise LedgerError(
+                f"Expected the ledger that counted the {state['position']} steps of the checkpoint, got {where}. "
+                f"Without it nothing is guaranteed: pass its path as {setting('ledger')}, or train from the beginning."
+            )
+        runs = [(str(name), int(first)) for name, first in state["runs"]]
+        ends = [first for _, first in runs[1:]] + [int(state["position"])]
+        for (name, first), end in zip(runs, ends, strict=True):
+            for step in range(first, end):
+                event, step_name = self.plan.step_cost(step)
+                if not ledger.holds(f"{name} {step_name}"):
+                    raise LedgerError(
+                        f"Expected step {step} of the checkpoint in the ledger {str(ledger.path)!r}, which does not "
+                        "hold it. It is an older copy; restore the ledger, or train from the beginning."
+                    )
+        if self._limit is not None:
+            event, _ = self.plan.step_cost(0)
+            for spent in ledger.names:
+                if spent.partition(" ")[0] in dict(runs):
+                    self._limit.spend(event, spent)
+
+    def _new_name(self) -> str:
+        return self._processes.from_first(lambda: secrets.token_hex(_NAME_BYTES))
+
+
+def _key_in(path: Path) -> str:
+    """Return the key in a private file, which is made if it is not there."""
+    try:
+        if not path.exists():
+            write_atomic(path, os.urandom(_KEY_BYTES).hex(), replace=False)
+        key = bytes.fromhex(path.read_text(encoding="ascii"))
+        is_private = path.stat().st_mode & 0o077 == 0
+    except (OSError, ValueError):
+        key, is_private = b"", False
+    if len(key) != _KEY_BYTES or not is_private:
+        remedy = (
+            "Name a file that does not exist yet, in a folder of yours, or leave it out for a secret that is not kept."
+        )
+        raise invalid("secret", str(path), "a key of 64 hexadecimal digits that only its owner can read", remedy)
+    return key.hex()
