@@ -85,7 +85,7 @@ class OneOfN(Attack):
         squares: list[float] = []
         clip = Flat(self.clip_norm)
         for j in range(len(candidates)):
-            gradients = _contribution(model, candidates.take([j]), clip if self.noise == "gaussian" else None)
+            gradients = contribution(model, candidates.take([j]), clip if self.noise == "gaussian" else None)
             if set(gradients) != set(seen.gradients):
                 odd = sorted(set(gradients) ^ set(seen.gradients))[0]
                 raise UnsupportedError(
@@ -100,7 +100,7 @@ class OneOfN(Attack):
         return np.array(inner), np.array(squares)
 
 
-def _contribution(model: TextModel, row: Corpus, clip: Clip | None) -> dict[str, Tensor]:
+def contribution(model: TextModel, row: Corpus, clip: Clip | None) -> dict[str, Tensor]:
     """Return the contribution of one candidate to the sum."""
     tape, losses = _forward(model, row)
     record = tape.backward(losses)

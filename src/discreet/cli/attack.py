@@ -23,7 +23,7 @@ from discreet.cli.attack_table import (
 )
 from discreet.cli.options import Device, Json, Seed, SourceOptions, Threads, generated, parse_settings, use_threads
 from discreet.cli.output import as_json, console, note, plain, stop_on_interrupt, working
-from discreet.core.errors import spelled, whole
+from discreet.core.errors import invalid, spelled, whole
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
 
@@ -141,6 +141,10 @@ class AttackOptions:
     plain_references: bool = field(
         default=False, metadata=option("Train reference models without the run's protection.", _MODEL)
     )
+    view: str | None = field(
+        default=None,
+        metadata=option("For a recorded federated run, who attacks: server, wire or client-N.", _RELEASE, "server"),
+    )
     whole_texts: bool = field(
         default=False, metadata=option("Print full texts instead of three lines of each.", "Options")
     )
@@ -174,6 +178,9 @@ def attack(
         from discreet.models.encoder import unknown_words
         from discreet.releases.description import READS
 
+    if run is not None and _is_recorded(run, options):
+        _attack_recorded(run, options, seed, json)
+        return
     name, split = _attack_and_split(options, run)
     fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
     with spelled(set_by("--set", fields)):
@@ -237,6 +244,44 @@ def attack(
         as_json({**_values(request, results, protections), "loading": loading})
         return
     _show(results, protections, loading)
+
+
+def _is_recorded(run: Path, options: AttackOptions) -> bool:
+    """Return whether the recorded messages of a federated run are attacked, and not a new release."""
+    from discreet.experiment.recorded import has_record
+
+    recorded = has_record(run) and options.protect is None and options.data is None
+    if options.view is not None and not recorded:
+        remedy = "Train with `discreet federate --record`, and attack without --data and --protect."
+        raise invalid("view", options.view, "used for a recorded federated run", remedy)
+    return recorded
+
+
+def _attack_recorded(run: Path, options: AttackOptions, seed: int, json: bool) -> None:
+    """Attack the recorded messages of a federated run."""
+    from discreet.cli.attack_table import reading, summary
+    from discreet.experiment.attack import metrics_for
+    from discreet.experiment.recorded import SERVER_VIEW, attack_recorded
+
+    name = options.attack or "dager"
+    fields = [one.name for one in dataclasses.fields(attack_class(name)) if one.init]  # type: ignore[arg-type]
+    with spelled(set_by("--set", fields)):
+        chosen = attack_of(name, parse_settings(options.settings or [], "--set"))
+    request = _request(name, chosen, options, seed)
+    view = options.view or SERVER_VIEW
+    note(f"The recorded messages of the run are attacked, as view {view} holds them: the output is for their owner.")
+    if chosen.identifies:
+        with working("comparing candidates"):
+            result = attack_recorded(request, run, view)
+    else:
+        main = metrics_for(chosen, request.metrics)[0]
+        shown = reading(request.examples, main, hidden=json, whole_texts=options.whole_texts)
+        with stop_on_interrupt() as stopping, shown as watch:
+            result = attack_recorded(request, run, view, watch=watch, should_stop=lambda: bool(stopping))
+    if json:
+        as_json(result.as_dict())
+    else:
+        summary(result, console())
 
 
 def _attack_and_split(options: AttackOptions, run: Path | None) -> tuple[str, str | None]:

@@ -2,6 +2,7 @@
 
     FOLDER/record/round-00007/weights.safetensors           what the server sent to all clients of the round
     FOLDER/record/round-00007/update-client-2.safetensors   what client 2 answered, at each stage of the aggregation
+    FOLDER/record/round-00007/total.safetensors             the mean that the server computed
 
 A recorded answer is everything that left the client, and nothing else.
 """
@@ -19,7 +20,7 @@ import torch
 
 from discreet.core.errors import DataError
 from discreet.core.files import load_tensors, save_tensors
-from discreet.federated.aggregation import Payload
+from discreet.federated.aggregation import Payload, Total
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from discreet.federated.server import Outgoing
 
 RECORD = "record"
-_WEIGHTS = "weights.safetensors"
+_WEIGHTS, _TOTAL = "weights.safetensors", "total.safetensors"
 
 
 class Recorder:
@@ -52,14 +53,22 @@ class Recorder:
             path = folder / f"{stage}-client-{client}.safetensors"
             save_tensors(_tensors(answer.arrays), path, {"message": json.dumps(about, default=str)})
 
+    def add_total(self, number: int, total: Total) -> None:
+        """Write the mean of a round and who is in it, which the server knows however it was summed."""
+        folder = self.folder / f"round-{number:05d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(_tensors(total.mean()), folder / _TOTAL, {"clients": json.dumps(list(total.clients))})
+
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """The messages of one round: the weights that were sent, and the answers by stage and client."""
+    """The messages of one round: the weights that were sent, the answers by stage and client, and the mean."""
 
     number: int
     weights: dict[str, Tensor]
     answers: dict[tuple[str, int], dict[str, Tensor]]
+    total: dict[str, Tensor]
+    counted: tuple[int, ...]
 
 
 def read_rounds(folder: Path) -> list[RecordedRound]:
@@ -77,7 +86,9 @@ def _read_round(folder: Path) -> RecordedRound:
         tensors, metadata = load_tensors(path)
         about = json.loads(metadata["message"])
         answers[about["stage"], int(about["client"])] = tensors
-    return RecordedRound(int(folder.name.removeprefix("round-")), weights, answers)
+    total, about = load_tensors(folder / _TOTAL) if (folder / _TOTAL).exists() else ({}, {})
+    counted = tuple(json.loads(about.get("clients", "[]")))
+    return RecordedRound(int(folder.name.removeprefix("round-")), weights, answers, total, counted)
 
 
 def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:

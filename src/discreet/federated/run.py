@@ -105,7 +105,7 @@ def federate(settings: Federation, out: Path, options: FederateOptions | None = 
         result = run_processes(settings, workspace, options)
     if result is None:
         return {"out": str(out), "finished": False}
-    return write_run(settings, corpus, workspace, out, result, time.monotonic() - start, options.cache)
+    return write_run(settings, corpus, workspace, out, result, time.monotonic() - start, options)
 
 
 def run_in_process(
@@ -147,7 +147,7 @@ def write_run(
     out: Path,
     result: dict[str, Any],
     seconds: float,
-    cache: Path | None = None,
+    options: FederateOptions,
 ) -> dict[str, Any]:
     """Write the run folder of a finished federation, and return its result."""
     model = settings.build()
@@ -165,7 +165,7 @@ def write_run(
         if masked:  # the model reads masked vectors, and only clients have masks
             utility = {**utility, "utility": mean_utility(clients, model.task), "evaluated_on": "validation"}
         else:
-            rows = ready(model, with_label_names(corpus.split("validation"), settings.target), cache)
+            rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)
             quality = assess(model, rows)
             utility = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": "validation"}
     values = {
@@ -174,6 +174,7 @@ def write_run(
         **utility,
         "guarantee": None if stated is None else {**stated.as_dict(), "sentence": stated.sentence()},
         "client_guarantee": result.get("client_guarantee"),
+        "tls": options.tls and not options.in_process,
         "steps": result["steps"],
         "rounds": result["rounds"],
         "clients": clients,

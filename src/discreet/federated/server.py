@@ -248,6 +248,8 @@ class Server:
                 ledger.spend(aggregation.event, f"round {number}", secure=True)
             try:
                 total = aggregation.collect(about, secret)
+                if self.recorder is not None:
+                    self.recorder.add_total(number, total)
             except RoundError as error:
                 self.log(f"Round {number} failed and is tried again: {error}")
                 failure = error
