@@ -178,7 +178,7 @@ def attack(
         from discreet.models.encoder import unknown_words
         from discreet.releases.description import READS
 
-    if run is not None and _is_recorded(run, options):
+    if _is_recorded(run, options) and run is not None:
         _attack_recorded(run, options, seed, json)
         return
     name, split = _attack_and_split(options, run)
@@ -246,11 +246,11 @@ def attack(
     _show(results, protections, loading)
 
 
-def _is_recorded(run: Path, options: AttackOptions) -> bool:
+def _is_recorded(run: Path | None, options: AttackOptions) -> bool:
     """Return whether the recorded messages of a federated run are attacked, and not a new release."""
     from discreet.experiment.recorded import has_record
 
-    recorded = has_record(run) and options.protect is None and options.data is None
+    recorded = run is not None and has_record(run) and options.protect is None and options.data is None
     if options.view is not None and not recorded:
         remedy = "Train with `discreet federate --record`, and attack without --data and --protect."
         raise invalid("view", options.view, "used for a recorded federated run", remedy)

@@ -21,6 +21,7 @@ import torch
 from discreet.core.errors import DataError
 from discreet.core.files import load_tensors, save_tensors
 from discreet.federated.aggregation import Payload, Total
+from discreet.federated.client import FINISH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,9 @@ class Recorder:
         first = next(iter(sent.values()), None)
         if first is None or "round" not in first.values:
             return
-        folder = self.folder / f"round-{int(first.values['round']):05d}"
+        # The final weights are those that the next round would begin with.
+        number = int(first.values["round"]) + (stage == FINISH)
+        folder = self.folder / f"round-{number:05d}"
         folder.mkdir(parents=True, exist_ok=True)
         if first.weights:
             save_tensors(_tensors(first.weights), folder / _WEIGHTS)
