@@ -147,7 +147,7 @@ def test_the_commands_use_every_attack_and_protection() -> None:
     words = [command.get("run", []) for command in commands]
     attacks = {run[run.index("--attack") + 1] for run in words if "--attack" in run}
     protections = {run[run.index("--protect") + 1] for run in words if run[:1] == ["train"] and "--protect" in run}
-    assert attacks == set(ATTACKS) - {"ez-mia", "min-k"}  # the golden run trains no language model
+    assert attacks == set(ATTACKS)
     assert protections >= set(PROTECTIONS)
     assert {"study.toml", "old_keys.toml"} == set(files)
     assert not any("{" in word for run in words for word in run if word != "{server}")
