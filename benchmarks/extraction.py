@@ -75,7 +75,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def trained(asked: argparse.Namespace, epsilon: float | None, spread: bool, seed: int) -> tuple[Scene, dict[str, Any]]:
     """Train a model on the notes with canaries, and return it with what is known of its training."""
-    planting = Planting(asked.canaries, tuple(asked.copies), asked.kind, asked.digits, spread, seed=1)
+    planting = Planting(asked.canaries, tuple(asked.copies), asked.kind, asked.digits, spread, seed=seed + 1)
     language = asked.task == "lm"
     corpus = notes(asked.rows)
     corpus = corpus.unlabelled() if language else corpus

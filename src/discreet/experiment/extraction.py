@@ -279,22 +279,20 @@ def candidate_losses(
 
     For a language model it is the sum over all tokens, for a classifier that of the planted label.
     """
-    texts: dict[str, int] = {}
-    places = []
-    for canary, one in zip(canaries, candidates, strict=True):
-        places.append([texts.setdefault(canary.with_secret(secret), len(texts)) for secret in one.secrets])
+    lists = [[canary.with_secret(one) for one in c.secrets] for canary, c in zip(canaries, candidates, strict=True)]
+    names = sorted({text for texts in lists for text in texts})  # the same order for all canaries of a space
+    place = {text: row for row, text in enumerate(names)}
     by_label: dict[Any, Floats] = {}
     read: list[Floats | Vectors] = []
-    names = list(texts)
     for start in range(0, len(names), _CHUNK):
         progress("scoring candidates", start, len(names))
         read.append(_read(model, names[start : start + _CHUNK], cache))
     result = []
-    for canary, rows in zip(canaries, places, strict=True):
+    for canary, texts in zip(canaries, lists, strict=True):
         target = canary.label if model.task == "classification" else canary.score
         if target not in by_label:
             by_label[target] = np.concatenate([_losses(model, part, target) for part in read])
-        result.append(by_label[target][rows])
+        result.append(by_label[target][[place[text] for text in texts]])
     return result
 
 
