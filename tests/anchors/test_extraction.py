@@ -43,6 +43,10 @@ def test_no_noise_is_no_bound_and_much_noise_is_chance() -> None:
     assert most_exposure(GaussianDpEvent(1e6), 1024) == pytest.approx(chance_exposure(1024), rel=0.02)
 
 
+def test_the_bound_exists_for_spaces_that_cannot_be_enumerated() -> None:
+    assert 3.2 < most_exposure(GaussianDpEvent(1.0), 4900**8) < 3.4
+
+
 def test_extraction_by_hand() -> None:
     """Hayes et al. 2024: n >= log(1 - p) / log(1 - q). At q = 0.01: 10.5, 69.0 and 229.1 samples for 0.1, 0.5, 0.9."""
     needed = [math.exp(log_trials(math.log(0.01), p)) for p in (0.1, 0.5, 0.9)]

@@ -1,10 +1,22 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
-from discreet.data.canaries import Space, plant_labels, plant_secrets, planted
+from discreet.data.canaries import (
+    LABELS,
+    Planting,
+    Space,
+    plant_labels,
+    plant_secrets,
+    planted,
+    read_canaries,
+    write_canaries,
+)
 from discreet.data.corpus import Corpus
 from discreet.data.notes import notes
 
@@ -100,3 +112,41 @@ def test_bad_canaries_are_refused() -> None:
     corpus, canaries = plant_secrets(PLAIN, 2, Rng(0))
     with pytest.raises(DataError, match="canary-1 not to be in corpus"):
         planted(corpus, canaries)
+
+
+@pytest.mark.parametrize("corpus", [PLAIN, notes(100)], ids=["rows", "units"])
+def test_copies_are_one_unit_or_spread_over_as_many(corpus: Corpus) -> None:
+    before = corpus.unit_count
+    together, canaries = Planting(3, (1, 4), seed=2).plant(corpus)
+    assert together.unit_count == before + 6 and len(together) == len(corpus) + 3 * 5
+    spread, same = Planting(3, (1, 4), spread=True, seed=2).plant(corpus)
+    assert same == canaries and spread.unit_count == before + 15
+    assert [canary.copies for canary in canaries] == [1, 4] * 3
+    for canary in canaries:
+        rows = [row for row, text in enumerate(together.texts) if text == canary.text]
+        assert len({int(together.unit_index[row]) for row in rows}) == 1 and len(rows) == canary.copies
+
+
+def test_secrets_differ_without_a_seed_and_repeat_with_one() -> None:
+    first, second = (Planting(5, digits=6).plant(PLAIN)[1] for _ in range(2))
+    assert {one.secret for one in first} != {one.secret for one in second}
+    assert Planting(5, seed=1).plant(PLAIN)[1] == Planting(5, seed=1).plant(PLAIN)[1]
+
+
+@pytest.mark.parametrize("kind", ["secrets", LABELS])
+def test_canaries_survive_their_file_which_only_the_owner_can_read(kind: str, tmp_path: Path) -> None:
+    _, canaries = Planting(3, (1, 2), kind=kind, seed=1).plant(PLAIN)
+    path = tmp_path / "a.canaries.json"
+    write_canaries(path, canaries)
+    assert read_canaries(path) == canaries and path.stat().st_mode & 0o077 == 0
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="Train the run again"):
+        read_canaries(path)
+    with pytest.raises(DataError, match="Expected canaries in"):
+        read_canaries(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("values", [{"count": 0}, {"count": 1, "copies": ()}, {"count": 1, "copies": (2, 2)}])
+def test_settings_of_a_planting_are_checked(values: dict[str, Any]) -> None:
+    with pytest.raises(SettingError):
+        Planting(**values)

@@ -169,6 +169,7 @@ def test_extraction_of_a_language_model(language_scene: Scene) -> None:
     for row in result.details["training"].values():
         assert row == sorted(row)
     assert result.leakages[0].chance is not None and "1,000 samples" in result.verdict
+    assert result.leakages[-1].chance == pytest.approx(1 - (1 - 1 / 98) ** 100)
 
 
 def test_texts_that_are_too_short_are_rejected_with_the_remedy(language_scene: Scene) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from discreet.report.figures import Axis, Figure, Line, Mark, around, number
+from discreet.core.types import Trial
+from discreet.report.figures import Axis, Figure, Line, Mark, around, exposure_by_copies, most_of, number
 from discreet.report.words import verdict
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
@@ -66,3 +68,25 @@ def test_the_verdict_says_proven_only_of_what_is() -> None:
 def test_no_setting_that_keeps_the_rule_is_said_plainly() -> None:
     told = verdict([point("none", 0.99, 0.9)], None, Goal("one-of-n/identified", ceiling=0.05), "accuracy")
     assert "do not release with any of them" in told[1]
+
+
+def test_exposure_is_drawn_against_copies_with_chance_and_bound() -> None:
+    rows = [
+        {"copies": copies, "mean": mean, "low": mean - 0.5, "high": mean + 0.5, "chance": 1.44, "bound": bound}
+        for copies, mean, bound in ((1, 1.7, 3.0), (10, 3.7, 3.0), (100, 7.8, 3.0))
+    ]
+    details = {"attacks": {"exposure": {"details": {"exposure": rows}}, "loss": {}}}
+    trial = Trial(settings={}, seed=0, utility={}, details=details)
+    exposed = dataclasses.replace(point("dp-sgd", 0.1, 0.9), trials=(trial,))
+    figure = exposure_by_copies([exposed])
+    assert figure is not None and {line.style for line in figure.lines} == {"chance", "solid", "bound"}
+    assert [mark.y for mark in figure.marks] == [1.7, 3.7, 7.8] and figure.y.high > 8.3
+    ElementTree.fromstring(str(figure.svg("e")))
+    bare = dataclasses.replace(exposed, trials=(dataclasses.replace(trial, details={}),))
+    assert exposure_by_copies([bare]) is None
+
+
+def test_the_axis_of_a_leakage_in_bits_is_longer_than_one() -> None:
+    name = "one-of-n/identified"
+    assert most_of([point("a", 0.3, 0.9)], name) == 1.0
+    assert most_of([point("a", 7.0, 0.9)], name) > 7.01

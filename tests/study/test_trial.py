@@ -67,3 +67,25 @@ def test_a_cache_that_cannot_be_written_costs_time_and_no_trial(
     object.__setattr__(scene, "cache", {})
     object.__setattr__(scene, "model", None)
     assert scene.gram(texts) is computed
+
+
+@pytest.mark.parametrize("epsilon", [None, 3.0])
+def test_canaries_are_planted_in_a_trial_and_their_exposure_is_measured(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], epsilon: float | None
+) -> None:
+    settings = {
+        "data": {"source": str(toy_csv)},
+        "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
+        "training": {"epochs": 1, "batch_size": 16},
+        "protection": {"name": "none"} if epsilon is None else {"name": "dp-sgd", "epsilon": epsilon},
+        "attacks": [{"name": "exposure"}],
+        "canaries": {"count": 3, "copies": [1, 4], "digits": 2},
+    }
+    trial = run_trial(Planned("a", settings, 0))
+    leakage = {one.metric: one for one in trial.leakages}["exposure/exposure"]
+    assert leakage.n == 6 and trial.details["scopes"]["exposure/exposure"] == "model"
+    table = trial.details["attacks"]["exposure"]["details"]["exposure"]
+    assert [row["copies"] for row in table] == [1, 4]
+    assert all((row["bound"] is None) is (epsilon is None) for row in table)
+    assert ("exposure/exposure" in trial.details["bounds"]) is (epsilon is not None)
+    assert run_trial(Planned("a", settings, 0)).leakages == trial.leakages

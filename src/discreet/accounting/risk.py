@@ -88,8 +88,9 @@ def most_exposure(
     (3.22, 1.46)
     """
     whole("candidates", candidates, 2)
-    ranks = np.unique(np.concatenate([np.arange(1, 65), np.geomspace(64, candidates, 400).astype(int)]))
-    ranks = ranks[ranks <= candidates]
+    ranks = np.arange(1.0, min(candidates, 64) + 1)
+    if candidates > len(ranks):
+        ranks = np.concatenate([ranks, np.geomspace(64, float(candidates), 400)[1:]])
     grid = ranks / candidates
     success = most_true_positives_at(event, grid.tolist(), adjacency)
     bound = success

@@ -33,6 +33,7 @@ from discreet.attacks.extraction.discoverable import (
     suffix_log_probabilities,
 )
 from discreet.attacks.extraction.exposure import (
+    FITTED,
     CanaryExposure,
     Candidates,
     Exposure,
@@ -158,7 +159,8 @@ def measure_exposure(
     table: list[dict[str, Any]] = []
     for copies, places in sorted(groups.items()):
         units = copies if spread else 1
-        bound = None if certified is None else most_exposure(certified[0], size, certified[1], copies=units)
+        space = max(_ranked_among(exposures[place]) for place in places)
+        bound = None if certified is None else most_exposure(certified[0], space, certified[1], copies=units)
         leakage = _mean_exposure(f"{EXPOSURE}_{copies}", [exposures[place] for place in places], rng)
         table.append(
             {
@@ -180,7 +182,7 @@ def measure_exposure(
     if certified is not None and not spread:
         event, adjacency = certified
         bounds = {
-            EXPOSURE: most_exposure(event, size, adjacency),
+            EXPOSURE: most_exposure(event, max(map(_ranked_among, exposures)), adjacency),
             NAMED: most_true_positives(event, 1 / size, adjacency),
         }
     if len(groups) > 1:
@@ -202,6 +204,11 @@ def measure_exposure(
     }
     given = [f"the texts of {len(canaries)} canaries without their secrets, and {size:,} candidates for each"]
     return Measured(tuple(leakages), _exposure_verdict(table, details, spread), given, details, bounds)
+
+
+def _ranked_among(one: Exposure) -> int:
+    """Return the number of secrets that an exposure is a rank among: a fit extrapolates to the whole space."""
+    return round(2**one.largest) if one.method == FITTED else one.candidates
 
 
 def p_value(exposures: Sequence[Exposure]) -> float:
@@ -436,12 +443,13 @@ def _extract_canaries(model: LanguageModel, target: Target, sampling: Sampling) 
     logs = suffix_log_probabilities(model, prompts, sampling)
     values = [extracted_within(float(log), _CANARY_SAMPLES) for log in logs]
     size = min(canary.space.size for canary in canaries) - len(canaries) + 1
-    chance = min(1.0, _CANARY_SAMPLES / size)
+    chance = extracted_within(-math.log(size), _CANARY_SAMPLES)  # every secret equally likely
     low, high = score_interval(values, rng=Rng(0).fork("canaries"))
     mean = float(np.mean(values))
     spread = target.choices.canaries is not None and target.choices.canaries.spread
     certified = None if spread else proven(target)
-    bound = None if certified is None else most_true_positives(certified[0], chance, certified[1])
+    guesses = min(1.0, _CANARY_SAMPLES / size)
+    bound = None if certified is None else most_true_positives(certified[0], guesses, certified[1])
     return Leakage(CANARIES_EXTRACTED, mean, low, high, len(values), chance), bound
 
 

@@ -184,7 +184,7 @@ _TABLE = {
     Category.RECORD: "record numbers",
     Category.TELEPHONE: "telephone numbers",
 }
-FREE_TEXT = "free text, 8 words in a row"
+FREE_TEXT = "8 words in a row"  # free text
 _FREE_WORDS = 8
 
 
