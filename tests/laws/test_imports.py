@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 NO_TORCH = {"accounting"}
 ONLY_ROOM: dict[str, set[str]] = {
+    "cryptography": {"federated"},
     "flwr": {"federated"},
     "orjson": {"explorer", "serving"},
     "starlette": {"explorer", "serving"},
@@ -49,6 +50,7 @@ ONLY_ROOM: dict[str, set[str]] = {
     "opacus": set(),
     "peft": {"models"},
     "ray": {"study"},
+    "tenseal": {"core"},
 }
 
 

@@ -141,16 +141,22 @@ class FixedPoint:
         """The largest size of a number that can be encoded."""
         return min(self.ring.limit // self.terms, _STEPS) * self.step
 
-    def encode(self, values: Any) -> Words:
-        """Return numbers rounded to the nearest step; NaN and numbers above `largest` are rejected."""
-        numbers = np.asarray(values, dtype=np.float64).reshape(-1)
-        largest = float(np.abs(numbers).max(initial=0.0))
-        if not largest <= self.largest:
-            raise DataError(
-                f"Expected finite numbers of size at most {self.largest:g}, got {largest:g}. Clip the vector, or use "
-                "fewer fraction bits or a larger ring."
-            )
-        return self.ring.words(np.rint(numbers * 2.0**self.fraction_bits).astype(np.int64))
+    def encode(self, values: Any, factor: float = 1.0) -> Words:
+        """Return numbers times a factor, rounded to the nearest step; NaN and results above `largest` are rejected."""
+        numbers = np.asarray(values).reshape(-1)
+        words = np.empty(len(numbers), dtype=self.ring.dtype)
+        for begin in range(0, len(numbers), _BLOCK):
+            part = numbers[begin : begin + _BLOCK].astype(np.float64)
+            part *= factor
+            largest = float(np.abs(part).max())
+            if not largest <= self.largest:
+                raise DataError(
+                    f"Expected finite numbers of size at most {self.largest:g}, got {largest:g}. Clip the vector, or "
+                    "use fewer fraction bits or a larger ring."
+                )
+            part *= 2.0**self.fraction_bits
+            words[begin : begin + len(part)] = self.ring.words(np.rint(part, out=part).astype(np.int64))
+        return words
 
     def decode(self, words: Words) -> Floats:
         """Return numbers of the ring as floats."""

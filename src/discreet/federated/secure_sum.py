@@ -300,7 +300,7 @@ class _Plan:
 
     def encode(self, arrays: Arrays, weight: float, secret: Rng) -> Words:
         """Return an update in numbers of the ring: its share of the weighted mean, or with noise its clipped sum."""
-        vector = np.concatenate([arrays[name].astype(np.float64).reshape(-1) for name in sorted(arrays)])
+        vector = np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
         if self.noise is not None:
             return self.noise.encode(vector, secret, self.settings.session)
         # The shares of all clients sum to at most 1, so that the sum is at most the largest number.
@@ -311,7 +311,7 @@ class _Plan:
                 f"Expected finite numbers of size at most {limit:g}, got {largest:g}. Use fewer "
                 f"{setting('fraction_bits')} or more {setting('bits')}."
             )
-        return self.fixed.encode(vector * (weight / self.weight))
+        return self.fixed.encode(vector, weight / self.weight)
 
     def decode(self, words: Words) -> npt.NDArray[np.float64]:
         """Return the weighted sum of the survivors' updates."""
