@@ -168,19 +168,19 @@ class SecureSum(Aggregation):
         if stage == "keys":
             local.memory[_FACTS] = _value(request, "facts")
             plan = _Plan.of(self, local.memory[_FACTS], local.round)
-            client = SumClient(local.client, plan.settings, local.secret)
+            client = SumClient(local.client, plan.settings)  # its keys come from the operating system
             return self._answer(client.keys(), client, local)
         if _STATE not in local.memory:
             raise DataError("Expected an unfinished round in this client's memory, got none. Wait for the next round.")
         plan = _Plan.of(self, local.memory[_FACTS], local.round)
-        client = SumClient.resumed(local.client, plan.settings, local.memory[_STATE], local.secret)
+        client = SumClient.resumed(local.client, plan.settings, local.memory[_STATE])
         message = Message.from_bytes(_value(request, _MESSAGE))
         if stage == "shares":
             answer = client.shares(message)
         elif stage == UPDATE:
             self._check_budget(plan.noise, local.memory[_FACTS])
             update = local.update()
-            answer = client.masked(message, plan.encode(update.arrays, update.weight, local.secret))
+            answer = client.masked(message, plan.encode(update.arrays, update.weight))
         elif stage == "confirm":
             answer = client.confirm(message)
             self._check_same(client.survivors, local)
@@ -298,11 +298,11 @@ class _Plan:
         settings = SumSettings(session, number, threshold, size, Ring(aggregation.bits), facts)
         return cls(settings, clients, weight, FixedPoint(settings.ring, aggregation.fraction_bits), noise)
 
-    def encode(self, arrays: Arrays, weight: float, secret: Rng) -> Words:
+    def encode(self, arrays: Arrays, weight: float) -> Words:
         """Return an update in numbers of the ring: its share of the weighted mean, or with noise its clipped sum."""
         vector = np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])
         if self.noise is not None:
-            return self.noise.encode(vector, secret, self.settings.session)
+            return self.noise.encode(vector, Rng.secure(), self.settings.session)
         # The shares of all clients sum to at most 1, so that the sum is at most the largest number.
         largest = float(np.abs(vector).max(initial=0.0))
         limit = (self.fixed.ring.limit - self.clients) * self.fixed.step
