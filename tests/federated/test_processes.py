@@ -15,7 +15,7 @@ import torch
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
-from discreet.federated.processes import Cluster, free_port, make_certificates, node_keys, running
+from discreet.federated.processes import Cluster, free_port, make_certificates, node, node_keys, running
 from discreet.federated.run import run_in_process
 from discreet.federated.settings import Federation
 from discreet.federated.wiretap import wiretap
@@ -46,7 +46,7 @@ def rounds_of(folder: Path) -> int:
 
 
 def test_processes_give_the_model_of_one_process_and_the_wire_holds_no_text(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(clients=2, epochs=1, noise_seed=1, protect=DPSGD(epsilon=8.0))
+    settings = tiny(clients=2, epochs=1, noise_seed=1, protect=DPSGD(noise_multiplier=1.0))
     run_in_process(settings, tmp_path / "one")
     with wiretap() as tap, running(settings, tmp_path / "many", connect_to=tap.forward_to) as cluster:
         wait(cluster, (tmp_path / "many" / "server" / "result.json").exists)
@@ -73,16 +73,15 @@ def test_an_unregistered_node_is_turned_away(tiny: Tiny, tmp_path: Path) -> None
     try:
         cluster.start_superlink()  # registers the key of client 0
         cluster.start_node(0)
-        stranger = cluster.child(
-            "stranger",
-            [
-                sys.executable, "-m", "discreet.federated.node", "supernode",
-                "--superlink", f"127.0.0.1:{cluster.port}", "--host", "127.0.0.1", "--port", str(free_port()),
-                "--isolation", "process", "--superexec-auth-secret-file", str(cluster.folder / "secret"),
-                "--root-certificates", str(cluster.certificates.authority),
-                "--auth-supernode-private-key", str(node_keys(cluster.folder, "stranger")[0]),
-            ],
-        )  # fmt: skip
+        options: dict[str, object] = {"superlink": f"127.0.0.1:{cluster.port}", "host": "127.0.0.1"}
+        options |= {
+            "port": free_port(),
+            "isolation": "process",
+            "superexec-auth-secret-file": cluster.folder / "secret",
+        }
+        options["root-certificates"] = cluster.certificates.authority
+        options["auth-supernode-private-key"] = node_keys(cluster.folder, "stranger")[0]
+        stranger = cluster.child("stranger", node("supernode", options))
         cluster.nodes[99] = stranger
         assert stranger.wait(120) != 0
         refused = (cluster.folder / "stranger.log").read_text()
@@ -141,11 +140,10 @@ def test_children_end_with_their_parent(tmp_path: Path) -> None:
         "end_with_parent; end_with_parent(); print(1, flush=True); time.sleep(60)'], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.kill()
-    parent.wait()
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
     end = time.monotonic() + 30
     while True:
         try:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import DataError, ModelError, SettingError, UnsupportedError
+from discreet.core.errors import DataError, ModelError, OutputError, SettingError, UnsupportedError
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Payload, RoundError
 from discreet.federated.central import CentralDP
@@ -89,7 +89,7 @@ def test_a_run_folder_is_written_and_can_be_used(tiny: Tiny, tmp_path: Path) -> 
 
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(protect=DPSGD(epsilon=8.0), noise_seed=3)
+    settings = tiny(protect=DPSGD(noise_multiplier=1.0), noise_seed=3)
     for number, one in enumerate((settings, settings, dataclasses.replace(settings, noise_seed=4))):
         run_in_process(one, tmp_path / str(number))
     first, same, other = (final(tmp_path / str(number)) for number in range(3))
@@ -202,7 +202,7 @@ def _other_names(answer: Payload) -> Payload:
 
 
 def test_a_round_survives_wrong_updates_and_the_ledger_stays_true(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(protect=DPSGD(epsilon=8.0))
+    settings = tiny(protect=DPSGD(noise_multiplier=1.0))
     clients: list[Any] = clients_of(settings, tmp_path)
     faults = {1: _times(float("nan")), 2: _short, 3: _times(1e9), 4: _fails, 5: _other_names}
     clients[1] = Faulty(clients[1], faults)
@@ -258,7 +258,7 @@ class StoppedError(Exception):
 def test_a_server_that_restarts_continues_and_costs_nothing_twice(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tiny(protect=DPSGD(epsilon=8.0))
+    settings = tiny(protect=DPSGD(noise_multiplier=1.0))
     run_in_process(settings, tmp_path / "whole")
     for number in range(3):  # the same secrets, so that the results can be compared
         folder = client_folder(tmp_path / "parts", number)
@@ -311,6 +311,32 @@ def test_weights_of_another_model_are_rejected(tiny: Tiny, tmp_path: Path) -> No
     client = Client(tiny(), 0, tmp_path / "client")
     with pytest.raises(DataError, match="weights"):
         client.update(Task(1, 0, 1, 8, 10), {"head.weight": np.zeros((2, 2), np.float32)})
+
+
+def test_an_interrupted_run_is_not_deleted_and_resumes(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(protect=DPSGD(noise_multiplier=1.0))
+
+    def stop(report: Any) -> None:
+        if report.round == 3:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        federate(settings, tmp_path / "fed", FederateOptions(in_process=True, watch=stop))
+    with pytest.raises(OutputError, match="unfinished"):
+        federate(settings, tmp_path / "fed", FederateOptions(in_process=True))
+    result = federate(settings, tmp_path / "fed", FederateOptions(in_process=True, resume=True))
+    assert any("Resumed after round 3" in line for line in result["log"])
+    for number in range(3):
+        assert Ledger.read(client_folder(tmp_path / "fed", number) / LEDGER).spends == result["steps"]
+
+
+def test_clients_are_in_the_record_of_the_same_people(tiny: Tiny, tmp_path: Path) -> None:
+    from discreet.training.people import People
+
+    settings = tiny(protect=DPSGD(noise_multiplier=1.0))
+    result = federate(settings, tmp_path / "fed", FederateOptions(in_process=True))
+    records = People().records()
+    assert len(records) == 3 and all(one.finished and one.spends == result["steps"] for one in records)
 
 
 def test_changed_settings_are_not_resumed(tiny: Tiny, tmp_path: Path) -> None:

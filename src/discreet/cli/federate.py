@@ -23,7 +23,7 @@ from discreet.cli.output import (
     working,
 )
 from discreet.cli.train import classes_of, finite, protection_of, task_of
-from discreet.core.errors import invalid, one_of, setting
+from discreet.core.errors import invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import ModelSettings
@@ -297,8 +297,7 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
         paragraph("Privacy of clients: " + Guarantee.from_dict(result["client_guarantee"]).sentence())
     for entry in result["log"][-10:]:
         note(entry)
-    sees = one_of("visible", settings.aggregation.visible, ("each update", "sum"))
-    line(f"The server saw {'each update' if sees == 'each update' else 'only the sum of updates'}.")
+    line(f"The server saw {'only the sum of updates' if settings.aggregation.visible == 'sum' else 'each update'}.")
     line(f"Written to {out} in {result['seconds']:.1f} s, after {result['rounds']} rounds.")
 
 

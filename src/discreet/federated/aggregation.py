@@ -27,7 +27,7 @@ Array = npt.NDArray[np.generic]
 Arrays = Mapping[str, Array]
 Scalar = int | float | str | bytes | bool
 Value = Scalar | list[int] | list[float] | list[str] | list[bytes]
-Visible = Literal["each update", "sum"]
+Visible = Literal["each", "sum"]  # whether the server sees each update, or only their sum
 
 UPDATE = "update"  # the stage in which a client computes its update
 _HUGE = 100.0  # an update is rejected if its norm is this many times the lower median of the round
@@ -188,7 +188,7 @@ class Mean(Aggregation):
     """
 
     name: ClassVar[str] = "mean"
-    visible: ClassVar[Visible] = "each update"
+    visible: ClassVar[Visible] = "each"
 
     def respond(self, stage: str, request: Payload, local: Local) -> Payload:
         """Return the update as it is, with its weight."""

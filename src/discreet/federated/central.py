@@ -60,7 +60,7 @@ class CentralDP(Aggregation):
     rate: float = option_field(1.0, "Probability that a client takes part in a round.", "Aggregation")
     expected: float | None = None  # number of clients in a round, set by `resolve`
     name: ClassVar[str] = "central-dp"
-    visible: ClassVar[Visible] = "each update"
+    visible: ClassVar[Visible] = "each"
 
     def __post_init__(self) -> None:
         """Reject settings outside their range, and settings that do not determine the noise."""

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from discreet.accounting.events import event_to_json
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, whole
 from discreet.core.files import load_tensors, save_tensors, write_atomic
@@ -43,6 +44,7 @@ from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
+from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People
 from discreet.training.plan import TrainingPlan, matched_split
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
@@ -203,14 +205,14 @@ class Client:
         values: dict[str, Value] = {**self.describe(), **self.evaluate(weights)}
         if stated is not None:
             values[GUARANTEE] = json.dumps(stated.as_dict())
-        self.close()
+        self.close(finished=True)
         shutil.rmtree(self.folder / _CACHE, ignore_errors=True)
         return values
 
-    def close(self) -> None:
+    def close(self, *, finished: bool = False) -> None:
         """Close the ledger; the next request opens it again."""
         if self._training is not None:
-            self._training.close()
+            self._training.close(finished=finished)
             self._training = None
 
 
@@ -233,6 +235,7 @@ class _Training:
             raise UnsupportedError(f"Expected a plan of {steps} steps, got {self.plan.steps}. Use fewer epochs.")
         self.peak = self.plan.settings.learning_rate or 0.0
         self.ledger: Ledger | None = None
+        self.entry: Entry | None = None
         secret: Rng | None = None
         if self.plan.protect is not None:
             secret = secret_of(self.folder)
@@ -240,6 +243,8 @@ class _Training:
                 secret = Rng(settings.noise_seed).fork("secret", client.number)
             self.ledger = self.plan.open_ledger(self.folder / LEDGER)
             check_ledger(self.plan, self.ledger)
+            self.entry = self._entry(self.ledger)
+            self.ledger.also = self.entry
             if not secret.is_secret:
                 self.ledger.key = secret_of(self.folder).fork("names").bytes(32)
             if isinstance(self.plan.protect, RepresentationProtection):
@@ -257,6 +262,17 @@ class _Training:
             kind = PrivateStep if isinstance(self.plan.protect, GradientProtection) else HiddenStep
             self.step = kind.of(parts, self.ledger, secret)
         self.name = identity(self.model, self.step.rows, self.plan.settings, self.step.describe(), self.plan.rng, start)
+
+    def _entry(self, ledger: Ledger) -> Entry:
+        """Return the entry of this run in the record of all training runs of the same people on this machine."""
+        plan = self.plan
+        assert plan.protect is not None and plan.delta is not None
+        kind = TRAINING if plan.noise_seed is None else FIXED_SEED
+        planned: dict[str, int] = {}
+        if isinstance(plan.protect, GradientProtection):
+            planned[event_to_json(plan.step_cost(0)[0])] = plan.steps
+        about = About(kind, plan.delta, self.folder, plan.protect.name)
+        return Entry.of(People(), self.client.split, ledger, about, planned)
 
     def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
         """Return the update of a task, and the mean loss if it is not protected."""
@@ -318,9 +334,10 @@ class _Training:
             tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
             save_tensors(tensors, self.folder / _ANSWER, {"request": request})
 
-    def close(self) -> None:
-        """Close the ledger."""
-        if self.ledger is not None:
+    def close(self, *, finished: bool = False) -> None:
+        """Close the ledger, and the record of the same people on this machine."""
+        if self.ledger is not None and self.entry is not None:
+            self.entry.close(finished=finished)
             self.ledger.close()
 
 

@@ -21,6 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+FLAG = 2 * "-"  # how options of Flower's commands begin
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.4
 _ORPHAN_SECONDS = 0.5
 
@@ -143,10 +144,10 @@ def main(arguments: list[str]) -> None:
 
     arrived = threading.Event()
     start_client_internal.time = Pauses(arrived)
-    options = dict(itertools.pairwise(rest))
-    secret = Path(options["--superexec-auth-secret-file"]).read_bytes()
-    certificate = Path(options["--ssl-ca-certfile"]).read_bytes() if "--ssl-ca-certfile" in options else None
-    address = f"{options['--host']}:{options['--port']}"
+    options = {name.removeprefix(FLAG): value for name, value in itertools.pairwise(rest)}
+    secret = Path(options["superexec-auth-secret-file"]).read_bytes()
+    certificate = Path(options["ssl-ca-certfile"]).read_bytes() if "ssl-ca-certfile" in options else None
+    address = f"{options['host']}:{options['port']}"
     answering = threading.Thread(target=answer_messages, args=(address, secret, certificate, arrived), daemon=True)
     answering.start()
     threading.Thread(target=_end_with, args=(answering,), daemon=True).start()

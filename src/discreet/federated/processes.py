@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.errors import ModelError, first_line
 from discreet.core.files import write_atomic
 from discreet.federated.app import write_app
+from discreet.federated.node import FLAG
 from discreet.federated.server import FAILED, LOG, PID, PROGRESS, RESULT, RoundReport
 from discreet.federated.settings import Federation
 
@@ -107,22 +108,21 @@ class Cluster:
     def start_superlink(self) -> None:
         """Start the SuperLink on a free port and wait until it listens."""
         self.port = self.port or free_port()
-        arguments = [sys.executable, "-m", "discreet.federated.node", "superlink"]
-        arguments += ["--host", HOST, "--port", str(self.port)]
+        options: dict[str, object] = {"host": HOST, "port": self.port}
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         connection = [f'address = "{HOST}:{self.port}"']
         if self.certificates is None:
-            arguments.append("--insecure")
+            options["insecure"] = None
             connection.append("insecure = true")
         else:
             own = self.certificates
-            arguments += ["--ssl-certfile", str(own.certificate), "--ssl-keyfile", str(own.key)]
-            arguments += ["--ssl-ca-certfile", str(own.authority), "--enable-supernode-auth"]
+            options |= {"ssl-certfile": own.certificate, "ssl-keyfile": own.key, "ssl-ca-certfile": own.authority}
+            options["enable-supernode-auth"] = None
             connection.append(f'root-certificates = "{own.authority}"')
         text = '[superlink]\ndefault = "local"\n\n[superlink.local]\n' + "\n".join(connection) + "\n"
         write_atomic(home / "config.toml", text)
-        self.superlink = self.child("superlink", arguments)
+        self.superlink = self.child("superlink", node("superlink", options))
         wait_for_port(self.port, self.superlink, self.folder / "superlink.log")
         if self.certificates is not None:
             for client in range(self.settings.clients):
@@ -135,21 +135,21 @@ class Cluster:
         if self.cache is not None:
             values["cache"] = str(self.cache)
         config = " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
-        arguments = [sys.executable, "-m", "discreet.federated.node", "supernode"]
-        arguments += ["--superlink", f"{HOST}:{port}", "--host", HOST, "--port", str(free_port())]
-        arguments += ["--isolation", "process", "--superexec-auth-secret-file", str(self.folder / "secret")]
-        arguments += ["--node-config", config]
+        options: dict[str, object] = {"superlink": f"{HOST}:{port}", "host": HOST, "port": free_port()}
+        options |= {"isolation": "process", "superexec-auth-secret-file": self.folder / "secret"}
+        options["node-config"] = config
         if self.certificates is None:
-            arguments.append("--insecure")
+            options["insecure"] = None
         else:
-            arguments += ["--root-certificates", str(self.certificates.authority)]
-            arguments += ["--auth-supernode-private-key", str(node_keys(self.folder, client)[0])]
-        self.nodes[client] = self.child(f"client-{client}", arguments)
+            options["root-certificates"] = self.certificates.authority
+            options["auth-supernode-private-key"] = node_keys(self.folder, client)[0]
+        self.nodes[client] = self.child(f"client-{client}", node("supernode", options))
 
     def submit(self) -> None:
         """Start the ServerApp, which resumes from its last saved round."""
         (self.workspace / "server" / PID).unlink(missing_ok=True)
-        self.flwr("run", str(self.folder / "app"), "local", "--run-config", f'folder="{self.workspace / "server"}"')
+        run_config = flags({"run-config": f'folder="{self.workspace / "server"}"'})
+        self.flwr("run", str(self.folder / "app"), "local", *run_config)
 
     def flwr(self, *arguments: str) -> None:
         """Run a command of Flower."""
@@ -262,6 +262,20 @@ def report(path: Path, reported: int, watch: Callable[[RoundReport], None]) -> i
     for line in complete[reported:]:
         watch(RoundReport(**json.loads(line)))
     return len(complete)
+
+
+def node(kind: str, options: Mapping[str, object]) -> list[str]:
+    """Return the command of a SuperLink or SuperNode with options of Flower."""
+    return [sys.executable, "-m", "discreet.federated.node", kind, *flags(options)]
+
+
+def flags(options: Mapping[str, object]) -> list[str]:
+    """Return options of Flower's commands; None is a flag without a value.
+
+    >>> [one.removeprefix(FLAG) for one in flags({"port": 8000, "insecure": None})]
+    ['port', '8000', 'insecure']
+    """
+    return [part for name, value in options.items() for part in (FLAG + name, *([] if value is None else [str(value)]))]
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -118,7 +118,8 @@ def workspace_of(out: Path, *, resume: bool) -> Path:
     if resume:
         checkpoint.check_format(workspace)
     if workspace.exists() and not resume:
-        if (workspace / checkpoint.NAME).exists() or any(workspace.glob("ledger*")):
+        # A federated run has those of its server and its clients in folders of their own.
+        if any(workspace.rglob(checkpoint.NAME)) or any(workspace.rglob("ledger*")):
             raise OutputError(
                 f"Expected no unfinished run at {str(workspace)!r}. Resume it ({setting('resume', True)}), or delete "
                 "it to start again."
