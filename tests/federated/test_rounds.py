@@ -155,6 +155,35 @@ def test_every_row_is_at_one_client(tiny: Tiny, partition: str, extra: dict[str,
     assert sorted(text for corpus in corpora for text in corpus.texts) == sorted(whole.texts)
 
 
+def test_a_unit_is_never_divided(tiny: Tiny, tmp_path: Path, toy_rows: list[tuple[str, str]]) -> None:
+    path = tmp_path / "units.csv"
+    path.write_text("text,label,who\n" + "".join(f"{t},{y},{i % 40}\n" for i, (t, y) in enumerate(toy_rows)))
+    data = TextSource(str(path), unit="who")
+    for partition in ("equal", "unit"):
+        settings = tiny(data=data, partition=partition)
+        units = [set(settings.corpus_of(client).split("train").units or ()) for client in range(3)]
+        assert not units[0] & units[1] and not units[1] & units[2] and not units[0] & units[2]
+    with pytest.raises(SettingError, match="partition"):
+        tiny(data=data, partition="dirichlet").corpus_of(0)
+
+
+def test_a_client_that_is_gone_at_the_end_still_counts(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Client.finish
+
+    def gone(client: Client, task: Task, weights: Any) -> Any:
+        if client.number == 1:
+            raise DataError("gone")
+        return finish(client, task, weights)
+
+    monkeypatch.setattr(Client, "finish", gone)
+    result = federate(tiny(protect=DPSGD(epsilon=4.0)), tmp_path / "fed", FederateOptions(in_process=True))
+    own = Ledger.read(client_folder(tmp_path / "fed", 1) / LEDGER)
+    assert set(result["clients"]) == {0, 2} and own.spends == result["steps"]
+    assert result["guarantee"]["epsilon"] >= own.guarantee(own.budget.delta).epsilon  # type: ignore[union-attr]
+
+
 def test_each_client_reads_its_own_file(tiny: Tiny, tmp_path: Path, toy_rows: list[tuple[str, str]]) -> None:
     files = []
     for client in range(3):

@@ -181,6 +181,7 @@ def settings_for(
     from discreet.catalog import aggregation_from_table
     from discreet.core.settings import parse
     from discreet.data.sources import TextSource
+    from discreet.experiment.training import RunRequest, check_private_labels
     from discreet.federated.settings import EQUAL, FILES, GRADIENTS, UNIT, Federation
     from discreet.training.plan import model_settings
 
@@ -207,7 +208,7 @@ def settings_for(
         task, names = ("lm", ()) if data.task == "unlabelled" else (data.task or "classification", data.label_names)
         if task == "classification" and not names:
             raise invalid("classes", None, "set for an app", "Clients must agree on the class names.")
-        units = 1
+        units, corpora = 1, []
         files, partition = ("",) * clients, FILES
     else:
         sources = [replace(data, source=file) for file in files] or [data]
@@ -216,6 +217,9 @@ def settings_for(
         names = corpora[0].label_names
         units = sum(one.split("train").unit_count for one in corpora if "train" in one.split_names) or 1
     chosen = model_settings(model, protect, units, "lm" if task == "lm" else options.task)
+    if protect is not None:
+        for one in corpora:
+            check_private_labels(RunRequest(data, chosen, TrainSettings(), protect), one)
     table_ = {"name": options.aggregation, **parse_settings(options.aggregation_settings or [], "--aggregation-set")}
     return Federation(
         data=data,

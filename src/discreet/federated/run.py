@@ -19,19 +19,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from discreet.accounting.ledger import Ledger
 from discreet.core.errors import ExtraError, ModelError
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
 from discreet.federated.client import GUARANTEE, Client, guarantee_of
-from discreet.federated.server import FINAL, LOG, RESULT, RoundReport
+from discreet.federated.server import FINAL, LOG, RESULT, SCHEDULE, RoundReport, Schedule
 from discreet.federated.settings import Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
 from discreet.protections.base import RepresentationProtection
-from discreet.training.checkpoint import trained
+from discreet.training.checkpoint import LEDGER, trained
 from discreet.training.encode import ready
 from discreet.training.evaluate import assess
+from discreet.training.plan import delta_for
 from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
@@ -155,7 +157,10 @@ def write_run(
     model.eval()
     protect = settings.protect
     clients = {int(number): dict(values) for number, values in result["clients"].items()}
-    stated = largest([guarantee_of(values) for values in clients.values()])
+    guarantees = [guarantee_of(values) for values in clients.values()]
+    if protect is not None:  # a client that did not answer at the end has a ledger all the same
+        guarantees += [in_ledger(workspace, one) for one in range(settings.clients) if one not in clients]
+    stated = largest(guarantees)
     for values in clients.values():
         if GUARANTEE in values:
             values[GUARANTEE] = json.loads(values[GUARANTEE])
@@ -204,6 +209,17 @@ def load_final(model: TextModel, folder: Path) -> None:
     tensors, _ = load_tensors(folder / FINAL)
     for name, parameter in trained(model).items():
         parameter.data.copy_(tensors[name])
+
+
+def in_ledger(workspace: Path, client: int) -> Guarantee | None:
+    """Return the guarantee of a client's ledger on this machine, or None if it spent nothing."""
+    path = client_folder(workspace, client) / LEDGER
+    if not path.exists():
+        return None
+    statement = Ledger.read(path)
+    schedule = Schedule.of_text((workspace / SERVER / SCHEDULE).read_text(encoding="utf-8"))
+    delta = delta_for(schedule.sizes[client]) if statement.budget is None else statement.budget.delta
+    return statement.guarantee(delta) if statement.spends else None
 
 
 def largest(guarantees: list[Guarantee | None]) -> Guarantee | None:

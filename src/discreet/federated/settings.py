@@ -185,6 +185,11 @@ def divided(corpus: Corpus, settings: Federation) -> tuple[Corpus, ...]:
     train = np.flatnonzero([name == "train" for name in corpus.splits])
     rest = np.flatnonzero([name != "train" for name in corpus.splits])
     split, clients, seed = corpus.take(train), settings.clients, settings.seed
+    if settings.partition == DIRICHLET and corpus.units is not None:
+        remedy = (
+            f"Rows of one {corpus.unit_name} would be at several clients, and its epsilons would add up; use {UNIT!r}."
+        )
+        raise invalid("partition", DIRICHLET, f"{UNIT!r} if a column names units", remedy)
     if settings.partition == DIRICHLET:
         parts = dirichlet_clients(split, clients, settings.concentration, seed=seed)
     elif settings.partition == UNIT or corpus.units is not None:
