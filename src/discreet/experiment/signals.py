@@ -102,10 +102,11 @@ def token_scores(
     before = None if pretrained is None else np.zeros(target.shape)
     for rows in by_length(tokens.lengths, _TOKENS_AT_ONCE[model.device.type]):
         values, best, mask = _token_scores(model, tokens, rows, precision)
-        columns = values.shape[1]
-        target[rows, :columns], hits[rows, :columns], real[rows, :columns] = values, best, mask
+        columns = min(values.shape[1], width)  # on a GPU batches are padded to fixed lengths
+        target[rows, :columns], hits[rows, :columns] = values[:, :columns], best[:, :columns]
+        real[rows, :columns] = mask[:, :columns]
         if before is not None and pretrained is not None:
-            before[rows, :columns] = _token_scores(pretrained, tokens, rows, precision)[0]
+            before[rows, :columns] = _token_scores(pretrained, tokens, rows, precision)[0][:, :columns]
     return TokenScores(target, hits, real, before)
 
 
