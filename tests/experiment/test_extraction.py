@@ -11,14 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from discreet.accounting.events import GaussianDpEvent
-from discreet.attacks.extraction.exposure import ENUMERATED, Exposure
+from discreet.attacks.extraction.exposure import ENUMERATED, CanaryExposure, Exposure
 from discreet.catalog import attack_of
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng
-from discreet.data.canaries import Canary, Planting, canaries_path, read_canaries
+from discreet.core.types import Guess, Knowledge, ModelRelease
+from discreet.data.canaries import Canary, Planting, canaries_path, planted, read_canaries
 from discreet.data.corpus import Corpus
-from discreet.data.notes import LABEL_NAMES
+from discreet.data.notes import LABEL_NAMES, notes
 from discreet.data.sources import TextSource
 from discreet.experiment import (
     AttackRequest,
@@ -32,6 +33,7 @@ from discreet.experiment import (
 )
 from discreet.experiment.extraction import measure_exposure, p_value, secret_prompt, typical_words
 from discreet.experiment.scene import Target
+from discreet.experiment.training import RunOptions, with_canaries
 from discreet.models.encoder import quiet
 from discreet.models.language_model import LanguageModel
 from discreet.models.model_settings import ModelSettings
@@ -64,6 +66,28 @@ def test_a_run_with_canaries_keeps_its_secrets_beside_its_folder(run: Path) -> N
     assert [canary.copies for canary in canaries] == [1, 60] * 4
     inside = b"".join(one.read_bytes() for one in run.rglob("*") if one.is_file() and one.suffix in {".toml", ".json"})
     assert not any(canary.text.encode() in inside for canary in canaries)
+
+
+def test_a_resumed_run_plants_the_same_canaries(run: Path) -> None:
+    corpus = notes(60)
+    resumed = with_canaries(Planting(4, (1, 60), digits=2), corpus, run, RunOptions(resume=True))
+    assert resumed.texts == planted(corpus, read_canaries(canaries_path(run))).texts
+    assert len(resumed) == 60 + 4 * 61
+
+
+def test_the_attack_is_given_losses_and_no_secret(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[Knowledge] = []
+    original = CanaryExposure.run
+
+    def spy(self: CanaryExposure, seen: ModelRelease, knows: Knowledge, rng: Rng) -> Guess:
+        passed.append(knows)
+        return original(self, seen, knows, rng)
+
+    monkeypatch.setattr(CanaryExposure, "run", spy)
+    attacked(run, "exposure")
+    (knows,) = passed
+    assert list(knows.extra) == ["canaries"]
+    assert all(isinstance(row, np.ndarray) and row.shape == (93,) for row in knows.extra["canaries"])
 
 
 def test_exposure_of_a_run(run: Path) -> None:

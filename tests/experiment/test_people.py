@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from discreet.catalog import attack_of
+from discreet.attacks.base import Attack
+from discreet.catalog import attack_class, attack_of
 from discreet.core.errors import DataError, DiscreetError, SettingError
 from discreet.core.randomness import Rng
+from discreet.core.types import Guess, Knowledge
 from discreet.data.corpus import Corpus
 from discreet.data.notes import notes, patients_of, public_names, secrets_of, without_identifiers
 from discreet.experiment import AttackRequest, AttackResult, Scene, run_attack
 from discreet.experiment.people import owners_of
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dp_sgd import DPSGD
+from discreet.releases.protected import protection_of
 
 NOTES = notes(120)
 
@@ -100,6 +103,34 @@ def test_a_register_of_your_own(scene: Scene, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("p1\np2\np3\np4\n")
     assert run(own, "pseudonyms", 4, dictionary=str(names)).leakages[0].value == 1.0
+
+
+@pytest.mark.parametrize(("name", "values"), [("ldp", {"epsilon": 50.0}), ("texthide", {"mix": 2, "masks": 4})])
+def test_attributes_of_protected_vectors(scene: Scene, name: str, values: dict[str, object]) -> None:
+    protect = protection_of(name, scene.model, values, delta=1e-5, batch_size=20)
+    attack = attack_of("attribute", {"attribute": "sex"})
+    request = AttackRequest(attack, protect, name="attribute", examples=20, batch_size=20, noise_seed=0)
+    result = run_attack(request, scene)
+    assert result.leakages[0].n == 20 and result.release["protection"]["name"] == name
+
+
+@pytest.mark.parametrize("name", ["linkage", "pseudonyms", "attribute"])
+def test_the_attack_is_not_given_the_answer(scene: Scene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No true name, record or telephone number is in what is seen or known, except as one of many to try."""
+    passed: list[tuple[object, Knowledge]] = []
+    kind = attack_class(name)
+    original = kind.run
+
+    def spy(self: Attack, seen: object, knows: Knowledge, rng: Rng) -> Guess:
+        passed.append((seen, knows))
+        return original(self, seen, knows, rng)
+
+    monkeypatch.setattr(kind, "run", spy)
+    run(scene, name, 20)
+    ((seen, knows),) = passed
+    told = repr(seen) + repr({key: value for key, value in knows.extra.items() if key != "dictionary"})
+    assert not any(one in told for secret in secrets_of(NOTES) for one in (secret.name, secret.record, secret.phone))
+    assert not knows.candidates and not knows.auxiliary
 
 
 def test_a_protection_of_gradients_does_not_fit(scene: Scene) -> None:

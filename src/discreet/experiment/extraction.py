@@ -132,9 +132,7 @@ def _expose(
             f"({setting('canaries', 10)}), and keep the file of secrets beside its folder."
         )
     rng = Rng(request.seed).fork("exposure")
-    candidates = [
-        candidates_of(canary, canaries, attack.candidates, rng.fork("candidates", canary.name)) for canary in canaries
-    ]
+    candidates = [candidates_of(canary, canaries, attack.candidates, rng.fork("candidates")) for canary in canaries]
     losses = candidate_losses(scene.model, canaries, candidates, progress, target.cache)
     knows = Knowledge(scene.model, extra={Need.CANARIES.value: losses})
     guess = attack.run(ModelRelease(scene.model, guarantee=target.guarantee), knows, rng.fork("attack"))

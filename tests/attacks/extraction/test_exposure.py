@@ -94,6 +94,8 @@ def test_a_sample_of_a_large_space_has_the_secret_at_a_random_place() -> None:
         assert found.secrets[found.truth] == planted[0].secret
         places.append(found.truth)
     assert len(set(places)) > 10
+    one, other = (candidates_of(canary, planted, 20, Rng(0)) for canary in planted)
+    assert len(set(one.secrets) & set(other.secrets)) == 19  # the sample is shared, the secrets are not
 
 
 def test_the_attack_names_the_candidate_with_the_smallest_loss() -> None:

@@ -151,7 +151,7 @@ def candidates_of(canary: Canary, canaries: Sequence[Canary], most: int, rng: Rn
     """Return the candidates of a canary: all secrets of its space or a sample of them, without those of others.
 
     Given the other canaries' secrets, its own is uniform over the remaining ones, so without memorization every rank is
-    equally likely.
+    equally likely. With the same `rng`, all canaries of a space share one sample, which is then read once.
     """
     space = canary.space
     others = {one.secret for one in canaries if one.space == space} - {canary.secret}
@@ -159,12 +159,14 @@ def candidates_of(canary: Canary, canaries: Sequence[Canary], most: int, rng: Rn
     if space.size <= most:
         secrets = [secret for secret in map(space.secret, range(space.size)) if secret not in others]
         return Candidates(tuple(secrets), secrets.index(canary.secret), remaining)
+    planted = others | {canary.secret}
     sample: dict[str, None] = {}
+    source = rng.fork("sample")
     while len(sample) < most - 1:
-        secret = space.draw(rng)
-        if secret != canary.secret and secret not in others:
+        secret = space.draw(source)
+        if secret not in planted:
             sample[secret] = None
-    place = int(rng.uniform(1)[0] * most)
+    place = int(rng.fork("place", canary.name).uniform(1)[0] * most)
     secrets = list(sample)
     secrets.insert(place, canary.secret)
     return Candidates(tuple(secrets), place, remaining)
