@@ -2,11 +2,14 @@
 
 python -m benchmarks.extraction exposure extraction linkage --model FOLDER --task lm --device cuda --out extraction.json
 python -m benchmarks.extraction exposure --task classifier --seeds 5 --out extraction-classifier.json
+python -m benchmarks.extraction small --model FOLDER                           (writes a small language model)
+python -m benchmarks.extraction exposure --task lm --model FOLDER --learning-rate 2e-3 --out extraction-small.json
 python -m benchmarks.extraction people --out people.json
 
 A language model is trained once without privacy and once at each epsilon, on the notes with canaries planted 1, 10 and
 100 times; all that is asked is measured on these models. `people` needs no training: linkage, pseudonyms and attributes
-on released notes. Each line of results is written to --out as soon as it is there.
+on released notes. `small` trains a causal model of 133,440 weights from scratch on notes of other patients, for a CPU.
+Each line of results is written to --out as soon as it is there.
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.run_folder import RunChoices
 from discreet.training.settings import TrainSettings
 
+_PUBLIC_SEED = 7  # of the notes that the small model is trained on
+
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=("exposure", "extraction", "linkage", "people"))
+    parser.add_argument("what", nargs="+", choices=("exposure", "extraction", "linkage", "people", "small"))
     parser.add_argument("--task", choices=("lm", "classifier"), default="classifier")
     parser.add_argument("--model", help="a folder or name; by default smollm2, or minilm for a classifier")
     parser.add_argument("--train", help="what is trained; by default all of a language model, the head of a classifier")
@@ -185,6 +190,46 @@ def linkages(asked: argparse.Namespace, scene: Scene) -> dict[str, Any]:
     return {"linked": value, "chance": outcome.chance, **outcome.details, "seconds": time.monotonic() - began}
 
 
+def small(asked: argparse.Namespace) -> None:
+    """Write a small causal model that was trained on notes of other patients, as a public model to fine-tune."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    public = notes(1000, seed=_PUBLIC_SEED).unlabelled()
+    end, size = "<|endoftext|>", 800
+    tokenizer = Tokenizer(models.BPE())
+    digits, letters = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[end], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(public.texts, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, bos_token=end, pad_token=end).save_pretrained(
+        asked.model
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=size,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+    ).save_pretrained(asked.model)
+    settings = model_settings({"encoder": asked.model, "train": "all", "max_length": 128}, None, len(public), "lm")
+    model = LanguageModel.load(settings, rng=Rng(0))
+    loop = TrainSettings(epochs=asked.epochs or 10.0, learning_rate=5e-3)
+    train(model, public, TrainingPlan.make(model, public, train=loop))
+    model.network.save_pretrained(asked.model)
+
+
 def people(asked: argparse.Namespace, results: Results) -> None:
     """Link released notes, with more and more known of people, plain and after SanText; reverse pseudonyms."""
     corpus = notes(asked.rows)
@@ -229,7 +274,9 @@ def main(given: list[str] | None = None) -> None:
     results = Results(asked.out)
     if "people" in asked.what:
         people(asked, results)
-    what = [name for name in asked.what if name != "people"]
+    if "small" in asked.what:
+        small(asked)
+    what = [name for name in asked.what if name not in {"people", "small"}]
     budgets: list[float | None] = [*([None] if asked.plain else []), *asked.epsilons]
     for epsilon in budgets if what else []:
         for spread in (False, True) if asked.spread and epsilon is not None else (False,):
