@@ -68,7 +68,7 @@ def run(results: Any, work: Path) -> None:
         federate(settings, folder, FederateOptions(in_process=True))
         for view in ("server", "client-0", "wire"):
             for attack, request in (
-                ("dager", AttackRequest(Dager(), name="dager", examples=12, seconds=60.0)),
+                ("dager", AttackRequest(Dager(), name="dager", examples=12, seconds=30.0)),
                 ("one-of-n", AttackRequest(OneOfN(), name="one-of-n", examples=12, candidates=16)),
             ):
                 about = {"what": "attacks", "way": name, "view": view, "attack": attack}

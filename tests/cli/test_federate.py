@@ -1,5 +1,6 @@
 """`discreet federate`: one command from data or a study to a run folder, and an app to deploy."""
 
+import dataclasses
 import json
 import tomllib
 from collections.abc import Callable
@@ -72,3 +73,5 @@ def test_a_node_with_a_limit_stays_out_of_a_run_that_exceeds_it() -> None:
     assert own.source_of(1).source == "mine.csv" and own.protect == settings.protect
     with pytest.raises(LedgerError, match="at most 3"):
         with_own_settings(settings, 1, {"epsilon": 3.0})
+    with pytest.raises(LedgerError, match="secret"):
+        with_own_settings(dataclasses.replace(settings, noise_seed=0), 1, {"epsilon": 5.0})

@@ -144,7 +144,8 @@ def app_of_file(path: Path) -> ClientApp:
 def with_own_settings(settings: Federation, number: int, node: Mapping[str, Any]) -> Federation:
     """Return the settings with what a node decides for itself: where its text is, and its largest epsilon.
 
-    A node with a limit takes no part in a run without a budget, or with a larger one.
+    A node with a limit takes no part in a run without a budget, with a larger one, or with a fixed seed of the noise:
+    whoever wrote the settings would know the noise.
     """
     import dataclasses
 
@@ -157,6 +158,8 @@ def with_own_settings(settings: Federation, number: int, node: Mapping[str, Any]
         limit, budget = float(node["epsilon"]), None if settings.protect is None else settings.protect.epsilon
         if budget is None or budget > limit:
             raise LedgerError(f"Expected a budget of at most {limit:g} for this client, got {budget}. It stays out.")
+        if settings.noise_seed is not None:
+            raise LedgerError("Expected noise from this client's own secret, got a fixed seed. It stays out.")
     return settings
 
 

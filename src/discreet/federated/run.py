@@ -91,6 +91,8 @@ def federate(settings: Federation, out: Path, options: FederateOptions | None = 
     start, options = time.monotonic(), options or FederateOptions()
     workspace = workspace_of(out, resume=options.resume)
     settings, corpus = settled(settings)
+    for remark in corpus.remarks:
+        options.say(remark)
     begin(workspace)
     path = workspace / SETTINGS
     if path.exists() and Federation.read(path) != settings:
