@@ -76,7 +76,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--max-rows", type=int)
-    parser.add_argument("--profile", type=Path, help="file for a profile of one private step")
+    parser.add_argument("--sides", nargs="+", default=["private", "captured"], choices=["private", "captured"])
+    parser.add_argument("--profile", type=Path, help="file for a profile of one step of the last side")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     cuda = asked.device == "cuda"
@@ -103,7 +104,7 @@ def main() -> None:
     found["plain_seconds"], found["plain_bytes"] = timed(asked.device, asked.steps, plain)
     say(found)
     protect = DPSGD(noise_multiplier=1.0)
-    for side in ("private", "captured"):
+    for side in asked.sides:
         with make_private(model, protect, units=count, batch_size=count, steps=asked.steps + 8) as private:
             begun = time.perf_counter()
             private.check(losses_of, rows[:8])
@@ -125,10 +126,10 @@ def main() -> None:
             found[f"{side}_caveats"] = sorted(private.caveats)
             found[f"{side}_time_ratio"] = found[f"{side}_seconds"] / found["plain_seconds"]
             say(found)
-            if asked.profile is not None and side == "private":
+            if asked.out is not None:
+                asked.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            if asked.profile is not None and side == asked.sides[-1]:
                 profiled(asked.profile, one)
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

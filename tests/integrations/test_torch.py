@@ -116,6 +116,20 @@ def test_the_loop_ends_with_the_weights_of_a_slow_loop_over_units(
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_sums_that_are_released_in_another_order_reach_their_parameters(model: Net, dataset: TensorDataset) -> None:
+    class Backwards(DPSGD):
+        def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
+            return dict(reversed(super().release(sums, rng).items()))
+
+    same = copy.deepcopy(model)
+    for trained_model, protect in ((model, NOISE), (same, Backwards(noise_multiplier=1.0, clip_norm=0.5))):
+        optimizer = adam(trained_model)
+        with make_private(trained_model, protect, units=ROWS, batch_size=10, steps=2, secret=Rng(5)) as private:
+            for part in private.batches(dataset):
+                private.step(losses_of(trained_model, part), optimizer)
+    assert torch.equal(flat(model), flat(same))
+
+
 def test_one_row_is_one_unit_without_ids(model: Net, dataset: TensorDataset) -> None:
     slow = copy.deepcopy(model)
     with make_private(model, NOISE, units=ROWS, batch_size=10, epochs=0.5, secret=Rng(5)) as private:

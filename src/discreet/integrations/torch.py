@@ -523,7 +523,8 @@ class PrivateTraining:
             if self._processes.is_first:
                 released = self.protect.release(released, self._source.fork("noise", self.position))
             released = self._processes.share(released)
-            means = torch._foreach_div(list(released.values()), self.plan.sampler.expected_size(self.plan.units))
+            divisor = self.plan.sampler.expected_size(self.plan.units)
+            means = torch._foreach_div([released[name] for name in self.parameters], divisor)
             for parameter, mean in zip(self.parameters.values(), means, strict=True):
                 parameter.grad = mean.to(parameter.dtype)
         self.position += 1

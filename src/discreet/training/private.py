@@ -187,8 +187,9 @@ class PrivateStep(Step):
         sums, loss, count = gathered
         released = self.protect.release(sums, self.source.fork("noise", step))
         divisor = self.plan.sampler.expected_size(self.count)
-        for parameter_name, parameter in self.parameters.items():
-            parameter.grad = (released[parameter_name] / divisor).to(parameter.dtype)
+        means = torch._foreach_div([released[name] for name in self.parameters], divisor)
+        for parameter, mean in zip(self.parameters.values(), means, strict=True):
+            parameter.grad = mean.to(parameter.dtype)
         self.optimizer.step()
         return loss, count
 
