@@ -62,3 +62,5 @@ def test_noise_of_the_clients_is_in_the_ledger_of_the_server(tiny: Tiny, tmp_pat
     assert stated["certified"] and 4.9 < stated["epsilon"] <= 5.0 and stated["unit"] == "client"
     assert any("keep it secret" in one for one in stated["assumptions"])
     assert not any("trusted" in one for one in stated["assumptions"])
+    # the server learns how large a client's data is, and neither its loss nor its score
+    assert all(set(row) == {"client", "units", "unit", "rows"} for row in result["clients"].values())

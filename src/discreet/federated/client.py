@@ -133,7 +133,13 @@ class Client:
             answer = self.settings.aggregation.respond(stage, request, local)
         except BudgetError as error:
             return Payload(values={STOPPED: str(error)})
-        return answer if self.loss is None else Payload(answer.arrays, {**answer.values, LOSS: self.loss})
+        return self._with_loss(answer)
+
+    def _with_loss(self, answer: Payload) -> Payload:
+        """Return an answer with the loss of the update that it holds, if there is one and the server may see it."""
+        if self.loss is None or not self.is_seen:
+            return answer
+        return Payload(answer.arrays, {**answer.values, LOSS: self.loss})
 
     def describe(self) -> dict[str, Value]:
         """Return the public facts about the client's data: how many units there are, never a text.
@@ -142,6 +148,11 @@ class Client:
         """
         facts: dict[str, Value] = {"client": self.number, "units": self.split.unit_count, "unit": self.split.unit_name}
         return facts if self.counts_units and self.split.units is not None else {**facts, "rows": len(self.split)}
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the server sees this client's updates one by one; if not, it gets no loss and no score either."""
+        return self.settings.aggregation.visible == "each"
 
     @property
     def counts_units(self) -> bool:
@@ -200,9 +211,12 @@ class Client:
             parameter.data.copy_(torch.from_numpy(np.array(weights[name])))
 
     def finish(self, task: Task, weights: Arrays) -> dict[str, Value]:
-        """Return the client's row of the final table: its facts, the guarantee of its ledger and its utility."""
+        """Return the client's row of the final table: its facts, the guarantee of its ledger and its utility.
+
+        If the server sees only sums, the row has no utility.
+        """
         stated = self.training(task).step.guarantee()
-        values: dict[str, Value] = {**self.describe(), **self.evaluate(weights)}
+        values: dict[str, Value] = {**self.describe(), **(self.evaluate(weights) if self.is_seen else {})}
         if stated is not None:
             values[GUARANTEE] = json.dumps(stated.as_dict())
         self.close(finished=True)

@@ -131,7 +131,7 @@ class SecureSum(Aggregation):
         return (
             "the server follows the protocol of the secure sum; it sees which clients take part in a round",
             f"in every round {self.noise.survivors} clients added their noise and keep it secret",
-            "the number of clients and the settings are public",
+            "the number of clients, the size of each client's data and the settings are public",
         )
 
     @property
