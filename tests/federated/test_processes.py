@@ -15,7 +15,15 @@ import torch
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
-from discreet.federated.processes import Cluster, free_port, make_certificates, node, node_keys, running
+from discreet.federated.processes import (
+    Cluster,
+    free_port,
+    is_running,
+    make_certificates,
+    node,
+    node_keys,
+    running,
+)
 from discreet.federated.run import run_in_process
 from discreet.federated.settings import Federation
 from discreet.federated.wiretap import wiretap
@@ -130,6 +138,18 @@ def test_training_ends_though_a_side_is_killed_three_times(tiny: Tiny, tmp_path:
         # At least what the server received, and within the budget.
         assert statement.spends >= result["steps"] - log.count(f"without client {number}")
         assert stated["epsilon"] <= 8.0 and statement.guarantee(stated["delta"]).epsilon <= 8.0
+
+
+def test_a_process_that_ended_unnoticed_does_not_run() -> None:
+    """Flower's executor does not wait for a ServerApp, so that one which was killed stays in the process table."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert is_running(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        end = time.monotonic() + 30
+        while is_running(process.pid):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert not is_running(process.pid)
 
 
 def test_children_end_with_their_parent(tmp_path: Path) -> None:
