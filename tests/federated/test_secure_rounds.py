@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from discreet.core.files import load_tensors
+from discreet.federated.aggregation import RoundError
 from discreet.federated.run import run_in_process
 from discreet.federated.secure_sum import SecureSum
 from discreet.federated.settings import Federation
@@ -64,3 +66,29 @@ def test_noise_of_the_clients_is_in_the_ledger_of_the_server(tiny: Tiny, tmp_pat
     assert not any("trusted" in one for one in stated["assumptions"])
     # the server learns how large a client's data is, and neither its loss nor its score
     assert all(set(row) == {"client", "units", "unit", "rows"} for row in result["clients"].values())
+
+
+def test_a_round_goes_on_without_a_client_whose_update_is_nan(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from discreet.federated.aggregation import Update
+    from discreet.federated.client import Client
+
+    honest = Client.update
+
+    def update(self: Client, *arguments: Any) -> Update:
+        result = honest(self, *arguments)
+        if self.number == 2:
+            for array in result.arrays.values():
+                array.fill(np.nan)
+        return result
+
+    monkeypatch.setattr(Client, "update", update)
+    run_in_process(tiny(clients=4, aggregation=SecureSum(), epochs=1), tmp_path)
+    log = (tmp_path / "server" / "log.txt").read_text()
+    assert "without client 2" in log and "finite numbers" in log
+    assert all(bool(torch.isfinite(value).all()) for value in final(tmp_path).values())
+    # with one client more than may drop out, the round has no result
+    monkeypatch.setattr(Client, "update", lambda self, *arguments: update(self, *arguments) if self.number else 1 / 0)
+    with pytest.raises(RoundError):
+        run_in_process(tiny(clients=4, aggregation=SecureSum(), epochs=1), tmp_path / "again")
