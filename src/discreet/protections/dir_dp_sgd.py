@@ -205,13 +205,20 @@ class DirDPSGD(GradientProtection):
         for number, block in enumerate(self.blocks):
             # Padding units get no direction: it would be noise that is not accounted for.
             flat = torch.cat([gradients[name].flatten(1) for name in block.names], dim=1)[: _real(record)]
-            finite = torch.isfinite(flat).all(dim=1, keepdim=True)
-            noisy = VonMisesFisher(self.concentration, block.dimension)(
-                torch.where(finite, flat, 0.0), rng.fork("block", number)
-            ).sum(dim=0)
+            noisy = self.directions(flat, number, rng).sum(dim=0)
             shapes = {name: gradients[name].shape[1:] for name in block.names}
             pieces = torch.split(noisy, [shape.numel() for shape in shapes.values()])
             _add(sums, {name: piece.view(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)})
+
+    def directions(self, gradients: Tensor, number: int, rng: Rng) -> Tensor:
+        """Return the noisy direction of each row in a block; a gradient that is zero or not finite has a uniform one.
+
+        Guarantee: that of one use of the block, for each row.
+        """
+        finite = torch.isfinite(gradients).all(dim=1, keepdim=True)
+        mechanism = VonMisesFisher(self.concentration, self.blocks[number].dimension)
+        noisy: Tensor = mechanism(torch.where(finite, gradients, 0.0), rng.fork("block", number))
+        return noisy
 
     def gather_streamed(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
         """Add noisy directions, one noise vector at a time; no unit's gradient is formed."""

@@ -1,0 +1,1 @@
+"""Audits: measured lower bounds of epsilon, beside the proven upper bounds."""

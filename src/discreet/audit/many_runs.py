@@ -1,0 +1,191 @@
+"""Many-run audit of one mechanism or one step: draw the releases of two neighbours many times and tell them apart.
+
+A draw is a number (a score: larger means that the record is more likely present), several scores, or a category (an
+integer). The first half of the draws chooses the score and the set of outcomes that tell the neighbours apart best; the
+second half, which the choice has not seen, gives exact intervals of the two probabilities of that set, and with them a
+lower bound on epsilon at delta.
+
+Paper: Jagielski, Ullman and Oprea 2020, Auditing Differentially Private Machine Learning; Nasr et al. 2023, Tight
+Auditing of Differentially Private Machine Learning, for the bound within mu-GDP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import betaincinv, ndtri
+
+from discreet.core.errors import DataError, open_probability, probability, whole
+from discreet.core.randomness import Rng
+
+CONFIDENCE = 0.95
+DRAWS = 200_000  # of each neighbour
+_FEWEST = 1000
+_THRESHOLDS = 512
+_AT_ONCE = 1 << 17
+
+# The release of the record (True) or of its neighbour (False), drawn so many times: one number or one row of numbers
+# for each draw if they are scores, integers if they are categories.
+Draw = Callable[[bool, int, Rng], npt.NDArray[np.generic]]
+Scores = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Test:
+    """A set of outcomes: scores above a threshold, or not above it, and which neighbour is more likely to give them."""
+
+    threshold: float
+    above: bool = True
+
+    def rates(self, present: Scores, absent: Scores) -> tuple[int, int]:
+        """Return how many draws of the more likely and of the less likely neighbour are in the set."""
+        if self.above:
+            return int((present > self.threshold).sum()), int((absent > self.threshold).sum())
+        return int((absent <= self.threshold).sum()), int((present <= self.threshold).sum())
+
+
+@dataclass(frozen=True)
+class ManyRuns:
+    """The result: a lower bound on epsilon at delta, the counts it follows from, and the number of draws behind each.
+
+    `mu` is the lower bound within mu-GDP, from the same two intervals.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    draws: int
+    likely: int
+    unlikely: int
+    mu: float
+
+
+def many_runs(
+    draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confidence: float = CONFIDENCE
+) -> ManyRuns:
+    """Return a lower bound on the epsilon of a mechanism at delta, from independent draws for two neighbours.
+
+    `draws` is the number of draws of each neighbour; half of them choose the test. The bound holds with probability
+    `confidence` for any mechanism whose draws are independent.
+
+    >>> def noisy(present: bool, count: int, rng: Rng) -> Scores:
+    ...     return present + rng.numpy().standard_normal(count)
+    >>> many_runs(noisy, delta=1e-5, rng=Rng(0)).epsilon < 4.378  # the truth
+    True
+    """
+    probability("delta", delta)
+    miss = 1 - open_probability("confidence", confidence)
+    half = whole("draws", draws, _FEWEST, "Fewer draws show hardly any epsilon.") // 2
+    learning = [_drawn(draw, present, half, rng.fork("choose", int(present))) for present in (True, False)]
+    score = scoring(learning[0], learning[1], delta, miss)
+    test, _ = best_test(score(learning[0]), score(learning[1]), delta, miss)
+    present, absent = (score(_drawn(draw, side, half, rng.fork("test", int(side)))) for side in (True, False))
+    likely, unlikely = test.rates(present, absent)
+    low, high = lower_rate(likely, half, miss / 2), upper_rate(unlikely, half, miss / 2)
+    return ManyRuns(_epsilon(low, high, delta), delta, confidence, half, likely, unlikely, _mu(low, high))
+
+
+def _drawn(draw: Draw, present: bool, count: int, rng: Rng) -> npt.NDArray[np.generic]:
+    """Return draws in parts, so that the vectors behind them need not all be in memory."""
+    parts = [
+        np.asarray(draw(present, min(_AT_ONCE, count - start), rng.fork(start))) for start in range(0, count, _AT_ONCE)
+    ]
+    drawn = np.concatenate(parts)
+    if len(drawn) != count or (drawn.dtype.kind == "f" and np.isnan(drawn).any()):
+        raise DataError(f"Expected {count} scores or categories without NaN, got an array of shape {drawn.shape}.")
+    return drawn
+
+
+def scoring(
+    present: npt.NDArray[np.generic], absent: npt.NDArray[np.generic], delta: float, miss: float
+) -> Callable[..., Scores]:
+    """Return the score of an outcome, learned from these draws: itself, or the best of its several scores.
+
+    The score of a category is its log-ratio among these draws.
+    """
+    if present.dtype.kind == "f" and present.ndim == 1:
+        return lambda outcomes: np.asarray(outcomes, dtype=np.float64)
+    if present.dtype.kind == "f":
+        columns = range(present.shape[1])
+        shown = [best_test(_column(present, i), _column(absent, i), delta, miss)[1] for i in columns]
+        best = int(np.argmax(shown))
+        return lambda outcomes: _column(outcomes, best)
+    size = int(max(present.max(), absent.max())) + 1
+    counts = [np.bincount(one.astype(np.int64), minlength=size) + 0.5 for one in (present, absent)]
+    table = np.log(counts[0]) - np.log(counts[1])
+
+    def score(outcomes: npt.NDArray[np.generic]) -> Scores:
+        places = outcomes.astype(np.int64)
+        return np.where(places < size, table[np.minimum(places, size - 1)], 0.0)  # a category never seen says nothing
+
+    return score
+
+
+def _column(outcomes: npt.NDArray[np.generic], place: int) -> Scores:
+    return np.asarray(outcomes[:, place], dtype=np.float64)
+
+
+def best_test(
+    present: Scores, absent: Scores, delta: float, miss: float, orders: Sequence[bool] = (True, False)
+) -> tuple[Test, float]:
+    """Return the test with the largest bound on these draws, which must not be those counted afterwards; and the bound.
+
+    `orders` are the sets to consider: scores above a threshold (True), or not above it (False).
+    """
+    both = np.sort(np.concatenate((present, absent)))
+    places = np.unique(np.linspace(0, len(both) - 1, _THRESHOLDS).astype(int))
+    # the tails matter most: quantiles that are equally far apart in the logarithm, at both ends
+    tail = np.unique(np.geomspace(1, len(both) / 2, _THRESHOLDS // 2).astype(int))
+    thresholds = np.unique(both[np.concatenate((places, tail, len(both) - 1 - tail))])
+    n, first, second = len(present), np.sort(present), np.sort(absent)
+    above = [n - np.searchsorted(one, thresholds, side="right") for one in (first, second)]
+    best, most = Test(float(thresholds[0]), orders[0]), -math.inf
+    for is_above in orders:
+        likely, unlikely = (above[0], above[1]) if is_above else (n - above[1], n - above[0])
+        # at the level of as many tests as there are: a small set that was only lucky here is not chosen
+        level = miss / (2 * len(thresholds))
+        bounds = _epsilons(_lower(likely, n, level), _upper(unlikely, n, level), delta)
+        place = int(np.argmax(bounds))
+        if bounds[place] > most:
+            best, most = Test(float(thresholds[place]), is_above), float(bounds[place])
+    return best, most
+
+
+def lower_rate(successes: int, trials: int, miss: float) -> float:
+    """Return the one-sided Clopper-Pearson lower bound of a rate, wrong with probability at most `miss`."""
+    return float(_lower(np.array([successes]), trials, miss)[0])
+
+
+def upper_rate(successes: int, trials: int, miss: float) -> float:
+    """Return the one-sided Clopper-Pearson upper bound of a rate, wrong with probability at most `miss`."""
+    return float(_upper(np.array([successes]), trials, miss)[0])
+
+
+def _lower(successes: npt.NDArray[np.int64], trials: int, miss: float) -> Scores:
+    safe = np.maximum(successes, 1)
+    return np.where(successes > 0, betaincinv(safe, trials - safe + 1, miss), 0.0)
+
+
+def _upper(successes: npt.NDArray[np.int64], trials: int, miss: float) -> Scores:
+    safe = np.minimum(successes, trials - 1)
+    return np.where(successes < trials, betaincinv(safe + 1, trials - safe, 1 - miss), 1.0)
+
+
+def _epsilons(likely: Scores, unlikely: Scores, delta: float) -> Scores:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(likely > delta, np.log(np.maximum(likely - delta, 1e-300)) - np.log(unlikely), -np.inf)
+
+
+def _epsilon(likely: float, unlikely: float, delta: float) -> float:
+    return max(0.0, math.log((likely - delta) / unlikely)) if likely > delta else 0.0
+
+
+def _mu(likely: float, unlikely: float) -> float:
+    """Return the smallest mu for which a test can have these rates: Phi^-1(1 - FPR) - Phi^-1(FNR)."""
+    if not 0 < likely < 1 or not 0 < unlikely < 1:
+        return 0.0
+    return max(0.0, float(ndtri(1 - unlikely) - ndtri(1 - likely)))

@@ -1,0 +1,301 @@
+"""Audits of protections: one release of each, through its own code, for two neighbours crafted to be far apart.
+
+The rows of a release stand for independent repetitions, so a hundred thousand releases take about a second. `PROTECTIONS`
+has one entry for each protection of the catalog that claims a guarantee; one without an entry fails the law book.
+
+What is crafted, so that a mistake in the code becomes visible:
+
+- vectors and gradients are a thousand times longer than the clip norm: clipping that does not clip is seen;
+- another unit is in the batch, in the opposite direction: clipping a sum instead of its terms is seen;
+- the length of a release is a score besides its direction: a divisor that depends on the data is seen;
+- a second release, which the record is not in, is subtracted: noise that is used twice is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from discreet.accounting.local_layer import Sending
+from discreet.audit.subject import Subject
+from discreet.audit.trade_off import Family, priv_unit
+from discreet.catalog import protection
+from discreet.clipping.tape import Tape
+from discreet.core.errors import UnsupportedError, one_of
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+from discreet.data.samplers import Poisson
+from discreet.protections.base import Conditions, GradientProtection, Once, Protection, RepresentationProtection
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.dp_sgd import DPSGD
+from discreet.protections.instance_encoding import InstanceEncoding
+from discreet.protections.local.layer import LDPLayer
+from discreet.protections.local.protection import LocalPrivacy
+from discreet.protections.local.projection import whole_space
+from discreet.protections.local.release import LocalLayer
+from discreet.protections.words.swap import SanText, SanTextPlus, WordSwap
+from discreet.protections.words.table import WordTable
+
+Floats = npt.NDArray[np.float64]
+WIDTH = 16  # of the vectors and of the rows of the audited layers
+_LONG = 1000.0  # how much longer than the clip norm a vector is
+_CLASSES = 2
+
+
+class TwoLayers(nn.Module):
+    """Two linear layers whose gradient for a row is the row itself, in each of them."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        """Make the layers; their weights do not matter."""
+        super().__init__()
+        self.first, self.second = nn.Linear(width, 1, bias=False), nn.Linear(width, 1, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return one loss for each row, linear in the weights."""
+        return (self.first(rows) + self.second(rows)).squeeze(1)
+
+
+def step_sums(protect: GradientProtection, rows: Tensor, units: Tensor | None, rng: Rng) -> dict[str, Tensor]:
+    """Return the protected sums of one step over a batch, before noise, by the code that training uses."""
+    tape, sums = Tape(TwoLayers(rows.shape[1])), {}  # type: ignore[var-annotated]
+    if not len(rows):
+        protect.gather(tape.empty(), sums, rng)
+        return sums
+    with tape:
+        losses = tape.model(rows)
+    protect.gather(tape.backward(losses, units), sums, rng)
+    return sums
+
+
+def dp_sgd_subject(
+    protect: DPSGD,
+    *,
+    claimed: DPSGD | None = None,
+    rate: float = 1.0,
+    copies: int = 1,
+    divisor: Callable[[int], float] = lambda realised: 1.0,
+    noise: Callable[[Rng, int], Rng] = lambda rng, step: rng.fork("noise", step),
+) -> Subject:
+    """Return the audit of one step of DP-SGD under zero-out: the unit is in the batch, or its gradient is zero.
+
+    The other arguments are for tests of the audit, which break one thing at a time: the protection that is claimed,
+    the number of units that a person's rows are counted as, the divisor of a sum over so many units, and the source of
+    the noise of a step. `rate` below 1 samples the unit, and claims the amplification of that.
+    """
+    claimed = protect if claimed is None else claimed
+    direction = torch.ones(1, WIDTH) * protect.clip_norm * _LONG
+    other, record = direction, -3 * direction
+    sampler = Poisson(rate)
+
+    def step(present: bool) -> tuple[dict[str, Tensor], int]:
+        rows = torch.cat([other, *([record] * copies)]) if present else other
+        return step_sums(protect, rows, None, Rng(0)), len(rows)
+
+    (inside, size_inside), (outside, size_outside) = step(True), step(False)
+    along = _flat(inside) - _flat(outside)
+    along = along / along.norm().clamp_min(1e-30)
+
+    def released(sums: Mapping[str, Tensor], divisors: Tensor, rng: Rng) -> Tensor:
+        noisy = protect.release(dict(sums), rng)
+        return torch.cat([value.flatten(1) for value in noisy.values()], dim=1) / divisors[:, None]
+
+    def draw(present: bool, count: int, rng: Rng) -> Floats:
+        sampled = torch.zeros(count, dtype=torch.bool)
+        if present:
+            sampled[torch.from_numpy(sampler.draw(0, count, rng.fork("sampler")))] = True
+        sums = {
+            name: torch.where(sampled[:, None], value.reshape(1, -1), outside[name].reshape(1, -1))
+            for name, value in inside.items()
+        }
+        sizes = torch.where(sampled, divisor(size_inside), divisor(size_outside))
+        first = released(sums, sizes, noise(rng, 0))
+        again = {name: value.reshape(1, -1).expand(count, -1).clone() for name, value in outside.items()}
+        second = released(again, torch.full((count,), divisor(size_outside)), noise(rng, 1))
+        lengths = (first - _flat(outside) / divisor(size_outside)).square().sum(1)
+        return torch.stack([first @ along, lengths, (first - second) @ along], dim=1).double().numpy()
+
+    event = claimed.event if rate == 1 else sampler.amplify(claimed.event, 1)
+    return Subject(f"one step of {claimed.name}", draw, event, Adjacency.ZERO_OUT)
+
+
+def _flat(sums: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in sums.values()])
+
+
+def dir_dp_sgd_subject(protect: DirDPSGD, *, claimed: DirDPSGD | None = None, copies: int = 1) -> Subject:
+    """Return the audit of one noisy direction under replace-one: a gradient, or a shorter one in the opposite direction."""
+    claimed = protect if claimed is None else claimed
+
+    def draw(present: bool, count: int, rng: Rng) -> Floats:
+        scores = []
+        for number, block in enumerate(protect.blocks):
+            axis = torch.ones(block.dimension) / block.dimension**0.5
+            rows = (_LONG * axis if present else -axis).expand(count, -1)
+            for copy in range(copies):
+                noisy = protect.directions(rows, number, rng.fork("copy", copy))
+                scores.append(torch.stack([noisy @ axis, noisy.square().sum(1)], dim=1))
+        return torch.stack(scores).sum(0).double().numpy()
+
+    return Subject(f"one step of {claimed.name}", draw, claimed.event, Adjacency.REPLACE_ONE)
+
+
+def vectors_subject(
+    protect: RepresentationProtection,
+    *,
+    claimed: RepresentationProtection | None = None,
+    width: int = WIDTH,
+    copies: int = 1,
+    family: Family | None = None,
+) -> Subject:
+    """Return the audit of a stored release of vectors under replace-one: a long vector, or its opposite.
+
+    Every second row is a known vector, which is subtracted to see noise that is shared by the rows. The label is part of
+    the record too, and counts as a score if the release randomizes it. With `copies` a unit owns so many rows of which
+    one is claimed.
+    """
+    claimed = protect if claimed is None else claimed
+    axis = torch.ones(width) / width**0.5
+    hidden = claimed.once(np.arange(2, dtype=np.int64), width, _CLASSES, Rng(0))
+    labels_vary = hidden.label_truth < 1
+
+    def draw(present: bool, count: int, rng: Rng) -> Floats:
+        vectors = torch.zeros(2 * count, width)
+        vectors[::2] = (_LONG if present else -_LONG) * axis
+        targets = torch.zeros(2 * count, dtype=torch.int64)
+        targets[::2] = int(present and labels_vary)
+        scores = []
+        for copy in range(copies):
+            once = protect.once(np.arange(2 * count, dtype=np.int64), width, _CLASSES, rng.fork("copy", copy))
+            sent, labels = once.send(vectors, targets)
+            along = (sent.double() @ axis.double()).reshape(count, 2)
+            scores.append(torch.stack([along[:, 0], along[:, 0] - along[:, 1], _with_label(along, labels, once)], 1))
+        return np.asarray(torch.stack(scores).sum(0).numpy(), dtype=np.float64)
+
+    return Subject(f"one release of {claimed.name}", draw, hidden.event, Adjacency.REPLACE_ONE, family)
+
+
+def _with_label(along: Tensor, labels: Tensor, once: Once) -> Tensor:
+    """Return a score of vector and label together; the label weighs as much as its randomized response allows."""
+    truth = min(once.label_truth, 1 - 1e-9)
+    odds = float(np.log(truth / (1 - truth)))
+    spread = once.noise_variance
+    scale = 1.0 if spread is None else 2 / spread
+    return scale * along[:, 0] + odds * (2 * labels[::2].double() - 1)
+
+
+def words_subject(protect: WordSwap, *, claimed: WordSwap | None = None, copies: int = 1) -> Subject:
+    """Return the audit of one word under replace-one: the two words that are farthest apart, all draws in one text."""
+    claimed = protect if claimed is None else claimed
+    table = protect.table
+    allowed = np.arange(len(table.words)) if protect.sensitive is None else np.flatnonzero(protect.sensitive)
+    vectors = table.vectors[torch.from_numpy(allowed)]
+    gaps = torch.cdist(vectors, vectors)
+    here, there = (int(allowed[place]) for place in divmod(int(gaps.argmax()), len(allowed)))
+
+    def draw(present: bool, count: int, rng: Rng) -> npt.NDArray[np.int64]:
+        word, codes = table.words[here if present else there], np.zeros(count, dtype=np.int64)
+        for copy in range(copies):
+            (text,), _ = protect.swap((" ".join([word] * count),), rng.fork("copy", copy))
+            released = np.array([table.rows[one] for one in text.split()], dtype=np.int64)
+            codes = codes * len(table.words) + released
+        return codes
+
+    return Subject(f"one word of {claimed.name}", draw, claimed.event, Adjacency.REPLACE_ONE)
+
+
+def word_table(vectors: Floats | None = None) -> WordTable:
+    """Return a small table of made-up words, so that an audit of words needs no encoder."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    from discreet.audit.mechanisms import word_table as made_up
+
+    places = torch.from_numpy(made_up() if vectors is None else vectors)
+    words = tuple(f"word{number}" for number in range(len(places)))
+    tokenizer = Tokenizer(WordLevel({word: row for row, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return WordTable("made-up words", words, places, places, tokenizer)
+
+
+def _conditions(model: nn.Module, delta: float) -> Conditions:
+    return Conditions(model, 1, 1, 1, steps=1, epochs=1.0, delta=delta)
+
+
+def _dp_sgd(asked: Protection, delta: float) -> Subject:
+    assert isinstance(asked, DPSGD)
+    return dp_sgd_subject(asked.resolve(_conditions(TwoLayers(), delta)))
+
+
+def _dir_dp_sgd(asked: Protection, delta: float) -> Subject:
+    assert isinstance(asked, DirDPSGD)
+    return dir_dp_sgd_subject(asked.resolve(_conditions(TwoLayers(), delta)))
+
+
+def _instance_encoding(asked: Protection, delta: float) -> Subject:
+    import dataclasses
+
+    assert isinstance(asked, InstanceEncoding)
+    if asked.mix > 1 or asked.projected_to is not None:
+        raise UnsupportedError("Expected dp-ie without mixing and projection for an audit. Audit it with mix=1.")
+    return vectors_subject(dataclasses.replace(asked, delta=delta))
+
+
+def _local(asked: Protection, delta: float) -> Subject:
+    assert isinstance(asked, LocalPrivacy)
+    layer = local_layer(asked, delta)
+    family = priv_unit(layer.training.dimension) if asked.mechanism == "privunit" and not asked.label_epsilon else None
+    return vectors_subject(layer, width=layer.training.dimension, family=family)
+
+
+def local_layer(asked: LocalPrivacy, delta: float) -> LocalLayer:
+    """Return local privacy resolved for one sentence, without a model: its projection keeps every coordinate."""
+    if asked.sampling != "once":
+        raise UnsupportedError("Expected ldp that sends each sentence once for an audit. Audit it with sampling='once'.")
+    epsilon = asked.budget - (asked.label_epsilon or 0.0)
+    layer = LDPLayer.for_budget(
+        asked.mechanism, dimension=asked.dimension, epsilon=epsilon, delta=delta, clip_norm=asked.clip_norm
+    )
+    return LocalLayer(layer, layer, whole_space(asked.dimension), Sending(1), delta, asked.label_epsilon)
+
+
+def _sanitizer(asked: Protection, delta: float) -> Subject:
+    assert isinstance(asked, SanText)
+    return words_subject(sanitizer(asked))
+
+
+def sanitizer(asked: SanText, table: WordTable | None = None) -> WordSwap:
+    """Return a sanitizer on a table of words; santext+ protects half of them here, whatever its list says."""
+    table = table or word_table()
+    sensitive = np.arange(len(table.words)) % 2 == 0 if isinstance(asked, SanTextPlus) else None
+    assert asked.epsilon_per_word is not None
+    return WordSwap(table, asked.epsilon_per_word, asked.mechanism, sensitive)
+
+
+# The audit of every protection that claims a guarantee, by its name in the catalog.
+PROTECTIONS: dict[str, Callable[[Protection, float], Subject]] = {
+    "dp-sgd": _dp_sgd,
+    "dir-dp-sgd": _dir_dp_sgd,
+    "dp-ie": _instance_encoding,
+    "ldp": _local,
+    "santext": _sanitizer,
+    "santext+": _sanitizer,
+    "word-noise": _sanitizer,
+}
+
+
+def protection_subject(asked: Protection | str, settings: Mapping[str, Any] | None = None, *, delta: float) -> Subject:
+    """Return the audit of one release of a protection: an instance, or a name of the catalog with settings.
+
+    A budget is that of the audited release alone, so its noise is calibrated to one step.
+    """
+    if isinstance(asked, str):
+        asked = protection(asked, settings or {})
+    if asked.name not in PROTECTIONS:
+        one_of("protect", asked.name, PROTECTIONS)
+    return PROTECTIONS[asked.name](asked, delta)

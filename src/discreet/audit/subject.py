@@ -1,0 +1,163 @@
+"""What an audit is about: how the releases of two neighbours are drawn, and what is claimed about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from discreet.accounting.events import DpEvent
+from discreet.accounting.interpret import epsilon as epsilon_of
+from discreet.accounting.parts import decompose
+from discreet.audit.many_runs import CONFIDENCE, DRAWS, Draw, ManyRuns, many_runs, scoring
+from discreet.audit.one_run import Guesses, fdp_epsilon, fdp_rejects, guess, planned_guesses, steinke_epsilon
+from discreet.audit.order_statistics import order_epsilon
+from discreet.audit.trade_off import Family, family_of, trade_off_of
+from discreet.core.errors import open_probability, whole
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+
+NOT_A_PROOF = "An audit never replaces a proof: it can refute a claimed epsilon, and never confirm one."
+CANARIES = 10_000
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism, or one step of a protection, with two neighbours crafted to be as far apart as it allows.
+
+    `draw(present, count, rng)` returns `count` independent releases for the record or its neighbour, as scores or
+    categories. `event` is what is claimed about them. Anything that can draw from two neighbours can be audited.
+    """
+
+    name: str
+    draw: Draw
+    event: DpEvent
+    adjacency: Adjacency
+    family: Family | None = field(default=None, repr=False)
+
+    def upper_bound(self, delta: float) -> float:
+        """Return the claimed epsilon at delta."""
+        return epsilon_of(self.event, delta, self.adjacency)
+
+    @property
+    def audited_in(self) -> Family:
+        """The family of trade-off curves in which a one-run audit reports an epsilon."""
+        return self.family or family_of(self.event, self.adjacency)
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """The figures of a one-run audit on one outcome, in epsilon at delta.
+
+    `refuted` says whether the outcome refutes the declared trade-off curve itself, which needs no family. `order` is
+    None unless the noise is Gaussian and the canaries are independent.
+    """
+
+    outcome: Guesses
+    fdp: float
+    steinke: float
+    order: float | None
+    refuted: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "canaries": self.outcome.canaries,
+            "guesses": self.outcome.guesses,
+            "right": self.outcome.right,
+            "fdp": self.fdp,
+            "steinke": self.steinke,
+            "order_statistics": self.order,
+            "refuted": self.refuted,
+        }
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The result of an audit: the claimed epsilon beside the measured lower bound, and a one-run audit beside both."""
+
+    name: str
+    lower_bound: float
+    upper_bound: float
+    delta: float
+    confidence: float
+    many_runs: ManyRuns
+    one_run: OneRun
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the measured lower bound exceeds the claim."""
+        return self.lower_bound > self.upper_bound
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "name": self.name,
+            "lower_bound": self.lower_bound,
+            "upper_bound": self.upper_bound,
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "refuted": self.refuted,
+            "method": "many runs",
+            "draws": self.many_runs.draws,
+            "one_run": self.one_run.as_dict(),
+        }
+
+
+def audit(
+    subject: Subject,
+    *,
+    delta: float,
+    rng: Rng,
+    draws: int = DRAWS,
+    canaries: int = CANARIES,
+    confidence: float = CONFIDENCE,
+) -> Audited:
+    """Audit a subject by many runs, and by one run with independent canaries beside it.
+
+    The lower bound is that of the many runs: it holds with probability `confidence` whatever the mechanism is.
+    """
+    runs = many_runs(subject.draw, delta=delta, rng=rng.fork("many"), draws=draws, confidence=confidence)
+    single = one_run(subject, delta=delta, rng=rng.fork("one"), canaries=canaries, confidence=confidence)
+    return Audited(subject.name, runs.epsilon, subject.upper_bound(delta), delta, confidence, runs, single)
+
+
+def one_run(
+    subject: Subject, *, delta: float, rng: Rng, canaries: int = CANARIES, confidence: float = CONFIDENCE
+) -> OneRun:
+    """Audit a subject in one run: each canary is the record or its neighbour, by a coin; count the right guesses."""
+    open_probability("delta", delta)
+    whole("canaries", canaries, 2)
+    declared = trade_off_of(subject.event, subject.adjacency)
+    side = planned_guesses(canaries, declared, confidence)
+    learning = [np.asarray(subject.draw(one, canaries, rng.fork("learn", int(one)))) for one in (True, False)]
+    score = scoring(learning[0], learning[1], delta, 1 - confidence)
+    included = rng.fork("coins").uniform(canaries) < 0.5
+    count = int(included.sum())
+    scores = np.empty(canaries)
+    scores[included] = score(np.asarray(subject.draw(True, count, rng.fork("in"))))
+    scores[~included] = score(np.asarray(subject.draw(False, canaries - count, rng.fork("out"))))
+    outcome = guess(scores, included, side, side)
+    is_gaussian = not decompose(subject.event, subject.adjacency).uses
+    return figures(outcome, subject.audited_in, declared, delta, confidence, independent=is_gaussian)
+
+
+def figures(
+    outcome: Guesses,
+    family: Family,
+    declared: Callable[[float], float],
+    delta: float,
+    confidence: float,
+    *,
+    independent: bool,
+) -> OneRun:
+    """Return all one-run figures of an outcome; `independent` canaries of Gaussian noise have one more."""
+    return OneRun(
+        outcome,
+        fdp_epsilon(outcome, family, delta, confidence),
+        steinke_epsilon(outcome, delta, confidence),
+        order_epsilon(outcome, delta, confidence) if independent else None,
+        fdp_rejects(outcome, declared, confidence),
+    )
