@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "discreet"
 
 _TRAINING = {"core", "accounting", "mechanisms", "clipping", "models", "protections", "data", "metrics", "catalog"}
-_EXPERIMENT = _TRAINING | {"training", "releases", "federated", "serving", "attacks"}
+_EXPERIMENT = _TRAINING | {"training", "releases", "federated", "serving", "attacks", "audit"}
 _EVERYTHING = _EXPERIMENT | {"experiment", "estimator", "study", "report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "serving": _TRAINING | {"training"},
     "integrations": _TRAINING | {"training"},
     "attacks": {"core", "data", "models", "clipping", "mechanisms", "catalog"},
+    "audit": _TRAINING | {"training", "releases", "attacks"},
     "experiment": _EXPERIMENT,
     "estimator": _EXPERIMENT | {"experiment"},
     "study": _EXPERIMENT | {"experiment", "catalog"},

@@ -64,9 +64,7 @@ class ManyRuns:
     mu: float
 
 
-def many_runs(
-    draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confidence: float = CONFIDENCE
-) -> ManyRuns:
+def many_runs(draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confidence: float = CONFIDENCE) -> ManyRuns:
     """Return a lower bound on the epsilon of a mechanism at delta, from independent draws for two neighbours.
 
     `draws` is the number of draws of each neighbour; half of them choose the test. The bound holds with probability

@@ -1,4 +1,4 @@
-"""Audits of single mechanisms: for each, the two neighbours that are hardest to hide, and a score that tells them apart.
+"""Audits of single mechanisms: for each, the two neighbours that are hardest to hide, and a score to tell them apart.
 
 A mechanism of `discreet.mechanisms` without an entry here fails the law book.
 """
@@ -29,7 +29,7 @@ from discreet.mechanisms.word_metric import WordChoice, WordNoise
 Floats = npt.NDArray[np.float64]
 DIMENSION = 8
 _GRID = 2.0**-10
-_WORDS = 24
+_WORDS = 12
 
 
 def subject_of(mechanism: Any, *, name: str = "", claimed: Any = None) -> Subject:
@@ -39,12 +39,12 @@ def subject_of(mechanism: Any, *, name: str = "", claimed: Any = None) -> Subjec
     True
     """
     kind = type(mechanism)
-    known = next((one for one in _SUBJECTS if issubclass(kind, one)), None)
+    known = next((one for one in AUDITED if issubclass(kind, one)), None)
     if known is None:
-        rule = "one of " + ", ".join(sorted(one.__name__ for one in _SUBJECTS))
+        rule = "one of " + ", ".join(sorted(one.__name__ for one in AUDITED))
         raise invalid("mechanism", kind.__name__, rule, "Audit others with Subject and a function that draws.")
     claimed = mechanism if claimed is None else claimed
-    draw = _SUBJECTS[known](mechanism)
+    draw = AUDITED[known](mechanism)
     family = priv_unit(claimed.dimension) if isinstance(claimed, PrivUnit) else None
     return Subject(name or kind.__name__, draw, claimed.event, Adjacency.REPLACE_ONE, family)
 
@@ -127,7 +127,7 @@ def _axis(dimension: int) -> Floats:
     return axis
 
 
-_SUBJECTS: dict[type[Any], Callable[[Any], Any]] = {
+AUDITED: dict[type[Any], Callable[[Any], Any]] = {
     Gaussian: _gaussian,
     Laplace: _laplace,
     L2Laplace: _l2_laplace,
@@ -186,4 +186,3 @@ def mechanism_subject(name: str, epsilon: float, delta: float, dimension: int = 
     whole("dimension", dimension, 2)
     made = MECHANISMS[name](epsilon, delta, dimension)
     return subject_of(made, name=name)
-

@@ -1,7 +1,8 @@
 """Audits of protections: one release of each, through its own code, for two neighbours crafted to be far apart.
 
-The rows of a release stand for independent repetitions, so a hundred thousand releases take about a second. `PROTECTIONS`
-has one entry for each protection of the catalog that claims a guarantee; one without an entry fails the law book.
+The rows of a release stand for independent repetitions, so a hundred thousand releases take about a second.
+`PROTECTIONS` has one entry for each protection of the catalog that claims a guarantee; one without an entry fails the
+law book.
 
 What is crafted, so that a mistake in the code becomes visible:
 
@@ -30,21 +31,22 @@ from discreet.core.errors import UnsupportedError, one_of
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.samplers import Poisson
-from discreet.protections.base import Conditions, GradientProtection, Once, Protection, RepresentationProtection
+from discreet.protections.base import Conditions, GradientProtection, Protection, RepresentationProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.layer import LDPLayer
-from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.projection import whole_space
+from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
 from discreet.protections.words.swap import SanText, SanTextPlus, WordSwap
 from discreet.protections.words.table import WordTable
 
 Floats = npt.NDArray[np.float64]
-WIDTH = 16  # of the vectors and of the rows of the audited layers
+WIDTH = 8  # of the vectors and of the rows of the audited layers
 _LONG = 1000.0  # how much longer than the clip norm a vector is
 _CLASSES = 2
+_PILOT = 20_000  # releases that weigh a vector against its label
 
 
 class TwoLayers(nn.Module):
@@ -57,7 +59,8 @@ class TwoLayers(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return one loss for each row, linear in the weights."""
-        return (self.first(rows) + self.second(rows)).squeeze(1)
+        losses: Tensor = (self.first(rows) + self.second(rows)).squeeze(1)
+        return losses
 
 
 def step_sums(protect: GradientProtection, rows: Tensor, units: Tensor | None, rng: Rng) -> dict[str, Tensor]:
@@ -117,7 +120,12 @@ def dp_sgd_subject(
         again = {name: value.reshape(1, -1).expand(count, -1).clone() for name, value in outside.items()}
         second = released(again, torch.full((count,), divisor(size_outside)), noise(rng, 1))
         lengths = (first - _flat(outside) / divisor(size_outside)).square().sum(1)
-        return torch.stack([first @ along, lengths, (first - second) @ along], dim=1).double().numpy()
+        # the difference first: where several scores tell these draws apart, it also tells the next ones apart
+        scores = [(first - second) @ along, first @ along, lengths]
+        # each tensor alone: one of them may have no noise
+        sizes_of = [value.numel() for value in inside.values()]
+        parts = zip(first.split(sizes_of, dim=1), along.split(sizes_of), strict=True)
+        return torch.stack([*scores, *(part @ axis for part, axis in parts)], dim=1).double().numpy()
 
     event = claimed.event if rate == 1 else sampler.amplify(claimed.event, 1)
     return Subject(f"one step of {claimed.name}", draw, event, Adjacency.ZERO_OUT)
@@ -128,7 +136,7 @@ def _flat(sums: Mapping[str, Tensor]) -> Tensor:
 
 
 def dir_dp_sgd_subject(protect: DirDPSGD, *, claimed: DirDPSGD | None = None, copies: int = 1) -> Subject:
-    """Return the audit of one noisy direction under replace-one: a gradient, or a shorter one in the opposite direction."""
+    """Return the audit of one noisy direction under replace-one: a gradient, or a short one in the other direction."""
     claimed = protect if claimed is None else claimed
 
     def draw(present: bool, count: int, rng: Rng) -> Floats:
@@ -154,14 +162,21 @@ def vectors_subject(
 ) -> Subject:
     """Return the audit of a stored release of vectors under replace-one: a long vector, or its opposite.
 
-    Every second row is a known vector, which is subtracted to see noise that is shared by the rows. The label is part of
-    the record too, and counts as a score if the release randomizes it. With `copies` a unit owns so many rows of which
-    one is claimed.
+    Every second row is a known vector, which is subtracted to see noise that is shared by the rows. The label is part
+    of the record too, and counts as a score if the release randomizes it. With `copies` a unit owns so many rows of
+    which one is claimed.
     """
     claimed = protect if claimed is None else claimed
     axis = torch.ones(width) / width**0.5
     hidden = claimed.once(np.arange(2, dtype=np.int64), width, _CLASSES, Rng(0))
     labels_vary = hidden.label_truth < 1
+    pilot, _ = claimed.once(np.arange(_PILOT, dtype=np.int64), width, _CLASSES, Rng(0).fork("pilot")).send(
+        _LONG * axis.expand(_PILOT, -1), torch.zeros(_PILOT, dtype=torch.int64)
+    )
+    along_pilot = pilot.double() @ axis.double()
+    here = float(along_pilot.mean()) * axis.double()
+    slope = float(2 * along_pilot.mean() / along_pilot.var())  # of the log-ratio, if the noise is normal
+    odds = float(np.log(hidden.label_truth / (1 - hidden.label_truth))) if labels_vary else 0.0
 
     def draw(present: bool, count: int, rng: Rng) -> Floats:
         vectors = torch.zeros(2 * count, width)
@@ -173,19 +188,16 @@ def vectors_subject(
             once = protect.once(np.arange(2 * count, dtype=np.int64), width, _CLASSES, rng.fork("copy", copy))
             sent, labels = once.send(vectors, targets)
             along = (sent.double() @ axis.double()).reshape(count, 2)
-            scores.append(torch.stack([along[:, 0], along[:, 0] - along[:, 1], _with_label(along, labels, once)], 1))
+            both = slope * along[:, 0] + odds * (2 * labels[::2].double() - 1)
+            own = sent[::2].double()
+            # the log-ratios of noise in the Euclidean norm, and in each coordinate
+            nearer = [torch.cdist(own, -here[None], p) - torch.cdist(own, here[None], p) for p in (2.0, 1.0)]
+            # the difference first: where several scores tell these draws apart, it also tells the next ones apart
+            columns = [along[:, 0] - along[:, 1], along[:, 0], both, *(gap[:, 0] for gap in nearer)]
+            scores.append(torch.stack(columns, 1))
         return np.asarray(torch.stack(scores).sum(0).numpy(), dtype=np.float64)
 
     return Subject(f"one release of {claimed.name}", draw, hidden.event, Adjacency.REPLACE_ONE, family)
-
-
-def _with_label(along: Tensor, labels: Tensor, once: Once) -> Tensor:
-    """Return a score of vector and label together; the label weighs as much as its randomized response allows."""
-    truth = min(once.label_truth, 1 - 1e-9)
-    odds = float(np.log(truth / (1 - truth)))
-    spread = once.noise_variance
-    scale = 1.0 if spread is None else 2 / spread
-    return scale * along[:, 0] + odds * (2 * labels[::2].double() - 1)
 
 
 def words_subject(protect: WordSwap, *, claimed: WordSwap | None = None, copies: int = 1) -> Subject:
@@ -197,13 +209,15 @@ def words_subject(protect: WordSwap, *, claimed: WordSwap | None = None, copies:
     gaps = torch.cdist(vectors, vectors)
     here, there = (int(allowed[place]) for place in divmod(int(gaps.argmax()), len(allowed)))
 
-    def draw(present: bool, count: int, rng: Rng) -> npt.NDArray[np.int64]:
-        word, codes = table.words[here if present else there], np.zeros(count, dtype=np.int64)
+    ends = table.vectors[torch.tensor([there, here])]
+    nearer = torch.diff(-torch.cdist(table.vectors, ends), dim=1)[:, 0].numpy()  # how much nearer to the first word
+
+    def draw(present: bool, count: int, rng: Rng) -> npt.NDArray[np.generic]:
+        text, released = " ".join([table.words[here if present else there]] * count), []
         for copy in range(copies):
-            (text,), _ = protect.swap((" ".join([word] * count),), rng.fork("copy", copy))
-            released = np.array([table.rows[one] for one in text.split()], dtype=np.int64)
-            codes = codes * len(table.words) + released
-        return codes
+            (rewritten,), _ = protect.swap((text,), rng.fork("copy", copy))
+            released.append(np.array([table.rows[word] for word in rewritten.split()], dtype=np.int64))
+        return released[0] if copies == 1 else np.sum([nearer[words] for words in released], axis=0)
 
     return Subject(f"one word of {claimed.name}", draw, claimed.event, Adjacency.REPLACE_ONE)
 
@@ -256,7 +270,9 @@ def _local(asked: Protection, delta: float) -> Subject:
 def local_layer(asked: LocalPrivacy, delta: float) -> LocalLayer:
     """Return local privacy resolved for one sentence, without a model: its projection keeps every coordinate."""
     if asked.sampling != "once":
-        raise UnsupportedError("Expected ldp that sends each sentence once for an audit. Audit it with sampling='once'.")
+        raise UnsupportedError(
+            "Expected ldp that sends each sentence once for an audit. Audit it with sampling='once'."
+        )
     epsilon = asked.budget - (asked.label_epsilon or 0.0)
     layer = LDPLayer.for_budget(
         asked.mechanism, dimension=asked.dimension, epsilon=epsilon, delta=delta, clip_norm=asked.clip_norm

@@ -1,7 +1,7 @@
 """A many-run audit that stops by itself: it may be looked at after every batch of draws, at no cost in confidence.
 
-For any set S, an (epsilon, delta) mechanism has P[S] - e^epsilon Q[S] - delta <= 0. Whoever bets on the contrary, with a
-stake fixed before each draw, wins nothing on average: the capital is a supermartingale, and it ever reaches 1 / (1 -
+For any set S, an (epsilon, delta) mechanism has P[S] - e^epsilon Q[S] - delta <= 0. Whoever bets on the contrary, with
+a stake fixed before each draw, wins nothing on average: the capital is a supermartingale, and it ever reaches 1 / (1 -
 confidence) with probability at most 1 - confidence (Ville's inequality). Half of the capital bets on each order of
 the neighbours. The claims epsilon_1 < epsilon_2 < ... are tested together: one is refuted if it and all smaller ones
 are, so no correction is needed.
@@ -107,7 +107,7 @@ def sequential(
         for place, pair in enumerate(bets):
             for one, count in zip(pair, counts, strict=True):
                 one.add(count)
-            if np.logaddexp(*(one.log_capital for one in pair)) - math.log(2) >= needed:
+            if np.logaddexp(pair[0].log_capital, pair[1].log_capital) - math.log(2) >= needed:
                 refuted[place] = True
         first = next((place for place, gone in enumerate(refuted) if not gone), len(refuted))
         shown = epsilons[first - 1] if first else 0.0
@@ -124,7 +124,5 @@ def _counts(test: Test, present: Scores, absent: Scores) -> Scores:
     if not test.above:
         inside = [~inside[1], ~inside[0]]
     likely, unlikely = inside
-    return np.array(
-        [(likely & ~unlikely).sum(), (~likely & unlikely).sum(), (likely & unlikely).sum(), (~likely & ~unlikely).sum()],
-        dtype=np.float64,
-    )
+    sets = (likely & ~unlikely, ~likely & unlikely, likely & unlikely, ~likely & ~unlikely)
+    return np.array([one.sum() for one in sets], dtype=np.float64)

@@ -83,9 +83,7 @@ def normal_epsilon(first: Normal, second: Normal, delta: float) -> float:
     return bisect_up(holds, 0.0, _LARGEST, 1e-6)
 
 
-def sums_epsilon(
-    scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, confidence: float = CONFIDENCE
-) -> float:
+def sums_epsilon(scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, confidence: float = CONFIDENCE) -> float:
     """Return an estimate of epsilon at delta: the least over the confidence region of both means and deviations.
 
     The region is the product of four intervals, each at a quarter of the error.

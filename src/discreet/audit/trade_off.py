@@ -112,7 +112,7 @@ def epsilon_delta(delta: float) -> Family:
     def of(epsilon: float) -> TradeOff:
         return TradeOff.of_points(np.array([0.0, epsilon]), np.array([_at_zero(epsilon, delta), delta]))
 
-    return Family("(epsilon, delta)", of, lambda epsilon, _: epsilon)
+    return Family("any (epsilon, delta) mechanism", of, lambda epsilon, _: epsilon)
 
 
 def _at_zero(epsilon: float, delta: float) -> float:
@@ -179,7 +179,7 @@ def family_of(event: DpEvent, adjacency: Adjacency) -> Family:
         raise UnsupportedError(f"Expected an event with a guarantee, got none: {'; '.join(parts.reasons)}.")
     if not parts.uses:
         return gaussian()
-    return of_events("the mechanism with another strength", lambda factor: scaled(event, factor), adjacency)
+    return of_events("this mechanism with any strength of noise", lambda factor: scaled(event, factor), adjacency)
 
 
 _WRAPPERS = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent, VisibleVectorsDpEvent)

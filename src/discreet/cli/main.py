@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from discreet.cli.attack import attack
+from discreet.cli.audit import audit
 from discreet.cli.calibrate import calibrate, report
 from discreet.cli.cost import cost, solve, spend
 from discreet.cli.data import cache, data
@@ -66,6 +67,7 @@ app.command("predict")(predict)
 app.command("generate")(generate)
 app.command("export")(export)
 app.command("attack")(attack)
+app.command("audit")(audit)
 app.command("explore")(explore)
 app.command("sanitize")(sanitize)
 app.command("serve")(serve)

@@ -87,6 +87,22 @@ class TrainOptions:
     budget: float | None = field(
         default=None, metadata=option("Largest total epsilon of a unit over all its training runs.", "Privacy")
     )
+    audit: int | None = field(
+        default=None,
+        metadata=option(
+            "Plant this many canaries, each with probability one half; `discreet audit` measures epsilon on them.",
+            "Privacy",
+            "no canaries",
+        ),
+    )
+    audit_canaries: str | None = field(
+        default=None,
+        metadata=option(
+            "gradient (white box, dp-sgd), examples (black box) or tokens (black box, language models).",
+            "Privacy",
+            "gradient with dp-sgd",
+        ),
+    )
     rank: int | None = field(
         default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", str(RANK))
     )
@@ -231,6 +247,8 @@ def train(
     for name in ("ledger", "budget", "population"):
         if (value := getattr(options, name)) is not None and protection is None:
             raise invalid(name, str(value), "used with --protect", "Add it, or leave this out.")
+    if options.audit_canaries is not None and options.audit is None:
+        raise invalid("audit-canaries", options.audit_canaries, "used with --audit", "Add it, or leave this out.")
     if options.budget is not None:
         positive("budget", options.budget, "It limits the total epsilon of a unit over all its training runs.")
     if source.rows is not None and source.rows > _MOST_ROWS:
@@ -273,6 +291,8 @@ def train(
         options.population,
         _planting(options),
         options.noise_seed,
+        options.audit,
+        options.audit_canaries,
     )
     with stop_on_interrupt() as stopping, training_bar() as watch:
         run_options = RunOptions(
@@ -316,6 +336,9 @@ def _print(result: dict[str, Any], out: Path) -> None:
     if result.get("utility_averaged"):
         table(result["utility_averaged"], title="Utility averaged over the pool of masks")
     _print_privacy(result)
+    if "audit" in result:
+        planted = result["audit"]
+        paragraph(f"Audit: {planted['canaries']:,} canaries ({planted['kind']}). Run: discreet audit {out}")
     line(f"Written to {out} in {result['seconds']:.1f} s.")
 
 

@@ -9,9 +9,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discreet.accounting.events import SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import DataError, Message, UnsupportedError, setting
+from discreet.audit.canaries import EXAMPLES, GRADIENT, TOKENS, GradientCanaries, TextCanaries, plant_texts
+from discreet.audit.canaries import KINDS as CANARY_KINDS
+from discreet.audit.canaries import write as write_audit
+from discreet.audit.one_run import check_enough
+from discreet.core.errors import DataError, Message, UnsupportedError, invalid, one_of, setting
 from discreet.core.files import cannot_write
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
@@ -24,6 +29,7 @@ from discreet.models.encoder import unknown_share, unknown_words
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
 from discreet.training.checkpoint import LEDGER
@@ -33,7 +39,7 @@ from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
-from discreet.training.plan import TrainingPlan, public_corpus
+from discreet.training.plan import TrainingPlan, adjacency_of, public_corpus
 from discreet.training.run_folder import RunChoices, RunSettings, finish, prepared, workspace_of
 from discreet.training.steps import Report
 
@@ -47,9 +53,15 @@ _MANY_TEXTS = 500  # public texts whose encoding takes noticeable time
 
 @dataclass(frozen=True)
 class RunRequest(RunChoices):
-    """The choices of a training run and, for reproducible noise, its seed, which is never written into the folder."""
+    """The choices of a training run and, for reproducible noise, its seed, which is never written into the folder.
+
+    `audit` is the number of canaries that are planted, each with probability one half, and `audit_canaries` their kind
+    (`discreet.audit.canaries`); by default gradient with dp-sgd, else those of the model's task.
+    """
 
     noise_seed: int | None = None
+    audit: int | None = None
+    audit_canaries: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,14 +115,29 @@ def run_training(
     if unknown is not None:
         say(f"{NOT_FOR_RELEASE}: " + unknown)
     cache = cache_folder() if (request.protect is None if options.cache is None else options.cache) else None
+    canaries: GradientCanaries | TextCanaries | None = None
+    if request.audit is not None and canary_kind(request, model) != GRADIENT:
+        adjacency = None if request.protect is None else adjacency_of(request.protect, request.population)
+        corpus, canaries = plant_texts(corpus, request.audit, adjacency, rng.fork("audit"), model)
     with prepared(workspace):
         plan = make_plan(request, model, corpus, say)
+        if request.audit is not None:
+            check_canaries(request.audit, plan)
+            canaries = canaries or GradientCanaries.of(request.audit, plan, rng.fork("audit"))
+            say(f"Audit: {request.audit:,} canaries ({canary_kind(request, model)}), each included by a coin.")
         private, secret = plan.protect is not None, None
         open_ledger: AbstractContextManager[Ledger | None] = nullcontext()
         if private:
             secret, open_ledger = plan.secret(workspace), plan.open_ledger(workspace / LEDGER)
         with open_ledger as ledger, shared_accounting(plan, model, corpus, ledger, out, options) as total:
-            job = Job(workspace, cache, options.checkpoint_seconds, options.watch, options.should_stop)
+            job = Job(
+                workspace,
+                cache,
+                options.checkpoint_seconds,
+                options.watch,
+                options.should_stop,
+                canaries=canaries,
+            )
             trained = train(model, corpus, plan, ledger=ledger, secret=secret, job=job)
             if cache is not None and model.settings.frozen:
                 say(cached().sentence())
@@ -145,6 +172,9 @@ def run_training(
     omitted = {"seconds", "train_seconds"} if private else set()
     metrics = {key: value for key, value in result.items() if key not in omitted}
     settings = run_settings(replace(request, train=plan.settings), corpus)
+    if canaries is not None:
+        result["audit"] = {"canaries": request.audit, "kind": canary_kind(request, model)}
+        write_audit(canaries.record(), workspace)
     finish(workspace, out, model, settings, {**metrics, "history": history}, trained.guarantee)
     # For the owner, not for release: no file of the run records other releases about the same people.
     return {**result, "people": {**people, "sentence": sentence}} if private else result
@@ -168,6 +198,27 @@ def with_canaries(planting: Planting, corpus: Corpus, out: Path, options: RunOpt
         raise cannot_write(path, error) from None
     options.say(f"The secrets of {len(canaries)} canaries are in {path}. Keep this file; do not release it.")
     return corpus
+
+
+def canary_kind(request: RunRequest, model: TextModel) -> str:
+    """Return the kind of canaries that an audited run plants."""
+    by_default = GRADIENT if isinstance(request.protect, DPSGD) else TOKENS if model.task == LM else EXAMPLES
+    kind = one_of("audit_canaries", request.audit_canaries or by_default, CANARY_KINDS)
+    if kind != GRADIENT and (kind == TOKENS) is not (model.task == LM):
+        remedy = "A language model has canaries of tokens, any other model canaries of examples."
+        raise invalid("audit_canaries", kind, f"gradient or {TOKENS if model.task == LM else EXAMPLES}", remedy)
+    return kind
+
+
+def check_canaries(count: int, plan: TrainingPlan) -> None:
+    """Reject an audit with too few canaries for the epsilon of the plan."""
+    if plan.budget is not None:
+        check_enough(count, plan.budget.epsilon)
+    elif isinstance(plan.protect, GradientProtection) and plan.adjacency is not None and plan.delta is not None:
+        event = SelfComposedDpEvent(plan.step_cost(0)[0], plan.steps)
+        stated = guarantee(event, delta=plan.delta, adjacency=plan.adjacency)
+        if stated.exists:
+            check_enough(count, stated.epsilon)
 
 
 def build_model(request: RunRequest, corpus: Corpus, rng: Rng, download: bool = False) -> TextModel:

@@ -42,6 +42,7 @@ class Progress:
     history: tuple[dict[str, Any], ...] = ()
     best_weights: dict[str, Tensor] = field(default_factory=dict, repr=False)
     averaged: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    audit: dict[str, Tensor] = field(default_factory=dict, repr=False)  # what an audit has read so far
     layout: dict[str, Any] | None = None  # how batches are divided into parts, if that depends on the machine
 
 
@@ -58,6 +59,7 @@ def save(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
                 numbers[f"{key}.{name}"] = value
     tensors |= {f"best.{name}": value for name, value in at.best_weights.items()}
     tensors |= {f"averaged.{name}": value for name, value in at.averaged.items()}
+    tensors |= {f"audit.{name}": value for name, value in at.audit.items()}
     about = {
         "format": FORMAT,
         "identity": identity,
@@ -99,15 +101,16 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
             state[key.split(".", 1)[0]] = about["numbers"][key]
         if state:
             optimizer.state[parameter] = state
-    best, averaged = (
+    best, averaged, audit = (
         {name.removeprefix(kind): t.to(_device(model)) for name, t in tensors.items() if name.startswith(kind)}
-        for kind in ("best.", "averaged.")
+        for kind in ("best.", "averaged.", "audit.")
     )
     return Progress(
         **{name: about[name] for name in ("step", "epoch", "best", "stale", "seconds")},
         history=tuple(about["history"]),
         best_weights=best,
         averaged=averaged,
+        audit=audit,
         layout=about.get("layout"),
     )
 

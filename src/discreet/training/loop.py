@@ -30,7 +30,7 @@ from discreet.training.plan import TrainingPlan, matched_split
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
 from discreet.training.settings import TrainSettings
-from discreet.training.steps import Meter, OpenStep, Parts, Report, Step
+from discreet.training.steps import Meter, OpenStep, Parts, Report, Step, StepCanaries
 from discreet.training.stored import StoredStep, rewrite_once
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Job:
 
     A checkpoint is written to `workspace` every `checkpoint_seconds` and at a stop. Outputs of a frozen encoder are
     stored in `cache` for other training runs. `encoded` are those of the train split, if they were computed before.
+    `canaries` take part in every private step, for an audit.
     """
 
     workspace: Path | None = None
@@ -68,6 +69,7 @@ class Job:
     watch: Callable[[Report], None] | None = None
     should_stop: Callable[[], bool] = lambda: False
     encoded: Vectors | None = None
+    canaries: StepCanaries | None = None
 
 
 def train(
@@ -118,7 +120,7 @@ def train(
         if rows is None or isinstance(protect, TextProtection):
             rows = ready(model, split, job.cache, settings.precision, job.watch)
         validation = None if held_out is None else ready(model, held_out, job.cache, settings.precision)
-        parts = Parts(model, optimizer_for(model, settings), plan, rows, split, start)
+        parts = Parts(model, optimizer_for(model, settings), plan, rows, split, start, job.canaries)
         step: Step = OpenStep.of(parts)
         if secret is not None and ledger is not None:
             step = _protected_step(parts, ledger, secret)
@@ -165,6 +167,8 @@ class _Run:
         self.step.check(at.step)
         if at.layout is not None:
             self.step.restore(at.layout)
+        if at.audit:
+            self.step.restore_canaries(at.audit)
         # Before anything is spent: a resume must have the same corpus, settings and secret.
         return self.save(at) if at.step == 0 and self.step.protection is not None else at
 
@@ -205,7 +209,7 @@ class _Run:
 
     def save(self, at: Progress) -> Progress:
         assert self.workspace is not None
-        at = replace(at, layout=self.step.layout())
+        at = replace(at, layout=self.step.layout(), audit=self.step.canary_state())
         checkpoint.save(self.workspace, self.identity, self.model, self.optimizer, at)
         return at
 

@@ -25,7 +25,7 @@ from discreet.models.base import TextModel
 from discreet.protections.base import GradientProtection
 from discreet.training.parts import Part, PrivateParts
 from discreet.training.plan import TrainingPlan, check_poisson
-from discreet.training.steps import Parts, Step
+from discreet.training.steps import Parts, Step, StepCanaries
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -93,6 +93,8 @@ class PrivateStep(Step):
     secret: Rng
     delta: float
     run: str = ""
+    canaries: StepCanaries | None = None
+    zeroed: npt.NDArray[np.bool_] | None = None  # units that are empty records, for an audit
 
     def __post_init__(self) -> None:
         """Find the layers to clip; a model with unsupported layers is rejected."""
@@ -109,6 +111,10 @@ class PrivateStep(Step):
         assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
         units = Grouped.of(unit_numbers(parts.corpus))
         step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, ledger, secret, plan.delta)
+        step.canaries = parts.canaries
+        if parts.canaries is not None and parts.canaries.zeroed:
+            step.zeroed = np.zeros(len(units), dtype=bool)
+            step.zeroed[unit_numbers(parts.corpus)[list(parts.canaries.zeroed)]] = True
         step.check_independent()
         plan.protect.check_parameters({name: p.numel() for name, p in step.parameters.items()})
         return step
@@ -136,7 +142,17 @@ class PrivateStep(Step):
 
     def describe(self) -> object:
         """Return the sampler, the protection, the units, the population and the secret, all of which are hashed."""
-        return self.plan.sampler, self.protect.identity(), self.units, self.plan.population, self.secret
+        described = self.plan.sampler, self.protect.identity(), self.units, self.plan.population, self.secret
+        return described if self.canaries is None else (*described, self.canaries.describe())
+
+    def canary_state(self) -> dict[str, Tensor]:
+        """Return what an audit has read so far."""
+        return {} if self.canaries is None else self.canaries.state()
+
+    def restore_canaries(self, state: dict[str, Tensor]) -> None:
+        """Continue an audit from what a stopped training run had read."""
+        if self.canaries is not None:
+            self.canaries.restore(state)
 
     def check(self, steps: int) -> None:
         """Reject resuming from a checkpoint whose steps are not in the ledger."""
@@ -170,6 +186,8 @@ class PrivateStep(Step):
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step; return its mean loss, still on the device, and its number of rows."""
         units = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
+        if self.zeroed is not None:
+            units = units[~self.zeroed[units]]
         event, name = self.plan.step_cost(step)
         gathered = None
         while gathered is None:
@@ -185,7 +203,11 @@ class PrivateStep(Step):
             if gathered is None:
                 self.parts.shrink()
         sums, loss, count = gathered
+        if self.canaries is not None:
+            self.canaries.plant(sums, step, self.source.fork("canaries"))
         released = self.protect.release(sums, self.source.fork("noise", step))
+        if self.canaries is not None:
+            self.canaries.read(released)
         divisor = self.plan.sampler.expected_size(self.count)
         means = torch._foreach_div([released[name] for name in self.parameters], divisor)
         for parameter, mean in zip(self.parameters.values(), means, strict=True):

@@ -17,11 +17,42 @@ import torch
 from torch import Tensor
 
 from discreet.core.guarantee import Guarantee
+from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.training.parts import autocast
 from discreet.training.plan import TrainingPlan
+
+
+class StepCanaries(ABC):
+    """Canary units of an audited training run: the step lets them take part, and `discreet.audit` judges what it read.
+
+    `zeroed` are rows of the train split whose units are replaced by empty records: they are sampled and counted, and
+    contribute nothing.
+    """
+
+    zeroed: tuple[int, ...] = ()
+
+    @abstractmethod
+    def plant(self, sums: dict[str, Tensor], step: int, rng: Rng) -> None:
+        """Add what the canaries contribute to the sums of a step, before noise."""
+
+    @abstractmethod
+    def read(self, released: dict[str, Tensor]) -> None:
+        """Read the released sums of a step, and remove what is not a parameter of the model."""
+
+    @abstractmethod
+    def describe(self) -> object:
+        """Return everything that determines what the canaries contribute."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Return what was read so far, for a checkpoint."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from what a stopped training run had read."""
 
 
 class Step(ABC):
@@ -67,6 +98,13 @@ class Step(ABC):
     def restore(self, layout: dict[str, Any]) -> None:  # noqa: B027
         """Divide batches into parts as a stopped training run did."""
 
+    def canary_state(self) -> dict[str, Tensor]:
+        """Return what an audit has read so far; a checkpoint stores it."""
+        return {}
+
+    def restore_canaries(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Continue an audit from what a stopped training run had read."""
+
     def epsilon(self) -> float | None:
         """Return an upper bound on the epsilon spent so far, or None without a protection."""
         return None
@@ -86,6 +124,7 @@ class Parts:
     rows: Tokens | Vectors
     corpus: Corpus
     start: str = ""
+    canaries: StepCanaries | None = None
 
 
 @dataclass

@@ -1,0 +1,318 @@
+"""Canaries of a training run that is audited while it runs: each takes part or not, by its own coin.
+
+- Gradient canaries (white box, dp-sgd): every canary is a unit whose gradient has the full clip norm along a coordinate
+  of its own, appended to the model's parameters. All canaries pass through the sampling, the noise and the steps of
+  the run. The model's own coordinates and their noise are the same as without canaries, and what is read is independent
+  of the private text. Clipping and the model's own gradients are not part of it: `discreet audit` with a protection
+  audits those, and example canaries go the whole way.
+- Example canaries (black box): random sentences under random labels; the score is the loss of the finished model.
+- Token canaries (black box, language models): a made-up beginning and a last token of its own; the score is the loss at
+  that token alone.
+
+An excluded canary is an empty record under zero-out, is left out under add/remove, and is another canary in its place
+under replace-one, so that the neighbours are those of the certificate.
+
+Paper: Steinke, Nasr and Jagielski 2023; arXiv 2503.06808 (token canaries).
+Differs: token canaries use the last tokens of the vocabulary, which are rare, instead of new ones: the model that is
+    released keeps its vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from discreet.audit.one_run import Bits, Scores
+from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting, whole
+from discreet.core.files import write_atomic
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+from discreet.data.batches import tokens_for
+from discreet.data.canaries import Canary, Space, plant_labels, planted
+from discreet.data.corpus import Corpus
+from discreet.data.samplers import Poisson
+from discreet.models.base import TextModel
+from discreet.models.classifier import classifier_of
+from discreet.models.language_model import LanguageModel, token_losses
+from discreet.protections.dp_sgd import DPSGD
+from discreet.training.evaluate import by_length, predict
+from discreet.training.plan import TrainingPlan
+from discreet.training.steps import StepCanaries
+
+FILE = "audit.json"
+GRADIENT, EXAMPLES, TOKENS = KINDS = ("gradient", "examples", "tokens")
+_ENTRY = "canaries of an audit"  # no parameter of a module has spaces in its name
+_FORMAT = 1
+_MOST = 10_000_000
+_TOKENS_AT_ONCE = 4096
+
+
+@dataclass(repr=False)
+class GradientCanaries(StepCanaries):
+    """Canaries of gradients: coordinate i of an appended vector is the clip norm if canary i is included and sampled.
+
+    `sums` is the total of each canary's coordinate over the steps, in units of the clip norm. `evidence` is the total
+    log-likelihood ratio of included against excluded: the optimal score.
+    """
+
+    included: Bits
+    sampler: Poisson
+    noise_multiplier: float
+    norm: float
+    sums: Tensor = field(init=False)
+    evidence: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start with nothing read."""
+        self.sums = torch.zeros(len(self.included), dtype=torch.float64)
+        self.evidence = torch.zeros(len(self.included), dtype=torch.float64)
+
+    @classmethod
+    def of(cls, count: int, plan: TrainingPlan, rng: Rng) -> GradientCanaries:
+        """Return the canaries of a training run with DP-SGD."""
+        protect = plan.protect
+        if not isinstance(protect, DPSGD) or not isinstance(plan.sampler, Poisson):
+            name = "no protection" if protect is None else protect.name
+            raise invalid(
+                "audit_canaries",
+                GRADIENT,
+                f"{EXAMPLES} with {name}",
+                "Gradient canaries need the noisy sums of dp-sgd.",
+            )
+        if protect.noise == 0:
+            raise UnsupportedError("Expected noise to audit. Without noise nothing is claimed.")
+        return cls(coins(count, rng), plan.sampler, protect.noise, protect.clip.sensitivity)
+
+    def describe(self) -> object:
+        """Return the coins."""
+        return GRADIENT, self.included
+
+    def plant(self, sums: dict[str, Tensor], step: int, rng: Rng) -> None:
+        """Append the canaries' coordinates to the sums of a step."""
+        like = next(iter(sums.values()))
+        sampled = np.zeros(len(self.included), dtype=bool)
+        sampled[self.sampler.draw(step, len(self.included), rng)] = True
+        contribution = torch.from_numpy((sampled & self.included).astype(np.float32)) * self.norm
+        sums[_ENTRY] = contribution.to(like.device, like.dtype)
+
+    def read(self, released: dict[str, Tensor]) -> None:
+        """Add what was released of the canaries' coordinates."""
+        scores = released.pop(_ENTRY).double().cpu() / self.norm
+        rate, variance = self.sampler.rate, self.noise_multiplier**2
+        self.sums += scores
+        # ln(1 - q + q e^x), x the log-ratio of a sampled canary
+        absent = torch.log1p(torch.tensor(-rate, dtype=torch.float64))
+        present = (scores - 0.5) / variance + np.log(rate)
+        self.evidence += torch.logaddexp(absent, present) if rate < 1 else present
+
+    def state(self) -> dict[str, Tensor]:
+        """Return both totals."""
+        return {"sums": self.sums, "evidence": self.evidence}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from both totals."""
+        self.sums, self.evidence = (state[name].double().cpu() for name in ("sums", "evidence"))
+
+    def record(self) -> dict[str, Any]:
+        """Return what an audit reads, as plain values; none of it depends on the private text."""
+        return {
+            "format": _FORMAT,
+            "kind": GRADIENT,
+            "included": self.included.astype(int).tolist(),
+            "scores": self.evidence.tolist(),
+            "sums": self.sums.tolist(),
+        }
+
+
+@dataclass(repr=False)
+class TextCanaries(StepCanaries):
+    """Canaries of text: rows of the train split, some of them empty records.
+
+    `rows` are the canaries and `others` the rows in whose place they stand if excluded, under replace-one.
+    """
+
+    kind: str
+    rows: tuple[Canary, ...]
+    included: Bits
+    others: tuple[Canary, ...] = ()
+    zeroed: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    pairs: bool = False
+
+    def describe(self) -> object:
+        """Return the coins and the texts."""
+        return self.kind, self.included, tuple(row.text for row in self.rows), self.zeroed
+
+    def plant(self, sums: dict[str, Tensor], step: int, rng: Rng) -> None:
+        """Add nothing: these canaries are rows."""
+
+    def read(self, released: dict[str, Tensor]) -> None:
+        """Read nothing: these canaries are scored by the finished model."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Do nothing."""
+
+    def record(self) -> dict[str, Any]:
+        """Return what an audit reads, as plain values: made-up texts, their labels, and the coins."""
+        return {
+            "format": _FORMAT,
+            "kind": self.kind,
+            "included": self.included.astype(int).tolist(),
+            "texts": [row.text for row in self.rows],
+            "labels": [row.label for row in self.rows],
+            "targets": [row.score for row in self.rows],
+            "others": [row.text for row in self.others],
+            "tokens": list(self.tokens),
+            "pairs": self.pairs,
+        }
+
+
+def coins(count: int, rng: Rng) -> Bits:
+    """Return one fair coin for each canary."""
+    if whole("audit", count, 2, "It is the number of canaries.") > _MOST:
+        raise invalid("audit", count, f"<= {_MOST:,}", "Plant fewer canaries.")
+    return np.asarray(rng.fork("coins").uniform(count) < 0.5)
+
+
+def plant_texts(
+    corpus: Corpus, count: int, adjacency: Adjacency | None, rng: Rng, model: TextModel | None = None
+) -> tuple[Corpus, TextCanaries]:
+    """Return the corpus with canaries in its train split, and the canaries; with a language model, token canaries.
+
+    Without an adjacency nothing is protected, and excluded canaries are left out.
+    """
+    included = coins(count, rng)
+    twice = 2 if adjacency is Adjacency.REPLACE_ONE else 1
+    tokens: tuple[int, ...] = ()
+    pairs_of_texts = corpus.second is not None
+    if isinstance(model, LanguageModel):
+        kind = TOKENS
+        rows, tokens = token_canaries(model, twice * count, rng.fork("tokens"))
+    else:
+        kind = EXAMPLES
+        _, rows = plant_labels(corpus, twice * count, rng.fork("examples"), inclusion=None)
+    first, others = rows[:count], rows[count:]
+    if adjacency is Adjacency.REPLACE_ONE:
+        # only the text is exchanged: labels are public under most of these protections
+        others = tuple(
+            dataclasses.replace(other, label=row.label, score=row.score)
+            for row, other in zip(first, others, strict=True)
+        )
+        pairs = zip(first, others, included.tolist(), strict=True)
+        whole_corpus = planted(corpus, [row if is_in else other for row, other, is_in in pairs])
+        return whole_corpus, TextCanaries(kind, first, included, others, (), tokens, pairs_of_texts)
+    if adjacency is Adjacency.ZERO_OUT:
+        whole_corpus = planted(corpus, first)
+        start = sum(split == "train" for split in corpus.splits)
+        zeroed = tuple((start + np.flatnonzero(~included)).tolist())
+        return whole_corpus, TextCanaries(kind, first, included, (), zeroed, tokens, pairs_of_texts)
+    chosen = [dataclasses.replace(row, included=is_in) for row, is_in in zip(first, included.tolist(), strict=True)]
+    return planted(corpus, chosen), TextCanaries(kind, first, included, (), (), tokens, pairs_of_texts)
+
+
+def token_canaries(model: LanguageModel, count: int, rng: Rng) -> tuple[tuple[Canary, ...], tuple[int, ...]]:
+    """Return made-up beginnings, each with a last token of its own, and these tokens.
+
+    Tokens are taken from the end of the vocabulary, and only those that a tokenizer reads back as themselves.
+    """
+    from discreet.data.notes import notes
+
+    beginnings = [" ".join(text.split()[:12]) for text in notes(seed=rng.seed() % 2**31, count=max(count, 50)).texts]
+    special = set(model.tokenizer.all_special_ids)
+    rows: list[Canary] = []
+    tokens: list[int] = []
+    for token in range(len(model.tokenizer) - 1, -1, -1):
+        if len(rows) == count:
+            break
+        word = model.tokenizer.decode([token]).strip()
+        text = f"{beginnings[len(rows)]} {word}"
+        ids = list(model.tokenizer(text)["input_ids"])
+        if token in special or not word.isalnum() or token not in ids[-2:] or ids.count(token) != 1:
+            continue
+        space = Space((word, ""), 1)
+        rows.append(Canary(f"canary-{len(rows) + 1}", word, space, before=f"{beginnings[len(rows)]} "))
+        tokens.append(token)
+    if len(rows) < count:
+        raise invalid("audit", count, f"<= {len(rows):,} for this vocabulary", "Each canary needs a token of its own.")
+    return tuple(rows), tuple(tokens)
+
+
+def write(record: dict[str, Any], folder: Path) -> None:
+    """Write what an audit reads into a run folder."""
+    write_atomic(folder / FILE, json.dumps(record) + "\n", private=False)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return what an audit of a run reads, or raise an error if the run has no canaries."""
+    path = folder / FILE
+    if not path.exists():
+        raise ModelError(
+            f"Expected canaries in the run {str(folder)!r}, got none: it was not trained for an audit. Train it again "
+            f"with {setting('audit', 1000)}, or audit one release of its protection ({setting('protect')})."
+        )
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["format"] != _FORMAT or record["kind"] not in KINDS or len(record["included"]) < 2:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"Expected the canaries of an audit in {str(path)!r}, but the file is damaged.") from None
+    return record
+
+
+def scores_of(record: dict[str, Any], model: TextModel | None) -> tuple[Scores, Bits]:
+    """Return a score for each canary, larger if it was more likely included, and the coins.
+
+    Guarantee: that of the run; scoring is post-processing.
+    """
+    included = np.asarray(record["included"], dtype=bool)
+    if record["kind"] == GRADIENT:
+        return np.asarray(record["scores"], dtype=np.float64), included
+    if model is None:
+        raise ModelError("Expected the model of the run, to score canaries of text. Load the run.")
+    scores = -canary_losses(model, record, record["texts"], record["tokens"][: len(included)])
+    if record["others"]:
+        scores += canary_losses(model, record, record["others"], record["tokens"][len(included) :])
+    return scores, included
+
+
+@torch.inference_mode()
+def canary_losses(
+    model: TextModel, record: dict[str, Any], texts: list[str], tokens: list[int]
+) -> npt.NDArray[np.float64]:
+    """Return the loss of a model on each canary, or on its last token alone."""
+    labels, targets = record["labels"], record["targets"]
+    corpus = Corpus(
+        "canaries",
+        tuple(texts),
+        second=tuple(texts) if record["pairs"] else None,
+        labels=tuple(labels) if model.classes else None,
+        scores=tuple(targets) if model.task == "regression" else None,
+        label_names=model.label_names,
+    )
+    if not isinstance(model, LanguageModel):
+        answers = np.asarray(predict(classifier_of(model, "an audit"), corpus).values, dtype=np.float64)
+        if model.classes:
+            return np.asarray(-np.log(np.maximum(answers[np.arange(len(texts)), labels], 1e-30)))
+        return np.asarray((answers.reshape(-1) - np.asarray(targets)) ** 2)
+    rows = tokens_for(model, corpus)
+    losses = np.zeros(len(texts))
+    was_training = model.training
+    model.eval()
+    for places in by_length(rows.lengths, _TOKENS_AT_ONCE):
+        scores, wanted, asked = model.token_scores(rows.batch(places).inputs)
+        own = torch.tensor([tokens[place] for place in places], device=wanted.device)[:, None]
+        losses[places] = (token_losses(scores, wanted) * ((wanted == own) & asked)).sum(1).double().cpu().numpy()
+    model.train(was_training)
+    return losses
