@@ -138,7 +138,9 @@ def best_test(
     places = np.unique(np.linspace(0, len(both) - 1, _THRESHOLDS).astype(int))
     # the tails matter most: quantiles that are equally far apart in the logarithm, at both ends
     tail = np.unique(np.geomspace(1, len(both) / 2, _THRESHOLDS // 2).astype(int))
-    thresholds = np.unique(both[np.concatenate((places, tail, len(both) - 1 - tail))])
+    values = np.unique(both[np.concatenate((places, tail, len(both) - 1 - tail))])
+    # between values: at a value itself, the rounding of the next draws would decide
+    thresholds = (values[:-1] + values[1:]) / 2 if len(values) > 1 else values
     n, first, second = len(present), np.sort(present), np.sort(absent)
     above = [n - np.searchsorted(one, thresholds, side="right") for one in (first, second)]
     best, most = Test(float(thresholds[0]), orders[0]), -math.inf

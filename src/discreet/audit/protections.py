@@ -124,7 +124,7 @@ def dp_sgd_subject(
         scores = [(first - second) @ along, first @ along, lengths]
         # each tensor alone: one of them may have no noise
         sizes_of = [value.numel() for value in inside.values()]
-        parts = zip(first.split(sizes_of, dim=1), along.split(sizes_of), strict=True)
+        parts = zip(torch.split(first, sizes_of, dim=1), torch.split(along, sizes_of), strict=True)
         return torch.stack([*scores, *(part @ axis for part, axis in parts)], dim=1).double().numpy()
 
     event = claimed.event if rate == 1 else sampler.amplify(claimed.event, 1)

@@ -1,0 +1,166 @@
+"""Canaries of a training run: what they add, what they change, and that a resumed run reads the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import WORDS
+
+from discreet.audit.canaries import FILE, GradientCanaries, TextCanaries, plant_texts, scores_of, token_canaries
+from discreet.audit.run import audit_run
+from discreet.core.errors import DataError, ModelError, SettingError
+from discreet.core.guarantee import Adjacency
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.data.samplers import Poisson
+from discreet.data.sources import TextSource
+from discreet.experiment.training import RunOptions, RunRequest, run_training
+from discreet.mechanisms.normals import add_normals
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.language_model import LanguageModel
+from discreet.protections.base import Protection
+from discreet.protections.dp_sgd import DPSGD
+from discreet.training.loop import Job, train
+from discreet.training.plan import TrainingPlan
+from discreet.training.run_folder import load_run
+from discreet.training.settings import TrainSettings
+
+SETTINGS = TrainSettings(epochs=2, batch_size=8, learning_rate=1e-2)
+
+
+def toy(count: int = 48) -> Corpus:
+    texts = tuple(
+        f"the {WORDS[7 * i % 40]} {('heart', 'knee')[i % 2]} was {WORDS[(11 * i + 3) % 40]}" for i in range(count)
+    )
+    splits = ("train",) * (count - 8) + ("validation",) * 8
+    return Corpus("toy", texts, labels=tuple(i % 2 for i in range(count)), splits=splits)
+
+
+def request(encoder: Path, protect: Protection | None, **values: Any) -> RunRequest:
+    model = ModelSettings(encoder=str(encoder), train="head", dropout=0.0)
+    return RunRequest(TextSource("toy.csv"), model, SETTINGS, protect, noise_seed=5 if protect else None, **values)
+
+
+def test_scores_have_the_moments_of_sampled_gaussian_noise() -> None:
+    """Excluded: N(0, T sigma^2). Included: mean q T, variance T (sigma^2 + q (1 - q))."""
+    count, rate, sigma, steps = 4000, 0.25, 0.8, 30
+    canaries = GradientCanaries(np.arange(count) % 2 == 0, Poisson(rate), sigma, 0.1)
+    for step in range(steps):
+        sums = {"weight": torch.zeros(3)}
+        canaries.plant(sums, step, Rng(1).fork("canaries"))
+        released = add_normals(sums, sigma * 0.1, Rng(1).fork("noise", step))
+        canaries.read(released)
+        assert set(released) == {"weight"}
+    inside, outside = canaries.sums[::2], canaries.sums[1::2]
+    error = 4 / (count / 2) ** 0.5
+    assert float(outside.mean()) == pytest.approx(0.0, abs=error * sigma * steps**0.5)
+    assert float(outside.var()) == pytest.approx(steps * sigma**2, rel=1.5 * error)
+    assert float(inside.mean()) == pytest.approx(rate * steps, abs=error * (sigma**2 * steps + steps) ** 0.5)
+    assert float(inside.var()) == pytest.approx(steps * (sigma**2 + rate * (1 - rate)), rel=1.5 * error)
+    # the evidence is a log-likelihood ratio: its exponential has mean 1 for excluded canaries, up to its heavy tail
+    assert float(canaries.evidence[::2].mean()) > 0 > float(canaries.evidence[1::2].mean())
+    assert np.corrcoef(canaries.evidence, canaries.sums)[0, 1] > 0.9
+
+
+def test_gradient_canaries_leave_the_model_and_its_noise_as_they_are(
+    tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    protect = DPSGD(epsilon=3.0, delta=1e-3)
+    plain = run_training(request(tiny_encoder("bert"), protect), tmp_path / "plain", corpus=toy())
+    audited = run_training(request(tiny_encoder("bert"), protect, audit=300), tmp_path / "audited", corpus=toy())
+    weights = [load_run(tmp_path / name).model.state_dict() for name in ("plain", "audited")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert plain["guarantee"] == audited["guarantee"] and audited["audit"] == {"canaries": 300, "kind": "gradient"}
+    result = audit_run(tmp_path / "audited")
+    assert 0 <= result.lower_bound <= result.upper_bound == audited["guarantee"]["epsilon"]
+    assert result.one_run.outcome.canaries == 300 and not result.refuted
+    assert result.as_dict()["sums_estimate"] is not None and result.one_run.order is None
+    with pytest.raises(ModelError, match="Expected canaries in the run .*, got none"):
+        audit_run(tmp_path / "plain")
+
+
+def test_a_resumed_run_reads_the_same_of_its_canaries(tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
+    asked = request(tiny_encoder("bert"), DPSGD(epsilon=3.0, delta=1e-3), audit=100)
+    run_training(asked, tmp_path / "whole", corpus=toy())
+    stops = iter([False, False, True])
+    stopped = run_training(
+        asked, tmp_path / "again", corpus=toy(), options=RunOptions(should_stop=lambda: next(stops, False))
+    )
+    assert not stopped["finished"]
+    run_training(asked, tmp_path / "again", corpus=toy(), options=RunOptions(resume=True))
+    whole, again = (json.loads((tmp_path / name / FILE).read_text()) for name in ("whole", "again"))
+    assert whole == again
+
+
+def test_an_excluded_canary_is_an_empty_record_under_zero_out(tiny_encoder: Callable[[str], Path]) -> None:
+    """It is sampled and counted, and its text has no influence on the model; that of an included one has."""
+    corpus, canaries = plant_texts(toy(), 12, Adjacency.ZERO_OUT, Rng(3))
+    assert 0 < len(canaries.zeroed) < 12 and len(corpus.split("train")) == len(toy().split("train")) + 12
+    excluded = [len(toy()) + i for i in np.flatnonzero(~canaries.included)]
+    included = [len(toy()) + i for i in np.flatnonzero(canaries.included)]
+
+    def trained(changed: list[int]) -> dict[str, torch.Tensor]:
+        texts = tuple("cough cough cough" if i in changed else text for i, text in enumerate(corpus.texts))
+        rows = dataclasses.replace(corpus, texts=texts)
+        model = Classifier.build(
+            rows, ModelSettings(encoder=str(tiny_encoder("bert")), train="head", dropout=0.0), rng=Rng(0)
+        )
+        plan = TrainingPlan.make(model, rows, protect=DPSGD(noise_multiplier=0.5), train=SETTINGS, noise_seed=2)
+        assert plan.units == 52
+        train(model, rows, plan, job=Job(canaries=canaries))
+        return model.state_dict()
+
+    usual, other, another = trained([]), trained(excluded), trained(included)
+    assert all(torch.equal(usual[name], other[name]) for name in usual)
+    assert not all(torch.equal(usual[name], another[name]) for name in usual)
+
+
+def test_what_stands_in_the_place_of_an_excluded_canary_follows_the_adjacency() -> None:
+    corpus = toy()
+    replaced, pairs = plant_texts(corpus, 10, Adjacency.REPLACE_ONE, Rng(3))
+    assert len(replaced) == len(corpus) + 10 and len(pairs.others) == 10 and not pairs.zeroed
+    planted = set(replaced.texts[len(corpus) :])
+    for row, other, is_in in zip(pairs.rows, pairs.others, pairs.included.tolist(), strict=True):
+        assert row.label == other.label and (row.text in planted, other.text in planted) == (is_in, not is_in)
+    removed, left_out = plant_texts(corpus, 10, Adjacency.ADD_REMOVE, Rng(3))
+    assert len(removed) == len(corpus) + int(left_out.included.sum())
+
+
+def test_token_canaries_end_with_a_token_of_their_own(tiny_causal: Callable[[str], Path]) -> None:
+    settings = ModelSettings(encoder=str(tiny_causal("llama")), train="all", embeddings=True)
+    model = LanguageModel.load(settings, rng=Rng(0))
+    rows, tokens = token_canaries(model, 8, Rng(1))
+    assert len(set(tokens)) == 8
+    for row, token in zip(rows, tokens, strict=True):
+        assert model.tokenizer(row.text)["input_ids"].count(token) == 1
+    record = TextCanaries("tokens", rows, np.arange(8) % 2 == 0, tokens=tokens).record()
+    scores, included = scores_of(record, model)
+    assert scores.shape == included.shape == (8,) and (scores < 0).all()
+    with pytest.raises(SettingError, match="for this vocabulary"):
+        token_canaries(model, 10_000, Rng(1))
+
+
+def test_what_cannot_be_audited_is_rejected(tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
+    encoder = tiny_encoder("bert")
+    strict = DPSGD(epsilon=6.0, delta=1e-3)
+    with pytest.raises(SettingError, match=r"audit to be >= 1,2\d\d, to audit epsilon 6, got 50"):
+        run_training(request(encoder, strict, audit=50), tmp_path / "few", corpus=toy())
+    assert not (tmp_path / "few.unfinished").exists()
+    with pytest.raises(SettingError, match="audit_canaries to be examples with no protection"):
+        run_training(request(encoder, None, audit=50, audit_canaries="gradient"), tmp_path / "a", corpus=toy())
+    with pytest.raises(SettingError, match="audit_canaries to be gradient or examples, got 'tokens'"):
+        run_training(request(encoder, None, audit=50, audit_canaries="tokens"), tmp_path / "b", corpus=toy())
+    with pytest.raises(ModelError, match="Expected the model of the run"):
+        scores_of({"kind": "examples", "included": [0, 1]}, None)
+    run_training(request(encoder, None, audit=20), tmp_path / "c", corpus=toy())
+    assert audit_run(tmp_path / "c").as_dict()["upper_bound"] is None
+    (tmp_path / "c" / FILE).write_text("{}")
+    with pytest.raises(DataError, match="damaged"):
+        audit_run(tmp_path / "c")
