@@ -35,7 +35,7 @@ def test_the_bound_of_randomized_response_is_close_to_its_epsilon() -> None:
 
 def test_the_bound_is_above_the_truth_in_at_most_five_percent_of_runs() -> None:
     above = [many_runs(response(1.0), delta=0.0, rng=Rng(k), draws=4000).epsilon > 1.0 for k in range(200)]
-    assert sum(above) <= 17  # 10 expected at the level; 18 or more has probability 1%
+    assert sum(above) <= 17  # 10 at the level; 18 or more then has probability 1%
 
 
 def test_within_mu_gdp_the_same_counts_show_more() -> None:
@@ -82,10 +82,10 @@ def test_a_false_claim_is_refuted_early_and_a_true_one_is_not() -> None:
 def test_looking_after_every_batch_costs_nothing() -> None:
     """A true claim is refuted at any time in at most five percent of runs, however often it is looked at."""
     refuted = [
-        sequential(response(1.0), epsilon=1.0, delta=0.0, rng=Rng(k), most=3000, batch=100, grid=[1.0]).refuted
-        for k in range(100)
+        sequential(response(1.0), epsilon=1.0, delta=0.0, rng=Rng(k), most=2000, batch=100, grid=[1.0]).refuted
+        for k in range(60)
     ]
-    assert sum(refuted) <= 10
+    assert sum(refuted) <= 7
 
 
 def test_a_sequential_audit_reports_as_it_goes_and_checks_its_settings() -> None:

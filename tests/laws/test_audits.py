@@ -308,7 +308,7 @@ BROKEN: dict[str, Callable[[], Subject]] = {
     "ldp: duplicated units": lambda: local(LDPLayer, copies=4),
     "santext: half the noise": lambda: words(TwiceThePrice),
     "santext: no clip": lambda: words(NotDivided, scale=4.0),
-    "santext: duplicated units": lambda: words(copies=4),
+    "santext: duplicated units": lambda: words(copies=3),
     "word-noise: half the noise": lambda: words(TwiceThePrice, "word-noise"),
 }
 

@@ -53,6 +53,7 @@ _ENTRY = "canaries of an audit"  # no parameter of a module has spaces in its na
 _FORMAT = 1
 _MOST = 10_000_000
 _TOKENS_AT_ONCE = 4096
+_BEGINNING = 16  # tokens before the last one of a token canary
 
 
 @dataclass(repr=False)
@@ -229,7 +230,11 @@ def token_canaries(model: LanguageModel, count: int, rng: Rng) -> tuple[tuple[Ca
     """
     from discreet.data.notes import notes
 
-    beginnings = [" ".join(text.split()[:12]) for text in notes(seed=rng.seed() % 2**31, count=max(count, 50)).texts]
+    longest = min(_BEGINNING, model.max_length // 2)
+    beginnings = [
+        _shortened(text, longest, model.tokenizer)
+        for text in notes(seed=rng.seed() % 2**31, count=max(count, 50)).texts[:count]
+    ]
     special = set(model.tokenizer.all_special_ids)
     rows: list[Canary] = []
     tokens: list[int] = []
@@ -247,6 +252,14 @@ def token_canaries(model: LanguageModel, count: int, rng: Rng) -> tuple[tuple[Ca
     if len(rows) < count:
         raise invalid("audit", count, f"<= {len(rows):,} for this vocabulary", "Each canary needs a token of its own.")
     return tuple(rows), tuple(tokens)
+
+
+def _shortened(text: str, longest: int, tokenizer: Any) -> str:
+    """Return the first words of a text, at least one, that are at most so many tokens."""
+    words = text.split()
+    while len(words) > 1 and len(tokenizer(" ".join(words))["input_ids"]) > longest:
+        words = words[: max(1, len(words) * 2 // 3)]
+    return " ".join(words)
 
 
 def write(record: dict[str, Any], folder: Path) -> None:

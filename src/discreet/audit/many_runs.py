@@ -11,6 +11,7 @@ Auditing of Differentially Private Machine Learning, for the bound within mu-GDP
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,12 +41,12 @@ class Test:
 
     threshold: float
     above: bool = True
+    present: bool = True
 
-    def rates(self, present: Scores, absent: Scores) -> tuple[int, int]:
-        """Return how many draws of the more likely and of the less likely neighbour are in the set."""
-        if self.above:
-            return int((present > self.threshold).sum()), int((absent > self.threshold).sum())
-        return int((absent <= self.threshold).sum()), int((present <= self.threshold).sum())
+    def inside(self, present: Scores, absent: Scores) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return which draws of the more likely and of the less likely neighbour are in the set."""
+        first, second = ((one > self.threshold) if self.above else (one <= self.threshold) for one in (present, absent))
+        return (first, second) if self.present else (second, first)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def many_runs(draw: Draw, *, delta: float, rng: Rng, draws: int = DRAWS, confide
     score = scoring(learning[0], learning[1], delta, miss)
     test, _ = best_test(score(learning[0]), score(learning[1]), delta, miss)
     present, absent = (score(_drawn(draw, side, half, rng.fork("test", int(side)))) for side in (True, False))
-    likely, unlikely = test.rates(present, absent)
+    likely, unlikely = (int(one.sum()) for one in test.inside(present, absent))
     low, high = lower_rate(likely, half, miss / 2), upper_rate(unlikely, half, miss / 2)
     return ManyRuns(_epsilon(low, high, delta), delta, confidence, half, likely, unlikely, _mu(low, high))
 
@@ -128,11 +129,11 @@ def _column(outcomes: npt.NDArray[np.generic], place: int) -> Scores:
 
 
 def best_test(
-    present: Scores, absent: Scores, delta: float, miss: float, orders: Sequence[bool] = (True, False)
+    present: Scores, absent: Scores, delta: float, miss: float, likely: Sequence[bool] = (True, False)
 ) -> tuple[Test, float]:
     """Return the test with the largest bound on these draws, which must not be those counted afterwards; and the bound.
 
-    `orders` are the sets to consider: scores above a threshold (True), or not above it (False).
+    `likely` are the neighbours to consider as the one that is more likely to be in the set: present (True) or absent.
     """
     both = np.sort(np.concatenate((present, absent)))
     places = np.unique(np.linspace(0, len(both) - 1, _THRESHOLDS).astype(int))
@@ -141,17 +142,17 @@ def best_test(
     values = np.unique(both[np.concatenate((places, tail, len(both) - 1 - tail))])
     # between values: at a value itself, the rounding of the next draws would decide
     thresholds = (values[:-1] + values[1:]) / 2 if len(values) > 1 else values
-    n, first, second = len(present), np.sort(present), np.sort(absent)
-    above = [n - np.searchsorted(one, thresholds, side="right") for one in (first, second)]
-    best, most = Test(float(thresholds[0]), orders[0]), -math.inf
-    for is_above in orders:
-        likely, unlikely = (above[0], above[1]) if is_above else (n - above[1], n - above[0])
-        # at the level of as many tests as there are: a small set that was only lucky here is not chosen
-        level = miss / (2 * len(thresholds))
-        bounds = _epsilons(_lower(likely, n, level), _upper(unlikely, n, level), delta)
+    n = len(present)
+    above = [n - np.searchsorted(np.sort(one), thresholds, side="right") for one in (present, absent)]
+    level = miss / (2 * len(thresholds))  # of so many tests: a small set that was only lucky here is not chosen
+    best, most = Test(float(thresholds[0]), present=likely[0]), -math.inf
+    for is_above, is_present in itertools.product((True, False), likely):
+        counts = above if is_above else [n - one for one in above]
+        more, less = counts if is_present else counts[::-1]
+        bounds = _epsilons(_lower(more, n, level), _upper(less, n, level), delta)
         place = int(np.argmax(bounds))
         if bounds[place] > most:
-            best, most = Test(float(thresholds[place]), is_above), float(bounds[place])
+            best, most = Test(float(thresholds[place]), is_above, is_present), float(bounds[place])
     return best, most
 
 

@@ -100,7 +100,7 @@ def sequential(
     seen: tuple[Scores, Scores] = (score(learning[0]), score(learning[1]))
     result, drawn = Sequential(False, 0.0, delta, confidence, batch), batch
     while drawn < most and not result.refuted:
-        tests = [best_test(*seen, delta, 1 - confidence, orders=(above,))[0] for above in (True, False)]
+        tests = [best_test(*seen, delta, 1 - confidence, likely=(side,))[0] for side in (True, False)]
         present, absent = (score(np.asarray(draw(side, batch, rng.fork(drawn, int(side))))) for side in (True, False))
         drawn += batch
         counts = [_counts(test, present, absent) for test in tests]
@@ -120,9 +120,6 @@ def sequential(
 
 def _counts(test: Test, present: Scores, absent: Scores) -> Scores:
     """Return how often only the likely neighbour, only the unlikely one, both or neither was in the set."""
-    inside = [(present > test.threshold), (absent > test.threshold)]
-    if not test.above:
-        inside = [~inside[1], ~inside[0]]
-    likely, unlikely = inside
+    likely, unlikely = test.inside(present, absent)
     sets = (likely & ~unlikely, ~likely & unlikely, likely & unlikely, ~likely & ~unlikely)
     return np.array([one.sum() for one in sets], dtype=np.float64)

@@ -100,7 +100,7 @@ def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
     if json:
         as_json({"run": str(run), **result.as_dict(), "sentence": _verdict(result)})
     else:
-        _print_run(run, result)
+        _print_run(result)
     return result.refuted
 
 
@@ -211,7 +211,7 @@ def _audit_sequentially(subject: Subject, options: AuditOptions, json: bool) -> 
     return result.refuted
 
 
-def _print_run(run: Path, result: RunAudit) -> None:
+def _print_run(result: RunAudit) -> None:
     upper = f"epsilon {in_digits(result.upper_bound)}" if math.isfinite(result.upper_bound) else "none, not protected"
     kind = "certified" if result.guarantee is not None and result.guarantee.certified else "claimed"
     rows = {
@@ -221,7 +221,7 @@ def _print_run(run: Path, result: RunAudit) -> None:
     }
     if result.sums is not None:
         rows["canary sums"] = f"epsilon {_down(result.sums)} (an estimate, not a bound)"
-    table(rows, title=f"Audit of {run}, delta = {in_digits(result.delta)}")
+    table(rows, title=f"Audit of the run, delta = {in_digits(result.delta)}")
     paragraph(f"The measured epsilon is that of {result.family}.")
     if math.isfinite(result.upper_bound):
         _print_verdict(result.refuted, result.confidence)
