@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 DIMENSION = 8
 _GRID = 2.0**-10
 _WORDS = 12
+_SPREAD = 0.01  # of the words that are close together
 
 
 def subject_of(mechanism: Any, *, name: str = "", claimed: Any = None) -> Subject:
@@ -153,8 +154,13 @@ def _kappa(epsilon: float, delta: float, dimension: int) -> float:
 
 
 def word_table(words: int = _WORDS, dimension: int = DIMENSION) -> Floats:
-    """Return made-up word vectors whose largest distance is 1."""
-    vectors = Rng(0).fork("words").numpy().standard_normal((words, dimension))
+    """Return made-up word vectors whose largest distance is 1: one word alone, and the others close together.
+
+    The words near the second word take its probability away from the first one, which makes these two easy to tell
+    apart: sampling by distance then loses nearly all of its epsilon, between two words alone only half of it.
+    """
+    vectors = _SPREAD * Rng(0).fork("words").numpy().standard_normal((words, dimension))
+    vectors[0, 0] += 1.0
     here, there = farthest_pair(vectors)
     return np.asarray(vectors / np.linalg.norm(vectors[here] - vectors[there]), dtype=np.float64)
 

@@ -11,7 +11,7 @@ import numpy as np
 from discreet.accounting.events import DpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.parts import decompose
-from discreet.audit.many_runs import CONFIDENCE, DRAWS, Draw, ManyRuns, many_runs, scoring
+from discreet.audit.many_runs import CONFIDENCE, DRAWS, Draw, ManyRuns, best_test, many_runs, scoring
 from discreet.audit.one_run import Guesses, fdp_epsilon, fdp_rejects, guess, planned_guesses, steinke_epsilon
 from discreet.audit.order_statistics import order_epsilon
 from discreet.audit.trade_off import Family, family_of, trade_off_of
@@ -134,11 +134,13 @@ def one_run(
     side = planned_guesses(canaries, declared, confidence)
     learning = [np.asarray(subject.draw(one, canaries, rng.fork("learn", int(one)))) for one in (True, False)]
     score = scoring(learning[0], learning[1], delta, 1 - confidence)
+    test, _ = best_test(score(learning[0]), score(learning[1]), delta, 1 - confidence)
+    sign = 1.0 if test.above is test.present else -1.0  # a smaller score may be the sign of the record
     included = rng.fork("coins").uniform(canaries) < 0.5
     count = int(included.sum())
     scores = np.empty(canaries)
-    scores[included] = score(np.asarray(subject.draw(True, count, rng.fork("in"))))
-    scores[~included] = score(np.asarray(subject.draw(False, canaries - count, rng.fork("out"))))
+    scores[included] = sign * score(np.asarray(subject.draw(True, count, rng.fork("in"))))
+    scores[~included] = sign * score(np.asarray(subject.draw(False, canaries - count, rng.fork("out"))))
     outcome = guess(scores, included, side, side)
     is_gaussian = not decompose(subject.event, subject.adjacency).uses
     return figures(outcome, subject.audited_in, declared, delta, confidence, independent=is_gaussian)
