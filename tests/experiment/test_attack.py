@@ -2,14 +2,23 @@
 
 import pytest
 
+from discreet.attacks.representation.inversion import EmbeddingInversion
 from discreet.attacks.representation.similarity import Similarity
+from discreet.attacks.rows import EmbeddingRows
 from discreet.attacks.span.dager import Dager
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
 from discreet.core.types import Guess
 from discreet.data.corpus import Corpus
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.attack import measure_leakage, metrics_for, score_guess
+from discreet.experiment.attack import (
+    CATEGORY_METRICS,
+    DEFAULT_METRICS,
+    further_metrics,
+    measure_leakage,
+    metrics_for,
+    score_guess,
+)
 from discreet.models.classifier import Classifier
 
 TICKET = "我被重复收费了 订单375"
@@ -53,3 +62,42 @@ def test_texts_chosen_among_candidates_are_measured_by_retrieval_metrics(model: 
         metrics_for(Similarity(), ("identiy",))
     with pytest.raises(SettingError, match="metric to be .*, got 'identified'"):
         metrics_for(Dager(), ("identified",))  # that is measured by 1-of-n alone
+
+
+def test_names_numbers_and_dates_are_counted_in_the_text_as_it_was_written(model: Classifier) -> None:
+    text = "On 24 June 2021 Ana Ruiz (record 1234567) came."
+    batch = Corpus("toy", (text, "a sharp pain"), labels=(0, 0), label_names=("a", "b"))
+    guess = Guess(texts=("on 24 june ana was 1234567", "a sharp pain"))
+    found = score_guess(Dager(), guess, batch, model, CATEGORY_METRICS, 0)
+    scores = found[0].scores
+    assert scores["names_read"] == 0.5 and scores["numbers_read"] == 1.0
+    assert scores["dates_read"] == pytest.approx(2 / 3) and scores["function_words_read"] == 1.0
+    assert "names_read" not in found[1].scores and found[1].scores["function_words_read"] == 1.0
+    measured = {leak.metric: leak for leak in measure_leakage(found, CATEGORY_METRICS, Rng(0))}
+    assert measured["names_read"].n == 1 and measured["function_words_read"].n == 2
+    assert measured["names_read"].value == 0.5
+
+
+def test_a_text_without_items_of_a_category_does_not_count_for_it(model: Classifier) -> None:
+    batch = Corpus("toy", ("a sharp pain",), labels=(0,), label_names=("a", "b"))
+    found = score_guess(Dager(), Guess(texts=("pain",)), batch, model, CATEGORY_METRICS, 0)
+    assert [leak.metric for leak in measure_leakage(found, CATEGORY_METRICS, Rng(0))] == ["function_words_read"]
+
+
+def test_more_is_measured_by_default_and_nothing_more_where_metrics_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert further_metrics(Dager(), ("rouge_l",)) == ()
+    assert further_metrics(Dager(), DEFAULT_METRICS)[-4:] == CATEGORY_METRICS
+    assert further_metrics(EmbeddingRows(), DEFAULT_METRICS) == ()  # a set of tokens has no words
+    assert further_metrics(EmbeddingInversion(), DEFAULT_METRICS) == CATEGORY_METRICS
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert further_metrics(Dager(), DEFAULT_METRICS) == ("jaccard", *CATEGORY_METRICS)
+    assert "jaccard" not in further_metrics(Similarity(), DEFAULT_METRICS)  # it is there already
+
+
+def test_a_metric_with_nothing_to_count_is_rejected_before_the_attack(model: Classifier) -> None:
+    corpus = Corpus("toy", ("a sharp pain", "a dull pain"), labels=(0, 1), splits=("validation",) * 2)
+    request = AttackRequest(Dager(), examples=2, metrics=("names_read",))
+    with pytest.raises(SettingError, match="names_read"):
+        run_attack(request, Scene.of(corpus, model))

