@@ -1,6 +1,6 @@
 """A private language model in small, offline and on a CPU: what epsilon 8 costs in perplexity.
 
-python examples/language_model.py                   a small Llama, first trained on Python's own manual: 2 minutes
+python examples/language_model.py                   a small Llama, first trained on Python's own manual: 3 minutes
 python examples/language_model.py --model FOLDER    your own causal language model instead
 
 The small model learns English from public text, the manual that comes with Python. It is then fine-tuned on the
