@@ -11,27 +11,39 @@ Each line of results is written to --out as soon as it is there; a line that is 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.language_model import Results
+from discreet.attacks.membership.signals import References
 from discreet.catalog import attack_of
 from discreet.core.files import cache_folder
 from discreet.core.randomness import Rng
+from discreet.core.types import Leakage
+from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
+from discreet.experiment.membership import VECTORS, encoded, observe, select
+from discreet.experiment.neighbours import Close, versions
 from discreet.experiment.scene import Scene, Target
+from discreet.experiment.signals import outputs_of
+from discreet.metrics.membership import Scored, advantage, auc
 from discreet.models.base import TextModel
+from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection
+from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.evaluate import assess
+from discreet.training.evaluate import assess, represent
 from discreet.training.loop import Job, train
+from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.run_folder import RunChoices
@@ -48,6 +60,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=["all", "lora-16"])
     parser.add_argument("--epsilons", type=float, nargs="*", default=[8.0, 3.0])
     parser.add_argument("--members", type=int, default=1000, help="members, and non-members")
+    parser.add_argument("--texts", type=int, help="texts of each model of the tables; by default those of the paper")
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--batch-size", type=int, default=16, help="of plain training; private training has its own")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="of all layers, without privacy")
@@ -114,11 +127,14 @@ def scene_of(
     return Scene.of(corpus, model.eval(), origin="the trained model", target=target), facts
 
 
+def rounded(leakage: Leakage) -> list[float]:
+    """Return a value with its interval, in four digits."""
+    return [round(value, 4) for value in (leakage.value, leakage.low, leakage.high)]
+
+
 def line_of(result: AttackResult) -> dict[str, Any]:
     """Return the figures of an attack in short."""
-    figures: dict[str, Any] = {
-        leak.metric: [round(value, 4) for value in (leak.value, leak.low, leak.high)] for leak in result.leakages
-    }
+    figures: dict[str, Any] = {leak.metric: rounded(leak) for leak in result.leakages}
     if result.bounds:
         figures["bounds"] = {name: round(value, 4) for name, value in result.bounds.items()}
     tail = result.details.get("loss_tail")
@@ -163,11 +179,182 @@ def ez_mia(asked: argparse.Namespace, results: Results) -> None:
                         torch.cuda.empty_cache()
 
 
+# The noise multipliers of the calibration paper's tables 1 and 2 for BERT, by data set, and how many texts a model had.
+PAPER_NOISES = {
+    "cola": (0.014, 0.043, 0.092, 0.140, 0.278, 0.615, 1.91),
+    "sst2": (0.042, 0.078, 0.101, 0.137, 0.254, 0.478, 1.00),
+}
+PAPER_TEXTS = {"cola": 259, "sst2": 3100}
+# Of a head with 770 numbers: the mean cosine between a direction and its release falls from .99 to .04.
+KAPPAS = (3e4, 1e4, 3e3, 1e3, 300.0, 100.0, 30.0)
+REFERENCES = 16
+NEIGHBOURS, NEIGHBOUR_TEXTS = 10, 250
+LOOP = {"epochs": 60, "learning_rate": 0.02, "weight_decay": 0.0}
+
+
+def head_scene(
+    corpus: Corpus,
+    protect: Protection | None,
+    loop: TrainSettings,
+    seed: int,
+    cache: dict[Any, Any],
+    certified: bool = True,
+    **model: Any,
+) -> tuple[Scene, dict[str, Any]]:
+    """Train a head on a frozen encoder, whose vectors are computed once for all heads on a corpus."""
+    settings = ModelSettings(**{"train": "head", "dropout": 0.0, **model})
+    built = cache.get("model")
+    if built is None:
+        built = cache["model"] = Classifier.build(corpus, settings, rng=Rng(seed).fork("model"))
+    built = copy.deepcopy(built)
+    built.settings = settings
+    built.replace_head(built.width, Rng(seed).fork("model").fork("head"))
+    choices = RunChoices(TextSource("benchmark"), settings, loop, protect, seed)
+    scene = Scene.of(
+        corpus, built.eval(), origin="the trained head", target=Target(corpus, choices, cache=cache_folder())
+    )
+    scene.cache.update(cache.get("vectors", {}))
+    rows = np.flatnonzero(np.array(corpus.splits) == "train")
+    batch = encoded(scene, scene.target, corpus, rows, lambda stage, done, total: None)  # type: ignore[arg-type]
+    cache["vectors"] = dict(scene.cache)
+    if certified or not can_train_together(settings, loop, protect, built.task):
+        trained, facts = scene_of(built, corpus, choices, seed, batch)
+        trained.cache.update(cache["vectors"])
+        return trained, facts
+    # Most noises of the paper have an epsilon of thousands, which takes minutes to compute and says nothing.
+    split = corpus.split("train")
+    plan = TrainingPlan.make(built, split, protect=protect, train=loop, seed=seed, noise_seed=seed)
+    weight, bias = (parameter.detach() for parameter in built.head.parameters())
+    job = HeadJob(rows, split, plan, None if protect is None else plan.secret(), weight, bias)
+    weights, biases = train_heads(scene.cache[VECTORS], [job])
+    with torch.no_grad():
+        for parameter, value in zip(built.head.parameters(), (weights[0], biases[0]), strict=True):
+            parameter.copy_(value)
+    return scene, {"steps": plan.steps}
+
+
+def accuracy_gap(scene: Scene) -> float:
+    """Return accuracy on the training rows minus that on the others, in points."""
+    vectors, target = scene.cache[VECTORS], scene.target
+    assert target is not None
+    inside = np.array(target.corpus.splits) == "train"
+    right = outputs_of(scene.model, vectors).logits > 0
+    return round(100 * float(right[inside].mean() - right[~inside].mean()), 2)
+
+
+def attacked(scene: Scene, seed: int, nearby: tuple[Any, Any] | None) -> dict[str, Any]:
+    """Return the figures of every attack on a head: the paper's, the same with protected references, LiRA and RMIA."""
+    target = scene.target
+    assert target is not None
+    line: dict[str, Any] = {"train_gap": accuracy_gap(scene)}
+    request = AttackRequest(attack_of("lira"), name="lira", references=REFERENCES, seed=seed)
+    candidates = select(scene.model, target, request, Rng(seed).fork("candidates"))
+    variants = {"plain": False} if target.choices.protect is None else {"plain": False, "protected": True}
+    for words, protected in variants.items():
+        asked = replace(request, references_protected=protected)
+        signals = observe(asked, scene, target, candidates, lambda stage, done, total: None)
+        assert signals.references is not None
+        ten = np.arange(10)
+        few = References(signals.references.outputs.models(ten), signals.references.included[ten])
+        fewer = replace(signals, references=few)
+        for name, seen in (("mia", fewer), ("mia-r", fewer), ("lira", signals)):
+            attack = attack_of(name)
+            scores = attack.score(seen, Rng(seed))
+            scored = Scored.of(scores, candidates.is_member)
+            gain = advantage(scored, attack.cut(seen, scores))
+            line[f"{name} {words}"] = [*rounded(auc(scored)), round(gain.value, 4)]
+        if protected or len(variants) == 1:
+            loss = Scored.of(-signals.target.losses, candidates.is_member)
+            line["loss"] = rounded(auc(loss))
+    rmia = run_attack(AttackRequest(attack_of("rmia"), name="rmia", references=8, seed=seed), scene)
+    line["rmia"] = rounded(rmia.leakages[0])
+    if nearby is not None:
+        rows, vectors = nearby
+        own = scene.cache[VECTORS].batch(rows)
+        losses = outputs_of(scene.model, Vectors(own.inputs["vectors"], own.targets)).losses
+        beside = outputs_of(scene.model, vectors).losses.reshape(len(rows), NEIGHBOURS)
+        inside = np.array(target.corpus.splits)[rows] == "train"
+        line["mia-n"] = rounded(auc(Scored.of(beside.mean(axis=1) - losses, inside)))
+    return line
+
+
+def text_of(source: str) -> Corpus:
+    """Return a data set; in tab-separated files quotation marks are text."""
+    tabs = Path(source).is_dir() and any(Path(source).glob("*.tsv"))
+    return TextSource(source, quoting="none" if tabs else None).load()
+
+
+def altered_vectors(scene: Scene, rng: Rng) -> tuple[Any, Any]:
+    """Return some rows of both sides, and the vectors of their altered versions, which do not depend on the head."""
+    target = scene.target
+    assert target is not None and isinstance(scene.model, Classifier)
+    splits = np.array(target.corpus.splits)
+    sides = [np.flatnonzero(splits == name) for name in ("train", "validation")]
+    orders = [rng.fork(str(number)).permutation(len(side)) for number, side in enumerate(sides)]
+    rows = np.concatenate([side[order[:NEIGHBOUR_TEXTS]] for side, order in zip(sides, orders, strict=True)])
+    close = Close.of(scene.model, scene.model.encoder.get_input_embeddings().weight)  # type: ignore[operator]
+    tokens = versions(tokens_for(scene.model, target.corpus.take(rows)), close, NEIGHBOURS, rng.fork("altered"))
+    return rows, Vectors(represent(scene.model, tokens), tokens.targets)
+
+
+def tables(asked: argparse.Namespace, results: Results) -> None:
+    """Measure the calibration paper's tables 1 and 2 on heads: its attacks, its noise levels, and both noises."""
+    for source in asked.data:
+        name = Path(source).name
+        whole = text_of(source)
+        count, noises = asked.texts or PAPER_TEXTS[name], PAPER_NOISES[name]
+        loop = TrainSettings(batch_size=64 if name == "cola" else 256, **LOOP)  # type: ignore[arg-type]
+        levels: list[tuple[str, Protection | None]] = [("none", None)]
+        levels += [(f"gaussian {noise:g}", DPSGD(noise_multiplier=noise, clip_norm=1.0)) for noise in noises]
+        levels += [(f"von-mises-fisher {kappa:g}", DirDPSGD(kappa=kappa)) for kappa in KAPPAS]
+        for seed in asked.seeds:
+            corpus = halves(whole, count, 0 if name == "cola" else asked.window, Rng(seed).fork("halves"))
+            cache: dict[Any, Any] = {}
+            nearby = None
+            for label, protect in levels:
+                key = f"{name} {label} seed {seed}"
+                if key in results:
+                    continue
+                scene, facts = head_scene(corpus, protect, loop, seed, cache, certified=False)
+                if seed == asked.seeds[0] and nearby is None:
+                    nearby = altered_vectors(scene, Rng(seed).fork("nearby"))
+                line = attacked(scene, seed, nearby)
+                results.add(key, {**line, "steps": facts["steps"]})
+
+
+def lira(asked: argparse.Namespace, results: Results) -> None:
+    """Measure LiRA with 64 reference heads: over-fitted ones without privacy, and a private one."""
+    heads: dict[str, tuple[dict[str, Any], TrainSettings, Protection | None]] = {
+        "linear": ({}, TrainSettings(epochs=100, batch_size=256, learning_rate=0.05, weight_decay=0.0), None),
+        "mlp-128": (
+            {"head": "mlp", "hidden": (128,)},
+            TrainSettings(epochs=30, batch_size=256, learning_rate=0.01, weight_decay=0.0),
+            None,
+        ),
+        "linear epsilon 3": ({}, TrainSettings(), DPSGD(epsilon=3.0)),
+    }
+    for source in asked.data:
+        whole = text_of(source)
+        corpus = halves(whole, asked.members, asked.window, Rng(0).fork("halves"))
+        cache: dict[Any, Any] = {}
+        for name, (model, loop, protect) in heads.items():
+            key = f"{Path(source).name} {len(corpus)} {name}"
+            if key in results:
+                continue
+            began = time.monotonic()
+            scene, facts = head_scene(corpus, protect, loop, 0, cache, **model)
+            line: dict[str, Any] = {**facts, "train_gap": accuracy_gap(scene)}
+            line["prepared"] = round(time.monotonic() - began, 1)
+            for attack in ("lira", "rmia", "loss"):
+                line[attack] = line_of(run_attack(AttackRequest(attack_of(attack), name=attack), scene))
+            results.add(key, line)
+
+
 def main(given: list[str] | None = None) -> None:
     """Run what is asked for."""
     asked = arguments(given)
     results = Results(asked.out)
-    {"ez-mia": ez_mia}[asked.what](asked, results)
+    {"ez-mia": ez_mia, "lira": lira, "tables": tables}[asked.what](asked, results)
 
 
 if __name__ == "__main__":

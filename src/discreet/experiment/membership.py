@@ -20,7 +20,7 @@ from discreet.attacks.base import Need
 from discreet.attacks.membership.signals import MembershipAttack, References, Signals, TokenScores
 from discreet.attacks.membership.thresholds import Neighbourhood
 from discreet.core.errors import DataError, DiscreetError, UnsupportedError, setting
-from discreet.core.guarantee import Caveat
+from discreet.core.guarantee import Caveat, Strength, strength
 from discreet.core.randomness import Rng
 from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
@@ -46,7 +46,7 @@ TRAIN = "train"
 MOST_ROWS = 1000  # members, and non-members, that are asked about by default where each costs a pass of the network
 _POPULATION_SHARE, _POPULATION_UNITS = 0.3, 1000  # non-members that the attacker has, of those there are, and at most
 _RISKIEST = 10
-_VECTORS = "vectors of the corpus"  # key in the cache of a scene
+VECTORS = "vectors of the corpus"  # key in the cache of a scene
 # False-positive rates at which the certificate is evaluated for the AUC and the advantage.
 _GRID = np.unique(np.concatenate([np.geomspace(1e-6, 1, 400), np.linspace(0, 1, 801)]))
 
@@ -221,7 +221,7 @@ def _references(
     vectors: Vectors | None = None
     if scene.model.settings.frozen:
         encoded(scene, target, corpus, pool[:1], progress)
-        vectors = scene.cache[_VECTORS]
+        vectors = scene.cache[VECTORS]
     asked = [candidates.rows, *([candidates.population] if len(candidates.population) else [])]
     outputs = reference_outputs(
         target.choices,
@@ -251,7 +251,7 @@ def _tokens(request: AttackRequest, model: TextModel, target: Target, rows: Corp
 
 def encoded(scene: Scene, target: Target, corpus: Corpus, rows: Ints, progress: Progress) -> Tokens | Vectors:
     """Return rows as the model reads them; the vectors of a frozen encoder are computed once for each scene."""
-    model, key = scene.model, _VECTORS
+    model, key = scene.model, VECTORS
     if not model.settings.frozen:
         return tokens_for(model, corpus.take(rows))
     if key not in scene.cache:
@@ -322,6 +322,8 @@ class Certificate:
         if not stated.without_caveat(Caveat.FIXED_SEED).certified:
             return None
         rates = np.unique(np.concatenate([_GRID, metric.RATES]))
+        if strength(stated.epsilon) is Strength.NONE:  # the curve is 1 nearly everywhere, and takes minutes to compute
+            return cls(np.ones(len(rates)), rates)
         with suppress(UnsupportedError):
             return cls(most_true_positives_at(event, rates.tolist(), adjacency), rates)
         return None

@@ -96,7 +96,7 @@ def token_scores(
     """
     if pretrained is not None:
         check_same_tokens(model, pretrained)
-    width = int(tokens.lengths.max(initial=1))
+    width = int(tokens.columns["input_ids"].shape[1])  # on a GPU, batches are padded beyond the longest text
     target = np.zeros((len(tokens), width))
     hits, real = np.zeros(target.shape, dtype=bool), np.zeros(target.shape, dtype=bool)
     before = None if pretrained is None else np.zeros(target.shape)

@@ -355,6 +355,40 @@ def roc_curves(points: Sequence[Point]) -> Figure | None:
 _SWEEP = tuple(10 ** (-3 + i / 10) for i in range(31))
 
 
+def membership_curves(points: Sequence[Point]) -> list[tuple[str, Figure]]:
+    """Return the ROC curve of every membership attack of a study on logarithmic axes, with the bound on any attack."""
+    series, figures = series_of(points), []
+    tables = [(point, point.trials[0].details.get("attacks") or {}) for point in points[:12]]
+    for name in dict.fromkeys(name for _, attacks in tables for name in attacks):
+        figure = Figure(
+            f"{name}: members found against non-members accused",
+            Axis("non-members accused", _SWEEP[0], 1.0, log=True),
+            Axis("members found", _SWEEP[0], 1.0, log=True),
+            [Line(tuple((x, x) for x in _SWEEP), None, "chance", "random guessing")],
+        )
+        for point, attacks in tables:
+            curve: dict[str, Any] = ((attacks.get(name) or {}).get("details") or {}).get("roc") or {}
+            rows = zip(curve.get("false_positives", ()), curve.get("true_positives", ()), strict=True)
+            rates = [(float(x), float(y)) for x, y in rows if x >= _SWEEP[0]]
+            if not rates:
+                continue
+            figure.lines.append(Line(tuple((x, max(y, _SWEEP[0])) for x, y in rates), series[point.name]))
+            if curve.get("bound"):
+                both = zip(map(float, curve["false_positives"]), map(float, curve["bound"]), strict=True)
+                bound = tuple((x, max(y, _SWEEP[0])) for x, y in both if x >= _SWEEP[0])
+                figure.lines.append(Line(bound, series[point.name], "bound", f"{point.label}: proven for every attack"))
+            for rate in (0.001, 0.01, 0.1):
+                measured = point.leakage.get(f"{name}/tpr_at_{rate:g}")
+                if measured is not None:
+                    words = f"{point.label}: {interval(measured)} of members at {100 * rate:g}% of non-members"
+                    words += "" if measured.bound is None else f", proven at most {at_most(measured.bound)}"
+                    low, value, high = (max(v, _SWEEP[0]) for v in (measured.low, measured.value, measured.high))
+                    figure.marks.append(Mark(rate, value, words, series[point.name], y_low=low, y_high=high))
+        if figure.marks:
+            figures.append((name, figure))
+    return figures
+
+
 def exposure_by_copies(points: Sequence[Point]) -> Figure | None:
     """Return a plot of the mean exposure of canaries against their number of copies, with the bound on any attack."""
     series = series_of(points)

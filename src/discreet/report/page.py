@@ -133,6 +133,16 @@ def blanks(result: StudyResult) -> tuple[dict[tuple[str, str], int], list[str]]:
     return cells, notes
 
 
+def model_verdicts(result: StudyResult) -> list[tuple[str, str, str]]:
+    """Return what every attack on the trained model found, in words: the setting, the attack, and the verdict."""
+    return [
+        (point.label, name, str(attack["verdict"]))
+        for point in result.points
+        for name, attack in (point.trials[0].details.get("attacks") or {}).items()
+        if attack.get("verdict")
+    ]
+
+
 def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, Any]:
     """Return everything that the templates need, as plain values and SVG figures."""
     from discreet import __version__
@@ -179,6 +189,11 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
         "series": figures.series_of(result.points),
         "panels": panels,
         "roc": None if roc is None else {"svg": roc.svg("roc"), "legend": legend(roc, result.points)},
+        "members": [
+            {"name": name, "svg": figure.svg(f"members{number}"), "legend": legend(figure, result.points)}
+            for number, (name, figure) in enumerate(figures.membership_curves(result.points))
+        ],
+        "model_verdicts": model_verdicts(result),
         "exposed": None
         if exposed is None
         else {"svg": exposed.svg("exposed"), "legend": legend(exposed, result.points)},

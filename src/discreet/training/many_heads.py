@@ -2,7 +2,8 @@
 
 A membership attack compares a model with dozens of reference models. Each is a small matrix, so that one step of all of
 them is one batched product. Every head takes the same steps as if `train` trained it alone: the same batches, the same
-clipping, and the same noise, from the same seeds.
+clipping, and the same noise, from the same seeds. With directional noise, a batch that `train` reads in another order
+has other directions, of the same distribution.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Vectors
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Shuffled
+from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.base import Protection
+from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import Grouped, unit_numbers
@@ -46,8 +49,9 @@ class HeadJob:
 
 
 def can_train_together(model: ModelSettings, train: TrainSettings, protect: Protection | None, task: str) -> bool:
-    """Return whether heads with these settings can be trained at once: linear ones, without protection or by DP-SGD."""
+    """Return whether heads with these settings can be trained at once: linear ones, plain or with noisy gradients."""
     plain = protect is None or (isinstance(protect, DPSGD) and protect.clipping == "flat")
+    plain = plain or (isinstance(protect, DirDPSGD) and protect.partition == "whole")
     simple = not train.averaging and train.patience is None and train.accumulate == 1
     linear = model.frozen and model.head == "linear" and not model.has_pooler
     return task == "classification" and linear and plain and simple
@@ -124,6 +128,8 @@ class _Together:
         protect = self.plan.protect
         if isinstance(protect, DPSGD):
             self.weight.grad, self.bias.grad = self._private(step, protect)
+        elif isinstance(protect, DirDPSGD):
+            self.weight.grad, self.bias.grad = self._directional(step, protect)
         else:
             self.weight.grad, self.bias.grad = self._plain(step)
         self.optimizer.step()
@@ -154,13 +160,7 @@ class _Together:
 
     def _private(self, step: int, protect: DPSGD) -> tuple[Tensor, Tensor]:
         """Return the noisy sums of clipped gradients of one batch of each head, over the expected size."""
-        batches = []
-        for job, units in zip(self.jobs, self.units, strict=True):
-            assert job.secret is not None
-            chosen = job.plan.sampler.draw(step, len(units), job.secret.fork("sampler"))
-            rows, starts = units.of_units(chosen)
-            batches.append(_padded(rows, starts))
-        errors, inputs, at = self._errors(batches)
+        errors, inputs, at = self._errors(self._units(step))
         if at.shape[2] == 1:  # one row per unit: the norm of a product is the product of the norms
             squares = errors.square().sum(dim=(2, 3)) * (self.squares[at[:, :, 0]] + 1.0)
         else:
@@ -178,6 +178,33 @@ class _Together:
             noisy_weights.append(released[WEIGHT] / divisor)
             noisy_biases.append(released[BIAS] / divisor)
         return torch.stack(noisy_weights), torch.stack(noisy_biases)
+
+    def _directional(self, step: int, protect: DirDPSGD) -> tuple[Tensor, Tensor]:
+        """Return the sums of noisy directions of one batch of each head, over the expected size."""
+        batches = self._units(step)
+        errors, inputs, _ = self._errors(batches)
+        mechanism = VonMisesFisher(protect.concentration, protect.dimension)
+        sums = []
+        for number, (job, batch) in enumerate(zip(self.jobs, batches, strict=True)):
+            assert job.secret is not None
+            own, its = errors[number, : len(batch)], inputs[number, : len(batch)]
+            gradients = torch.cat([(own.mT @ its).flatten(1), own.sum(dim=1)], dim=1)
+            source = job.secret.fork("directions", step, 0).fork("block", 0)
+            noisy = mechanism(gradients, source).sum(dim=0) if len(batch) else gradients.sum(dim=0)
+            sums.append(noisy / job.plan.sampler.expected_size(job.plan.units))
+        every = torch.stack(sums).to(self.weight.dtype)
+        split = self.weight[0].numel()
+        # a fused optimizer reads memory in order, whatever the strides of a gradient are
+        return every[:, :split].reshape(self.weight.shape).contiguous(), every[:, split:].contiguous()
+
+    def _units(self, step: int) -> list[Ints]:
+        """Return the rows of the units in one batch of each head, a line for each unit."""
+        batches = []
+        for job, units in zip(self.jobs, self.units, strict=True):
+            assert job.secret is not None
+            chosen = job.plan.sampler.draw(step, len(units), job.secret.fork("sampler"))
+            batches.append(_padded(*units.of_units(chosen)))
+        return batches
 
     @torch.no_grad()
     def _errors(self, batches: Sequence[Ints]) -> tuple[Tensor, Tensor, Tensor]:
