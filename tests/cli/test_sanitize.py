@@ -48,7 +48,8 @@ def test_columns_are_kept_and_the_account_is_short(
     ):
         assert words in said
     assert len(said.splitlines()) <= 7
-    assert sorted(path.name for path in notes.parent.iterdir()) == ["clean.csv", "notes.csv"]
+    files = sorted(path.name for path in notes.parent.iterdir())
+    assert files == ["clean.csv", "clean.csv.privacy.json", "notes.csv"]
 
 
 def test_prices_are_rounded_up(capsys: pytest.CaptureFixture[str], notes: Path, encoder: str) -> None:

@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": _EXPERIMENT,
     "estimator": _EXPERIMENT | {"experiment"},
     "study": _EXPERIMENT | {"experiment", "catalog"},
-    "report": {"core", "metrics", "study", "releases"},
+    "report": {"core", "metrics", "study", "releases", "accounting", "training", "catalog"},
     "explorer": _EVERYTHING,  # never cli
     "cli": _EVERYTHING | {"explorer"},
     "__init__": _EVERYTHING,

@@ -14,6 +14,7 @@ import typer
 from discreet.cli.attack import attack
 from discreet.cli.audit import audit
 from discreet.cli.calibrate import calibrate, report
+from discreet.cli.check import check
 from discreet.cli.cost import cost, solve, spend
 from discreet.cli.data import cache, data
 from discreet.cli.evaluate import evaluate
@@ -27,6 +28,7 @@ from discreet.cli.predict import predict
 from discreet.cli.query import query
 from discreet.cli.sanitize import sanitize
 from discreet.cli.serve import explore, serve
+from discreet.cli.statement import statement
 from discreet.cli.train import TrainCommand, train
 from discreet.core.errors import DiscreetError
 
@@ -72,6 +74,8 @@ app.command("explore")(explore)
 app.command("sanitize")(sanitize)
 app.command("serve")(serve)
 app.command("query")(query)
+app.command("statement")(statement)
+app.command("check")(check)
 app.command("cost")(cost)
 app.command("ledger")(ledger)
 app.command("cache")(cache)

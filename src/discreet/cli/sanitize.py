@@ -99,11 +99,14 @@ def sanitize(
     The cost is recorded and added to that of the training runs on the same
     units (see `discreet ledger`).
     """
+    from json import dumps
+
     from discreet.core.randomness import Rng
     from discreet.data.separated import Layout
     from discreet.data.sources import EACH_ROW, unit_word
     from discreet.data.tables import check_fits, format_of, read_columns, render, write_whole
-    from discreet.training.sanitized import counted_file
+    from discreet.report.run_facts import sidecar_of
+    from discreet.training.sanitized import counted_file, privacy_of
 
     positive(
         "epsilon-per-word", epsilon_per_word, "It is the epsilon of one word; 8 is very noisy, 40 keeps most words."
@@ -141,6 +144,9 @@ def sanitize(
         else:
             write_whole(path, data, replace=options.force)
     copied = [name for name in file.names if name not in file.texts]
+    if path is not None:
+        privacy = privacy_of(swap, file.texts, owners, word, delta=options.delta, secret=rng.is_secret, copied=copied)
+        write_whole(sidecar_of(path), (dumps(privacy, indent=2) + "\n").encode(), replace=True)
     _account(swap, changes, copied, options.delta, rng, out, json, len(file.texts), {**people, "sentence": sentence})
 
 

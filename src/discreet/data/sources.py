@@ -189,6 +189,30 @@ def _from_files(
     return corpus.renamed(corpus.name, *column_of_people(tables["train"], used, read=not name.startswith("hub:")))
 
 
+def read_column(
+    source: str | Path, name: str, columns: Columns | None = None, validation: float | str | Path | None = None
+) -> list[Any]:
+    """Return another column of the rows of a source, in the order in which `load` with all rows returns them.
+
+    Guarantee: none, this reads private data.
+    """
+    columns, validation = columns or Columns(), _fraction(validation)
+    if str(source) in CORPORA:
+        raise DataError(f"Expected a source with columns, got the built-in corpus {str(source)!r}. It has none.")
+    tables = _tables(str(source), columns.layout)
+    if isinstance(validation, str | Path):
+        tables["validation"] = read_table(Path(validation), columns.layout)
+    if columns.label is not None:
+        for split in _without_labels(tables, columns.label):
+            del tables[split]
+    return [value for table in tables.values() for value in table.column(name, "subgroup")]
+
+
+def _without_labels(tables: dict[str, Table], label: str) -> list[str]:
+    """Return the splits that lack the labels and are not needed: the test sets of many benchmarks."""
+    return [split for split, table in tables.items() if split not in _NEEDED and label not in table.names]
+
+
 def _split_built_in(corpus: Corpus, name: str, validation: float | str | Path | None, adjacency: Adjacency) -> Corpus:
     if validation is None and adjacency is Adjacency.ADD_REMOVE and corpus.units is None:
         validation = HELD_OUT  # split again by text instead of position
@@ -306,8 +330,7 @@ def _from_tables(
 ) -> Corpus:
     remarks: list[str] = []
     if columns.label is not None:
-        # The test sets of many benchmarks have no labels: they are skipped without an error.
-        for split in [s for s, table in tables.items() if s not in _NEEDED and columns.label not in table.names]:
+        for split in _without_labels(tables, columns.label):  # skipped without an error
             del tables[split]
             remarks.append(f"the split {split} was left out, because it has no column {columns.label!r}")
     texts: list[str] = []

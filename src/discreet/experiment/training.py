@@ -34,7 +34,7 @@ from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
 from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import cache_folder, cached, ready
-from discreet.training.evaluate import assess, evaluate, matched
+from discreet.training.evaluate import assess_classes, evaluate, matched
 from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
@@ -322,8 +322,10 @@ def evaluate_utility(
     held_out = plan.queries(matched(corpus.split(split), model), secret)
     rows = ready(model, held_out, cache, plan.settings.precision, watch)
     averaged = averaged_utility(plan, secret, model, rows)
-    quality = assess(model, rows)
-    result = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": split}
+    quality, classes = assess_classes(model, rows)
+    result: dict[str, Any] = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": split}
+    if classes:
+        result["utility_by_class"] = classes
     return {**result, "utility_averaged": averaged} if averaged else result
 
 

@@ -32,7 +32,7 @@ from discreet.models.base import LM, TextModel
 from discreet.protections.base import RepresentationProtection
 from discreet.training.checkpoint import LEDGER, trained
 from discreet.training.encode import ready
-from discreet.training.evaluate import assess
+from discreet.training.evaluate import assess_classes
 from discreet.training.plan import delta_for
 from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
 
@@ -173,8 +173,9 @@ def write_run(
             utility = {**utility, "utility": mean_utility(clients, model.task), "evaluated_on": "validation"}
         else:
             rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)
-            quality = assess(model, rows)
+            quality, classes = assess_classes(model, rows)
             utility = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": "validation"}
+            utility |= {"utility_by_class": classes} if classes else {}
     values = {
         "out": str(out),
         "finished": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,25 @@ def quality(task: str, predicted: Numbers, truth: Numbers) -> Quality:
     counts = np.unique(np.asarray(truth), return_counts=True)[1]
     baseline = float(counts.max() / rows) if rows else 0.0
     return Quality(main, metrics, rows, interval, baseline, constant and len(counts) > 1)
+
+
+def by_class(predicted: Numbers, truth: Numbers, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the share of correct rows of each class that occurs, with its 95% interval (Clopper and Pearson).
+
+    >>> [row["value"] for row in by_class(np.array([0, 1, 1]), np.array([0, 0, 1]), ["a", "b"])]
+    [0.5, 1.0]
+    """
+    answers, labels = np.asarray(predicted), np.asarray(truth)
+    rows = []
+    for label, name in enumerate(names):
+        own = labels == label
+        if own.any():
+            count, right = int(own.sum()), int((answers[own] == label).sum())
+            interval = list(clopper_pearson(right, count))
+            rows.append(
+                {"class": name, "rows": count, "metric": "recall", "value": right / count, "interval": interval}
+            )
+    return rows
 
 
 def is_better(metric: str, value: float, other: float) -> bool:

@@ -13,7 +13,7 @@ import torch
 from discreet.core.errors import DataError, setting
 from discreet.data.batches import Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
-from discreet.metrics.utility import Quality, language_quality, quality
+from discreet.metrics.utility import Quality, by_class, language_quality, quality
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.models.language_model import LanguageModel, token_losses
@@ -149,13 +149,25 @@ def assess(
     query: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Quality:
     """Return the utility of a model on a corpus, with its interval and the baseline of a constant prediction."""
+    return assess_classes(model, corpus, precision, query)[0]
+
+
+def assess_classes(
+    model: TextModel,
+    corpus: Corpus | Tokens | Vectors,
+    precision: str = "auto",
+    query: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> tuple[Quality, list[dict[str, Any]]]:
+    """Return the utility of a model on a corpus, and that of each class; empty for a model without classes."""
     if isinstance(corpus, Corpus):
         corpus = tokens_for(model, matched(corpus, model))
     if isinstance(model, LanguageModel):
         assert isinstance(corpus, Tokens)
-        return perplexity(model, corpus, precision)
+        return perplexity(model, corpus, precision), []
     predictions = predict(classifier_of(model, "predictions"), corpus, precision, query)
-    return quality(model.task, predictions.best, corpus.targets.cpu().numpy())
+    truth = corpus.targets.cpu().numpy()
+    classes = by_class(predictions.best, truth, model.label_names) if model.task == "classification" else []
+    return quality(model.task, predictions.best, truth), classes
 
 
 @torch.inference_mode()

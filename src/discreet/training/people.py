@@ -275,6 +275,10 @@ class People:
         caveats = set(record.caveats) | ({Caveat.FIXED_SEED.value} if record.kind == FIXED_SEED else set())
         return alone.with_caveats(map(Caveat, caveats))
 
+    def total_of(self, record: Record) -> Total:
+        """Return the total over all recorded releases of the people of one release, at its delta."""
+        return self.total(self._marks(record.name), record.unit, Adjacency(record.adjacency), record.delta)
+
     def largest_totals(self) -> list[tuple[str, Adjacency, Total]]:
         """Return the largest total of one unit, for each kind of unit and adjacency."""
         totals = []

@@ -21,6 +21,7 @@ from discreet.catalog import protection_from_table
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line, setting
 from discreet.core.files import cannot_write, load_tensors, save_tensors, sync_path, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
+from discreet.core.model_card import front_matter
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, parse, read_values
 from discreet.data.canaries import Planting
@@ -38,7 +39,6 @@ from discreet.training.checkpoint import LEDGER, trained
 from discreet.training.settings import TrainSettings
 
 SECRET = "secret"
-_STATED = ("epsilon", "delta", "unit", "adjacency", "accountant", "certified", "caveats")  # in a model card
 _SUFFIX = ".unfinished"
 _FORMAT = 3
 _UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
@@ -385,26 +385,6 @@ def model_card(
 {command}
 ```
 """
-
-
-def front_matter(task: str, guarantee: Guarantee | None, library: str = "discreet") -> str:
-    """Return the front matter of a model card, which the Hugging Face hub reads: YAML whose values are JSON.
-
-    >>> print(front_matter("classification", None))
-    ---
-    library_name: "discreet"
-    pipeline_tag: "text-classification"
-    tags: ["discreet"]
-    ---
-    """
-    values: dict[str, Any] = {"library_name": library}
-    values["pipeline_tag"] = "text-generation" if task == LM else "text-classification"
-    values["tags"] = ["discreet"]
-    if guarantee is not None and guarantee.exists:
-        stated = guarantee.as_dict()
-        values["tags"] += ["differential-privacy", "differential_privacy"]
-        values["differential_privacy"] = {name: stated[name] for name in _STATED}
-    return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()) + "---"
 
 
 def _purpose(model: TextModel, settings: RunSettings) -> tuple[str, str, str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from discreet.accounting.events import event_to_json
+from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.data.corpus import Corpus
@@ -106,3 +107,36 @@ def counted_file(
             raise
         finally:
             counted.close(finished=finished)
+
+
+def privacy_of(
+    swap: WordSwap,
+    columns: Mapping[str, Sequence[str]],
+    units: Sequence[str] | None,
+    unit_name: str,
+    *,
+    delta: float,
+    secret: bool,
+    copied: Sequence[str],
+) -> dict[str, Any]:
+    """Return what the file beside a rewritten file says: the guarantee of each unit, its cost and the method.
+
+    The number of words of every text is visible in the rewritten file, and so is what this says.
+    """
+    rows = rows_of(columns, units, unit_name)
+    event = swap.cost(rows)
+    stated = swap.stated(guarantee(event, delta=delta, adjacency=swap.adjacency, unit=unit_name))
+    if not secret:
+        stated = stated.with_caveats({Caveat.FIXED_SEED})
+    return {
+        "guarantee": stated.as_dict(),
+        "per_word": swap.word_guarantee(secret).as_dict(),
+        "protection": swap.facts(),
+        "unit": unit_name,
+        "adjacency": swap.adjacency.value,
+        "units": rows.unit_count,
+        "texts": len(rows),
+        "rewritten_columns": list(columns),
+        "copied_columns": list(copied),
+        "spent": {event_to_json(event): 1},
+    }

@@ -1,0 +1,378 @@
+"""Read what is known about a release from its folder or file, without loading the model.
+
+`READERS` is the table of what can be read: a federated run, a training run, a folder of the Hugging Face Trainer or of
+a loop of one's own, a sanitized text, and a ledger alone. Each reader returns `Facts`.
+
+Guarantee: none of its own. Run folders hold no text; reading them is post-processing.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from discreet.core.errors import DataError, LedgerError, ModelError, first_line, invalid, setting
+from discreet.core.guarantee import Adjacency, Guarantee
+
+if TYPE_CHECKING:
+    from discreet.accounting.ledger_file import Statement
+
+LEDGER, METRICS, SETTINGS = "ledger.jsonl", "metrics.json", "settings.toml"
+FEDERATION, TRAINER = "federation.toml", "guarantee.json"
+SIDECAR = ".privacy.json"  # added to the name of a sanitized file
+RESULTS = "attacks"  # folder of a run with results of attacks and audits, one JSON object in each file
+
+
+class Kind(enum.StrEnum):
+    """What a release was read from."""
+
+    RUN = "run"
+    FEDERATED = "federated run"
+    TRAINER = "trainer"
+    LEDGER = "ledger"
+    SANITIZED = "sanitized text"
+
+
+TRAINED = frozenset({Kind.RUN, Kind.FEDERATED})  # run folders, whose text source and training settings are known
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about one release.
+
+    `protection` holds the public settings of the method, and is None without one. `ledger` holds all spends; with
+    several clients, those of the client with the largest epsilon. `trust` is central, local, federated or encrypted.
+    `clients` has one entry per client of a federated run. `results` are stored results of attacks and audits.
+    """
+
+    kind: Kind
+    path: Path
+    released: str
+    guarantee: Guarantee | None = None
+    protection: Mapping[str, Any] | None = None
+    ledger: Statement | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    federation: Mapping[str, Any] = field(default_factory=dict)
+    clients: tuple[Mapping[str, Any], ...] = ()
+    results: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """Name of the privacy unit."""
+        if self.guarantee is not None:
+            return self.guarantee.unit
+        return "row" if self.ledger is None else self.ledger.unit
+
+    @property
+    def adjacency(self) -> Adjacency | None:
+        """Adjacency of the guarantee."""
+        if self.guarantee is not None:
+            return self.guarantee.adjacency
+        return None if self.ledger is None else self.ledger.adjacency
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """Settings of the text source."""
+        return _table(self.settings, "data")
+
+    @property
+    def max_per_unit(self) -> int | None:
+        """Cap on the rows of one unit, chosen without looking at the data, or None."""
+        return self.data.get("max_per_unit")
+
+    @property
+    def protected(self) -> bool:
+        """Whether a protection was applied, with or without a guarantee."""
+        return self.protection is not None or self.guarantee is not None
+
+
+def read_facts(path: Path, *, ledger: Path | None = None, delta: float | None = None) -> Facts:
+    """Return the facts of a run folder, a sanitized file or a ledger; `ledger` is one that is stored elsewhere.
+
+    `delta` is that of the guarantee, for a ledger without a budget.
+    """
+    if not path.exists():
+        raise ModelError(f"Expected a run folder, a sanitized file or a ledger at {str(path)!r}. Check the path.")
+    for reads, read in READERS:
+        if reads(path):
+            return read(path, ledger, delta)
+    raise ModelError(
+        f"Expected a run folder, a sanitized file or a ledger at {str(path)!r}. It has no {SETTINGS}, {TRAINER} or "
+        f"{LEDGER}, and no {path.name}{SIDECAR} lies beside it. Check the path."
+    )
+
+
+def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
+    settings, metrics = _toml(path / SETTINGS), _json(path / METRICS)
+    protect = settings.get("protect")
+    stated = metrics.get("guarantee")
+    guarantee = None if stated is None else Guarantee.from_dict(stated)
+    if (protect is None) != (guarantee is None):
+        raise ModelError(
+            f"Expected {METRICS} of {str(path)!r} to state a guarantee if and only if {SETTINGS} names a protection. "
+            "One of the files is from another run; restore it."
+        )
+    spent = None
+    if guarantee is not None:
+        spent = _ledger(ledger or path / LEDGER, path)
+        guarantee = _agreed(guarantee, spent, path)
+    return Facts(
+        Kind.RUN,
+        path,
+        "a trained language model" if settings.get("task") == "lm" else "a trained model",
+        guarantee,
+        _protection(metrics, protect),
+        spent,
+        settings,
+        metrics,
+        results=stored_results(path),
+    )
+
+
+def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
+    settings, metrics, federation = _toml(path / SETTINGS), _json(path / METRICS), _toml(path / FEDERATION)
+    stated = metrics.get("guarantee")
+    spent, guarantee = None, None
+    if stated is not None:
+        guarantee = Guarantee.from_dict(stated)
+        clients = [(name, _guarantee_of(values)) for name, values in metrics.get("clients", {}).items()]
+        name = max(((one.epsilon, name) for name, one in clients if one is not None), default=(0.0, "0"))[1]
+        spent = _ledger(ledger or path / f"client-{name}" / LEDGER, path)
+    elif metrics.get("client_guarantee") is not None:  # noise that hides whole clients, added by the server
+        guarantee = Guarantee.from_dict(metrics["client_guarantee"])
+        spent = _ledger(ledger or path / "server" / LEDGER, path)
+    return Facts(
+        Kind.FEDERATED,
+        path,
+        "a model trained by several clients",
+        guarantee if spent is None or guarantee is None else _agreed(guarantee, spent, path),
+        _protection(metrics, federation.get("protect")) or (None if guarantee is None else {"name": "central-dp"}),
+        spent,
+        settings,
+        metrics,
+        federation,
+        tuple(dict(values) for values in metrics.get("clients", {}).values()),
+        stored_results(path),
+    )
+
+
+def _guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:
+    stated = values.get("guarantee")
+    return None if stated is None else Guarantee.from_dict(stated)
+
+
+def _trainer(path: Path, ledger: Path | None, delta: float | None) -> Facts:
+    guarantee = _read_guarantee(_json(path / TRAINER), path / TRAINER)
+    beside = [folder / LEDGER for folder in (path, path.parent)]  # a checkpoint lies in the folder of its run
+    spent = _ledger(ledger or next((one for one in beside if one.exists()), beside[0]), path)
+    return Facts(
+        Kind.TRAINER,
+        path,
+        "a model trained in a loop of the user's own",
+        guarantee,
+        {"name": "dp-sgd"} if _clips(spent) else {"name": "own loop"},
+        spent,
+        results=stored_results(path),
+    )
+
+
+def _clips(statement: Statement) -> bool:
+    """Return whether every spend is a noisy sum of clipped contributions."""
+    from discreet.accounting.events import ClippedSumDpEvent
+
+    return all(isinstance(innermost(event), ClippedSumDpEvent) for event, _ in statement.spent)
+
+
+def innermost(event: Any) -> Any:
+    """Return the event inside sampling and repetition."""
+    while hasattr(event, "event"):
+        event = event.event
+    return event
+
+
+def _sanitized(path: Path, ledger: Path | None, delta: float | None) -> Facts:
+    values = _json(sidecar_of(path))
+    statement = _composed(values["spent"], values["unit"], values["adjacency"])
+    return Facts(
+        Kind.SANITIZED,
+        path,
+        "rewritten texts",
+        Guarantee.from_dict(values["guarantee"]),
+        values["protection"],
+        statement,
+        metrics=values,
+        results=stored_results(path.with_name(path.name + "." + RESULTS)),
+    )
+
+
+def _recorded(path: Path, ledger: Path | None, delta: float | None) -> Facts:
+    """Return the facts of a sanitized file without its own record, from this machine's record of the same people."""
+    record, guarantee = _record_of(path)
+    assert record is not None and guarantee is not None
+    return Facts(
+        Kind.SANITIZED,
+        path,
+        "rewritten texts",
+        guarantee,
+        {"name": record.protection},
+        _composed(record.spent, record.unit, record.adjacency),
+        metrics={"units": record.units},
+    )
+
+
+def _record_of(path: Path) -> tuple[Any, Guarantee | None]:
+    from discreet.training.people import People
+
+    people = People()
+    found = [record for record in people.records() if record.out == str(path.resolve()) and record.spends]
+    record = found[-1] if found else None
+    return record, None if record is None else people.guarantee_of(record)
+
+
+def _bare_ledger(path: Path, ledger: Path | None, delta: float | None) -> Facts:
+    file = path / LEDGER if path.is_dir() else path
+    spent = _ledger(file, path)
+    if delta is None and spent.budget is None:
+        raise invalid("delta", None, "set for a ledger without a budget", "The guarantee needs it; use 0.1 / units.")
+    return Facts(
+        Kind.LEDGER,
+        path,
+        "everything that was paid for from this ledger",
+        spent.guarantee(delta),
+        {"name": "own loop"},
+        spent,
+        results=stored_results(path) if path.is_dir() else (),
+    )
+
+
+def sidecar_of(path: Path) -> Path:
+    """Return the file that states the guarantee of a sanitized text."""
+    return path.with_name(path.name + SIDECAR)
+
+
+Reads = Callable[[Path], bool]
+Reader = Callable[[Path, Path | None, float | None], Facts]
+# Which paths a reader is for, and the reader; the first that fits is used.
+READERS: tuple[tuple[Reads, Reader], ...] = (
+    (lambda path: (path / FEDERATION).exists() and (path / METRICS).exists(), _federated),
+    (lambda path: (path / SETTINGS).exists(), _run),
+    (lambda path: (path / TRAINER).exists(), _trainer),
+    (lambda path: path.is_dir() and (path / LEDGER).exists(), _bare_ledger),
+    (lambda path: path.is_file() and sidecar_of(path).exists(), _sanitized),
+    (lambda path: path.is_file() and _is_ledger(path), _bare_ledger),
+    (lambda path: path.is_file() and _record_of(path)[0] is not None, _recorded),
+)
+
+
+def stored_results(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the results of attacks and audits that are stored in a run folder, in the order of their file names."""
+    if not (folder / RESULTS).is_dir():
+        return ()
+    return tuple(result for path in sorted((folder / RESULTS).glob("*.json")) for result in read_results(path))
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return the results in a file that `discreet attack --json` or `discreet audit --json` wrote.
+
+    Each has its `file`; a sweep over several strengths has one result for each.
+    """
+    values = _json(path)
+    parts = values.get("sweep", [values])
+    if not isinstance(parts, list) or not all(isinstance(one, dict) for one in parts):
+        raise DataError(f"Expected a list of results under 'sweep' in {str(path)!r}. Restore the file.")
+    for one in parts:
+        if "lower_bound" not in one and not ("attack" in one and isinstance(one.get("leakage"), list)):
+            raise DataError(
+                f"Expected the result of an attack or an audit in {str(path)!r}, with 'leakage' or 'lower_bound'. "
+                "`discreet attack` and `discreet audit` write such files, as JSON."
+            )
+    return [{**one, "file": path.name} for one in parts]
+
+
+def _agreed(guarantee: Guarantee, spent: Statement, path: Path) -> Guarantee:
+    """Return the guarantee, if the ledger spent no more than it says.
+
+    A ledger that several runs share may have spent more: then the guarantee is that of the run alone.
+    """
+    if spent.unit != guarantee.unit or not guarantee.exists:
+        return guarantee
+    if spent.spends == 0:
+        raise LedgerError(
+            f"Expected the spends of {str(path)!r} in its ledger, which is empty. It is that of another run; restore "
+            f"its own, or name the shared one ({setting('ledger')})."
+        )
+    return guarantee
+
+
+def _ledger(path: Path, run: Path) -> Statement:
+    from discreet.accounting.ledger import Ledger
+
+    if not path.exists():
+        raise LedgerError(
+            f"Expected the ledger of {str(run)!r} at {str(path)!r}. There is none, and without it the noise that was "
+            f"used cannot be stated; restore it, or name the one that the run was counted in ({setting('ledger')})."
+        )
+    return Ledger.read(path)
+
+
+def _is_ledger(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(18) == b'{"discreet-ledger"'
+
+
+def _composed(spent: Mapping[str, int], unit: str, adjacency: str) -> Statement:
+    from discreet.accounting.events import event_from_json
+    from discreet.accounting.ledger_file import Statement
+
+    events = tuple((event_from_json(event), count) for event, count in spent.items())
+    return Statement(unit, Adjacency(adjacency), None, events)
+
+
+def _protection(metrics: Mapping[str, Any], asked: object) -> dict[str, Any] | None:
+    """Return the settings that ran, or those that were asked for where a run does not record them."""
+    if metrics.get("protection") is not None:
+        return dict(metrics["protection"])
+    return dict(asked) if isinstance(asked, Mapping) else None
+
+
+def _read_guarantee(values: Mapping[str, Any], path: Path) -> Guarantee:
+    try:
+        return Guarantee.from_dict(values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"Expected a guarantee in {str(path)!r}. {first_line(error)}. Restore the file.") from None
+
+
+def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = values.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"Expected a file at {str(path)!r}. It is missing; restore it.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"Expected JSON in {str(path)!r}. {first_line(error)}. Restore the file.") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"Expected one JSON object in {str(path)!r}, got {type(values).__name__}. Restore the file.")
+    return values
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"Expected TOML in {str(path)!r}. {first_line(error)}. Restore the file.") from None
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number for JSON: None instead of infinity or NaN."""
+    return None if value is None or not math.isfinite(value) else value

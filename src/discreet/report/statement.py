@@ -1,0 +1,521 @@
+"""The privacy statement of a release: one JSON object by `statement.schema.json`, for a person to sign.
+
+Its sections follow the order of NIST SP 800-226: parameters and unit; contribution of one unit; algorithm, sensitivity
+and what was chosen with or without the data; utility; trust model; side channels; what is not protected; releases. It
+is made from what the run recorded; what only its owner knows is listed in `to_complete`.
+
+Paper: Near, Darais, Lefkovitz and Howarth 2025, Guidelines for Evaluating Differential Privacy Guarantees (NIST SP
+800-226). Dong, Roth and Su 2022, Gaussian Differential Privacy, for trade-off curves.
+
+Guarantee: none of its own; a statement is post-processing of what a run releases. Utility is measured on held-out rows,
+which are not protected, and the statement says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from discreet import __version__
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
+from discreet.report.methods import CENTRAL, ENCRYPTED, FEDERATED, LOCAL, Method, filled, method_of
+from discreet.report.run_facts import TRAINED, Facts, Kind, finite, innermost
+
+FORMAT = "discreet.statement/1"
+CERTIFIED, ESTIMATE, NONE = KINDS = ("certified", "estimate", "none")
+_RATES = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5)  # false-positive rates of the trade-off curve
+_EPSILONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the privacy profile, besides that of the guarantee
+_CLOSE = 0.05
+_FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
+_ENCRYPTED = ("secure-sum", "encrypted-sum")  # aggregations in which the server sees only the sum
+_FLOATING_POINT = "docs/secure_randomness.md"
+TO_COMPLETE = (
+    "who publishes the release, and for what use",
+    "who has access to the original data, and how it is secured",
+    "how the data was collected, and what people agreed to",
+    "how the settings were chosen, and whether earlier trials looked at the same data",
+    "plans for further releases about the same people",
+)
+
+_NEIGHBOURS = {
+    Adjacency.ADD_REMOVE: "one with all rows of a {unit}, and the same one without them",
+    Adjacency.ZERO_OUT: "one with all rows of a {unit}, and the same one in which they are replaced by an empty record",
+    Adjacency.REPLACE_ONE: "one with all rows of a {unit}, and the same one in which they are exchanged for any others",
+}
+
+
+def statement(
+    facts: Facts,
+    *,
+    groups: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the statement of a release as plain values.
+
+    `groups` are measured utilities by class and subgroup, and `others` the total over all releases of the same people
+    that this machine recorded, which is for the owner and not for publication.
+    """
+    method = method_of(facts.protection)
+    values = _template_values(facts)
+    return {
+        "format": FORMAT,
+        "made_by": {"name": "discreet", "version": __version__},
+        "release": _release(facts, method, values),
+        "parameters": _parameters(facts),
+        "unit": _unit(facts),
+        "contribution": _contribution(facts, method, values),
+        "algorithm": _algorithm(facts, method, values),
+        "utility": _utility(facts, groups),
+        "trust": _trust(facts, method, values),
+        "side_channels": _side_channels(facts),
+        "not_protected": _not_protected(facts, method, values),
+        "releases": _releases(facts, others),
+        "measured": _measured(facts),
+        "to_complete": list(TO_COMPLETE),
+    }
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of a statement."""
+    text = resources.files("discreet.report").joinpath("statement.schema.json").read_text(encoding="utf-8")
+    values: dict[str, Any] = json.loads(text)
+    return values
+
+
+def kind_of(guarantee: Guarantee | None) -> str:
+    """Return whether a guarantee is certified, an estimate or none.
+
+    >>> kind_of(None), kind_of(Guarantee(3.0, 1e-5, "note", Adjacency.ADD_REMOVE, "pld"))
+    ('none', 'certified')
+    """
+    if guarantee is None or not guarantee.exists:
+        return NONE
+    return CERTIFIED if guarantee.certified else ESTIMATE
+
+
+def _release(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": facts.kind.value,
+        "name": facts.path.resolve().name,
+        "what": facts.released,
+        "leaves": filled(method.seen, values),
+        "task": facts.settings.get("task"),
+        "classes": list(facts.settings.get("label_names") or []),
+    }
+
+
+def _parameters(facts: Facts) -> dict[str, Any]:
+    guarantee, kind = facts.guarantee, kind_of(facts.guarantee)
+    result: dict[str, Any] = {
+        "guarantee": kind,
+        "definition": "none" if kind == NONE else "(epsilon, delta)-differential privacy",
+        "epsilon": None,
+        "delta": None,
+        "strength": strength(math.inf if guarantee is None else guarantee.epsilon).value,
+        "adjacency": None if guarantee is None else guarantee.adjacency.value,
+        "accountant": None,
+        "reason": None if guarantee is None else guarantee.reason,
+        "caveats": [] if guarantee is None else sorted(guarantee.caveats),
+        "sentence": _sentence(facts),
+        "original": _original(facts),
+        "epsilon_by_adjacency": dict(facts.metrics.get("epsilon_by_adjacency") or {}),
+        "pure_epsilon": facts.metrics.get("pure_epsilon"),
+        "trade_off": None,
+        "privacy_profile": None,
+    }
+    if guarantee is None or kind == NONE:
+        return result
+    result |= {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "accountant": guarantee.accountant}
+    if facts.ledger is not None and facts.ledger.spent:
+        result |= _curves(facts.ledger.event, guarantee)
+    return result
+
+
+def _sentence(facts: Facts) -> str:
+    if facts.guarantee is not None:
+        return facts.guarantee.sentence(assumptions=False)
+    return "None: this release has no privacy guarantee, and may reveal the text it was made from."
+
+
+def _original(facts: Facts) -> dict[str, Any]:
+    """Return the parameters of the mechanism itself: its settings, and every event that was paid for."""
+    events: list[dict[str, Any]] = []
+    if facts.ledger is not None:
+        from discreet.accounting.events import event_to_json
+
+        events = [{"event": json.loads(event_to_json(event)), "count": count} for event, count in facts.ledger.spent]
+    sampler = facts.metrics.get("sampler")
+    return {
+        "settings": dict(facts.protection or {}),
+        "sampler": dict(sampler) if isinstance(sampler, Mapping) else None,
+        "steps": facts.metrics.get("steps"),
+        "events": events,
+    }
+
+
+def _curves(event: Any, guarantee: Guarantee) -> dict[str, Any]:
+    """Return points of the trade-off curve and of the privacy profile; both are bounds where the guarantee is one."""
+    from discreet.accounting.interpret import delta
+    from discreet.accounting.risk import most_true_positives_at
+
+    rates = most_true_positives_at(event, _RATES, guarantee.adjacency)
+    own = round(guarantee.epsilon, 6)
+    epsilons = sorted([own, *(one for one in _EPSILONS if abs(one - own) > _CLOSE)])
+    return {
+        "trade_off": [
+            {"false_positive_rate": rate, "largest_true_positive_rate": min(1.0, float(most))}
+            for rate, most in zip(_RATES, rates, strict=True)
+        ],
+        "privacy_profile": [
+            {"epsilon": epsilon, "delta": delta(event, epsilon, guarantee.adjacency)} for epsilon in epsilons
+        ],
+    }
+
+
+def _unit(facts: Facts) -> dict[str, Any]:
+    population, adjacency = facts.metrics.get("population"), facts.adjacency
+    sentence = "No two data sets are hidden from each other: there is no guarantee."
+    if kind_of(facts.guarantee) != NONE:
+        assert adjacency is not None
+        sentence = f"These two data sets are neighbours: {_NEIGHBOURS[adjacency].format(unit=facts.unit)}."
+        sentence += _odds(facts)
+    return {
+        "name": facts.unit,
+        "count": _count(facts),
+        "population": population,
+        "count_is_public": population is None,
+        "neighbours": sentence,
+    }
+
+
+def _count(facts: Facts) -> int | None:
+    if facts.metrics.get("units") is not None:
+        return int(facts.metrics["units"])
+    if facts.clients and all("units" in client for client in facts.clients):
+        return sum(int(client["units"]) for client in facts.clients)
+    return None
+
+
+def _odds(facts: Facts) -> str:
+    if facts.guarantee is None or facts.ledger is None or not facts.ledger.spent:
+        return ""
+    from discreet.accounting.risk import most_true_positives
+
+    most = most_true_positives(facts.ledger.event, 0.01, facts.guarantee.adjacency)
+    kind = "can tell" if facts.guarantee.certified else "can, by this estimate, tell"
+    return (
+        f" Whoever sees the release {kind} the first of the two in at most {in_digits(100 * min(1.0, most), 3)} of 100 "
+        "cases, if they take the second for it in at most 1 of 100."
+    )
+
+
+def _contribution(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[str, Any]:
+    cap = facts.max_per_unit
+    sentence = filled(method.contribution, values)
+    if cap is not None:
+        rows = "1 row" if cap == 1 else f"{cap} rows"
+        sentence += (
+            f" At most {rows} of each {facts.unit} are used, chosen at random without looking at their content; the "
+            "cap was set before training."
+        )
+    elif facts.kind in TRAINED:
+        each = facts.unit == "row"
+        sentence += " Each row is a unit." if each else f" There is no cap on the rows of a {facts.unit}."
+    return {"max_rows_per_unit": cap, "cap_chosen_without_data": None if cap is None else True, "bound": sentence}
+
+
+def _algorithm(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": None if facts.protection is None else str(facts.protection.get("name")),
+        "label": method.label,
+        "description": filled(method.algorithm, values),
+        "sensitivity": filled(method.sensitivity, values),
+        "chosen_without_data": _chosen_without(facts),
+        "chosen_with_data": _chosen_with(facts),
+        "not_recorded": [
+            "how the settings were found: trials on the same data cost privacy too, and count only if they are "
+            "releases in the list below",
+        ],
+    }
+
+
+def _chosen_without(facts: Facts) -> list[str]:
+    chosen = []
+    if facts.protection is not None:
+        chosen.append("the method and its settings, which are given or calibrated from public numbers alone")
+    model, train = facts.settings.get("model"), facts.settings.get("train")
+    if isinstance(model, Mapping):
+        chosen.append(f"the model {model.get('encoder')}, of which {model.get('train')} is trained")
+    if isinstance(train, Mapping):
+        names = ("epochs", "batch_size", "learning_rate", "weight_decay", "optimizer")
+        shown = [f"{name.replace('_', ' ')} {_short(train[name])}" for name in names if name in train]
+        chosen.append("the training settings, given or default: " + ", ".join(shown))
+    if facts.kind in TRAINED:
+        chosen.append("which rows are held out, by a keyed hash of the identity of each unit")
+    if facts.max_per_unit is not None:
+        chosen.append(f"the cap of {facts.max_per_unit} rows per {facts.unit}")
+    if facts.metrics.get("population") is not None:
+        chosen.append(f"the population of {facts.metrics['population']:,} {facts.unit}s")
+    return chosen
+
+
+def _chosen_with(facts: Facts) -> list[str]:
+    chosen: list[str] = []
+    if facts.kind not in TRAINED:
+        return chosen
+    if facts.metrics.get("population") is None:
+        chosen.append(f"the number of {facts.unit}s, which is public, and with it delta and the sampling rate")
+    if facts.settings.get("label_names"):
+        chosen.append("the names of the classes, unless they were given; they are public")
+    train = facts.settings.get("train")
+    if isinstance(train, Mapping) and train.get("patience") is not None:
+        chosen.append("when training stopped, by the utility on held-out rows, which are not protected")
+    return chosen
+
+
+def _utility(facts: Facts, groups: Mapping[str, Any] | None) -> dict[str, Any]:
+    metrics, quality = facts.metrics, facts.metrics.get("quality") or {}
+    rows = []
+    for name, value in (metrics.get("utility") or {}).items():
+        main = name == quality.get("metric")
+        rows.append(
+            {
+                "metric": name,
+                "value": finite(value),
+                "interval": [finite(end) for end in quality["interval"]] if main else None,
+                "baseline": finite(quality["baseline"]) if main else None,
+            }
+        )
+    measured = groups or {}
+    stored = [one for one in metrics.get("utility_by_class") or [] if one["rows"] >= _FEWEST]
+    on = measured.get("measured_on") or metrics.get("evaluated_on")
+    return {
+        "measured_on": on,
+        "rows": measured.get("rows") or quality.get("rows"),
+        "confidence": 0.95,
+        "metrics": measured.get("metrics") or rows,
+        "by_class": measured.get("by_class") or stored,
+        "subgroup_column": measured.get("subgroup_column"),
+        "by_subgroup": measured.get("by_subgroup") or [],
+        "fewest_rows": _FEWEST,
+        "learned_nothing": quality.get("learned_nothing"),
+        "covered_by_guarantee": False,
+        "note": _utility_note(on, bool(rows or measured)),
+    }
+
+
+def _utility_note(on: str | None, measured: bool) -> str:
+    if not measured:
+        return "Not measured: no rows were held out, or the release is not a model."
+    if on == "train":
+        return "Measured on the training rows themselves: the figures are too high, and reveal more than the model."
+    return (
+        "Measured on held-out rows of people that the guarantee does not cover. Noise costs most where there is least "
+        "data: read the figures by class and by subgroup before the total."
+    )
+
+
+def _trust(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[str, Any]:
+    leaves = filled(method.seen, values)
+    if facts.kind is Kind.FEDERATED:
+        return _federated_trust(facts, leaves)
+    if method.trust == LOCAL:
+        return {
+            "model": LOCAL,
+            "trusted": ["the device or program that randomizes a text before it leaves"],
+            "sees": [
+                {"who": "the owner of a text, or whoever ran this program for them", "what": "the original text"},
+                {"who": "the server, and everyone after it", "what": leaves},
+            ],
+            "note": "Randomization needs no other person's text. In this run one process held all texts; in the local "
+            "model each device holds its own.",
+        }
+    return {
+        "model": CENTRAL,
+        "trusted": ["the curator who holds the original text and runs the training"],
+        "sees": [
+            {"who": "the curator", "what": "the original text, the noise and the gradients"},
+            {"who": "whoever receives the release", "what": leaves},
+        ],
+        "note": "The guarantee holds against recipients of the release, not against the curator.",
+    }
+
+
+def _federated_trust(facts: Facts, leaves: str) -> dict[str, Any]:
+    aggregation = facts.federation.get("aggregation")
+    name = str(aggregation.get("name")) if isinstance(aggregation, Mapping) else "mean"
+    hidden = name in _ENCRYPTED
+    central = name == "central-dp"
+    each = "only the sum of all clients' updates" if hidden else "the update of every client in every round"
+    noisy = " (with each client's own noise)" if facts.metrics.get("guarantee") is not None else ""
+    return {
+        "model": ENCRYPTED if hidden else FEDERATED,
+        "trusted": [
+            "each client, for the text that it holds",
+            *(["the server, which adds the noise"] if central else []),
+            *(["that clients do not collude with the server to unmask others"] if hidden else []),
+        ],
+        "sees": [
+            {"who": "each client", "what": "its own text, and the weights that the server sends"},
+            {"who": "the server", "what": each + noisy},
+            {"who": "whoever receives the model", "what": leaves},
+        ],
+        "note": f"{len(facts.clients) or facts.federation.get('clients')} clients; aggregation: {name}.",
+    }
+
+
+def _side_channels(facts: Facts) -> list[dict[str, str]]:
+    """Return what is known about floating point, timing and randomness."""
+    guarantee = facts.guarantee
+    if guarantee is None:
+        none = {"status": "not applicable", "sentence": "There is no guarantee to weaken."}
+        return [{"channel": name, **none} for name in ("floating point", "timing", "randomness")]
+    kernels = Caveat.UNSTEADY_KERNELS in guarantee.caveats
+    seeded = Caveat.FIXED_SEED in guarantee.caveats
+    rewritten = facts.kind is Kind.SANITIZED
+    floating = (
+        "The rounding of one unit's gradient depended on other units of its batch on this device."
+        if kernels
+        else "Noise is drawn and added in float64 and the sum is rounded once, so that its low bits carry no more than "
+        "the guarantee; float64 arithmetic is otherwise taken as exact. Sums of clipped gradients are formed in "
+        f"float32. See {_FLOATING_POINT}."
+    )
+    if rewritten:
+        floating = "Words are sampled from weights computed in float64, which is taken as exact."
+    return [
+        {"channel": "floating point", "status": "not addressed" if kernels else "partly addressed",
+         "sentence": floating},
+        {"channel": "timing", "status": "not addressed",
+         "sentence": "How long a step takes, and how much memory, depends on the data. It is not part of the release; "
+         "do not let others observe the computation."},
+        {"channel": "randomness", "status": "not addressed" if seeded else "addressed",
+         "sentence": "The noise was drawn from a fixed seed: whoever knows it can remove the noise." if seeded else
+         "Batches and noise come from a secret seed of the operating system, expanded by a cryptographic generator; "
+         "it is deleted when the run is finished."},
+    ]  # fmt: skip
+
+
+def _not_protected(facts: Facts, method: Method, values: Mapping[str, Any]) -> list[str]:
+    """Return what the guarantee does not cover: caveats, what the method leaves open, and its assumptions."""
+    guarantee = facts.guarantee
+    open_points = [filled(text, values) for text in method.not_protected]
+    if guarantee is not None:
+        if guarantee.reason:
+            open_points.insert(0, guarantee.reason)
+        open_points += [f"assumed: {text}" for text in guarantee.assumptions]
+    if guarantee is not None and guarantee.exists:
+        open_points += [
+            "what the release says about everyone: a model may show that an illness is common without showing who has "
+            "it",
+            f"a {facts.unit} whose rows carry another name, or who is written about in the rows of others",
+            "the original data where it is stored: the guarantee is about the release alone",
+        ]
+    return list(dict.fromkeys(open_points))
+
+
+def _releases(facts: Facts, others: Mapping[str, Any] | None) -> dict[str, Any]:
+    spent = facts.ledger
+    outside = [
+        "every release about the same people that is not in this ledger, such as earlier models, files or tables"
+    ]
+    if facts.kind in TRAINED:
+        outside.append("figures about held-out rows, such as the utility above")
+        outside.append("output of attacks and audits, which is for the owner")
+    if facts.clients:
+        outside.append("the ledgers of the other clients: each client pays for its own people")
+    return {
+        "ledger": None
+        if spent is None
+        else {
+            "unit": spent.unit,
+            "adjacency": spent.adjacency.value,
+            "spends": spent.spends,
+            "spent_again": spent.respent,
+            "torn": spent.torn,
+            "budget": None if spent.budget is None else {"epsilon": spent.budget.epsilon, "delta": spent.budget.delta},
+            "guarantee": _total(facts),
+        },
+        "clients": [
+            {
+                "client": client.get("client"),
+                "units": client.get("units"),
+                "epsilon": (client.get("guarantee") or {}).get("epsilon"),
+                "delta": (client.get("guarantee") or {}).get("delta"),
+            }
+            for client in facts.clients
+        ],
+        "same_people": None if others is None else dict(others),
+        "outside": outside,
+    }
+
+
+def _total(facts: Facts) -> dict[str, Any] | None:
+    """Return the guarantee of everything in the ledger, at the delta of the release."""
+    if facts.ledger is None or facts.guarantee is None or not facts.ledger.spent:
+        return None
+    total = facts.ledger.guarantee(facts.guarantee.delta)
+    return {"epsilon": finite(total.epsilon), "delta": total.delta, "certified": total.certified}
+
+
+def _measured(facts: Facts) -> list[dict[str, Any]]:
+    """Return the stored results of attacks and audits, without texts."""
+    rows: list[dict[str, Any]] = []
+    for result in facts.results:
+        if "lower_bound" in result:
+            rows.append(
+                {
+                    "what": "audit",
+                    "file": result.get("file"),
+                    "lower_bound": finite(result["lower_bound"]),
+                    "upper_bound": finite(result.get("upper_bound")),
+                    "confidence": result.get("confidence"),
+                }
+            )
+            continue
+        leakages = [
+            {"metric": str(one["metric"]), **{key: finite(one.get(key)) for key in ("value", "low", "high", "chance")}}
+            for one in result["leakage"]
+        ]
+        rows.append({"what": str(result["attack"]), "file": result.get("file"), "leakages": leakages})
+    return rows
+
+
+def _template_values(facts: Facts) -> dict[str, Any]:
+    protection, sampler = dict(facts.protection or {}), facts.metrics.get("sampler")
+    values: dict[str, Any] = {**protection, "unit": facts.unit}
+    if facts.ledger is not None and len(facts.ledger.spent) == 1:  # what was paid for, if a run does not record it
+        event = facts.ledger.spent[0][0]
+        for name, value in (
+            ("rate", getattr(event, "sampling_probability", None)),
+            ("noise_multiplier", getattr(innermost(event), "noise_multiplier", None)),
+            ("steps", facts.ledger.spends),
+        ):
+            if value is not None:
+                values.setdefault(name, value)
+    if isinstance(sampler, Mapping) and "rate" in sampler:
+        values["rate"] = float(sampler["rate"])
+    if facts.metrics.get("steps") is not None:
+        values["steps"] = facts.metrics["steps"]
+    if isinstance(protection.get("mix"), int):
+        values["others"] = protection["mix"] - 1
+    values["labels"] = " with its label" if protection.get("label_epsilon") is None else " with a randomized label"
+    return values
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def same_people(facts: Facts) -> dict[str, Any] | None:
+    """Return the total over all releases of the same people that this machine recorded; None if it has no record."""
+    from discreet.training.people import People
+
+    people, out = People(), str(facts.path.resolve())
+    records = [record for record in people.records() if record.out == out and record.spends]
+    if not records:
+        return None
+    total = people.total_of(records[-1])
+    return {**total.as_dict(), "sentence": str(total.sentence())}
