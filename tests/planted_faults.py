@@ -321,6 +321,42 @@ FAULTS = (
         "self.most_bytes = 2**62",
         ("test_a_huge_body_is_refused_before_it_is_read",),
     ),
+    Fault(
+        "secure sum: shares are revealed without confirmation",
+        "if len(valid) < self.settings.threshold:",
+        "if not valid:",
+        ("test_a_client_never_gives_both_shares_of_a_peer",),
+    ),
+    Fault(
+        "secure sum: no mask of the client's own",
+        'settings.ring.add_mask(hidden, keys.derived(self._seed, self._context, b"self", self.client))',
+        "assert self._seed",
+        ("test_the_sum_of_some_masked_vectors_stays_masked",),
+    ),
+    Fault(
+        "secure sum: a message of another round is accepted",
+        "if message.session != settings.session or message.round != settings.round:",
+        "if message.session != settings.session:",
+        ("test_the_server_rejects_wrong_messages_and_the_round_survives",),
+    ),
+    Fault(
+        "secure sum: noise is counted for clients that collude",
+        '"survivors": self.survivors_of(self.clients) - self.colluding,',
+        '"survivors": self.survivors_of(self.clients),',
+        ("test_the_threshold_is_checked_against_the_clients",),
+    ),
+    Fault(
+        "secure sum: a rounded vector is not checked",
+        "return int(np.dot(steps, steps)) <= self.squared_norm",
+        "return True or int(np.dot(steps, steps)) <= self.squared_norm",
+        ("test_a_vector_that_cannot_be_rounded_within_the_norm_is_rounded_towards_zero",),
+    ),
+    Fault(
+        "secure sum: the loss of a client is sent",
+        'return self.settings.aggregation.visible == "each"',
+        "return True",
+        ("test_noise_of_the_clients_is_in_the_ledger_of_the_server",),
+    ),
 )
 
 
