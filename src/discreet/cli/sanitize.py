@@ -101,6 +101,7 @@ def sanitize(
     """
     from json import dumps
 
+    from discreet.core.files import write_atomic
     from discreet.core.randomness import Rng
     from discreet.data.separated import Layout
     from discreet.data.sources import EACH_ROW, unit_word
@@ -146,7 +147,7 @@ def sanitize(
     copied = [name for name in file.names if name not in file.texts]
     if path is not None:
         privacy = privacy_of(swap, file.texts, owners, word, delta=options.delta, secret=rng.is_secret, copied=copied)
-        write_whole(sidecar_of(path), (dumps(privacy, indent=2) + "\n").encode(), replace=True)
+        write_atomic(sidecar_of(path), dumps(privacy, indent=2) + "\n", private=False)
     _account(swap, changes, copied, options.delta, rng, out, json, len(file.texts), {**people, "sentence": sentence})
 
 

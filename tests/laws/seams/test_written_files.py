@@ -120,14 +120,14 @@ def without_randomness(line: str) -> str:
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
     """Return a function that trains on rows, always under the same names, and gives what was written."""
-    assess = story.assess
+    assess = story.assess_classes
     still: list[Any] = []
 
     def same(*words: Any, **more: Any) -> Any:
         still.append(assess(*words, **more))
         return still[0]
 
-    monkeypatch.setattr(story, "assess", same)
+    monkeypatch.setattr(story, "assess_classes", same)
     monkeypatch.setattr(story, "averaged_utility", lambda *words: {})
 
     def train(name: str, rows: Rows, encoder: Path, unit: str | None, **more: Any) -> dict[str, bytes]:
