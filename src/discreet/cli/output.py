@@ -132,6 +132,11 @@ def line(*fields: object, sep: str = " ") -> None:
     print(*(printable(str(field)) for field in fields), sep=sep)
 
 
+def document(text: str) -> None:
+    """Print a whole text on stdout with its own line breaks, and with every other control character escaped."""
+    print(printable(text, keep="\n"), end="")
+
+
 def as_json(values: Mapping[str, Any], *, on_stderr: bool = False) -> None:
     """Print one JSON object on stdout, with control characters as JSON escapes."""
     print(json_line(values), file=sys.stderr if on_stderr else sys.stdout)

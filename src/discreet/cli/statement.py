@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.cli.options import Json, generated
-from discreet.cli.output import as_json, line, paragraph, printable, working
+from discreet.cli.output import as_json, document, line, paragraph, working
 from discreet.core.errors import OutputError, invalid, one_of, open_probability
 from discreet.core.settings import option
 
@@ -101,7 +101,7 @@ def statement(
     if json:
         as_json(values)
         return
-    print(printable(_text(values, facts, kind or "markdown"), keep="\n"), end="")
+    document(_text(values, facts, kind or "markdown"))
 
 
 def _measured(facts: Facts, options: StatementOptions) -> dict[str, Any] | None:
