@@ -44,6 +44,14 @@ def test_a_study_becomes_a_federated_run(
     assert len(result["clients"]) == 2 and result["guarantee"]["epsilon"] <= 4
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_setting_of_the_protection_does_not_hide_the_partition(tmp_path: Path) -> None:
+    folder = tmp_path / "my-app"
+    words = ["federate", "app", str(folder), "--classes", "a,b", "--clients", "2", "--partition", "files"]
+    assert main([*words, "--protect", "dp-sgd", "--noise-multiplier", "1"]) == 0
+    assert Federation.read(folder / "discreet_federation" / "federation.toml").protect is not None
+
+
 def test_an_app_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my-app"
     words = ["federate", "app", str(folder), "--clients", "3", "--protect", "dp-sgd", "--epsilon", "3"]
@@ -73,5 +81,9 @@ def test_a_node_with_a_limit_stays_out_of_a_run_that_exceeds_it() -> None:
     assert own.source_of(1).source == "mine.csv" and own.protect == settings.protect
     with pytest.raises(LedgerError, match="at most 3"):
         with_own_settings(settings, 1, {"epsilon": 3.0})
+    loose = dataclasses.replace(settings, protect=DPSGD(epsilon=4.0, delta=1e-3))
+    with pytest.raises(LedgerError, match="delta"):
+        with_own_settings(loose, 1, {"epsilon": 5.0})
+    assert with_own_settings(loose, 1, {"epsilon": 5.0, "delta": 1e-3}) == loose
     with pytest.raises(LedgerError, match="secret"):
         with_own_settings(dataclasses.replace(settings, noise_seed=0), 1, {"epsilon": 5.0})

@@ -18,7 +18,7 @@ from tests.federated.rounds import random_updates, run_round
 
 from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon
-from discreet.accounting.ledger import Ledger
+from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import LedgerError, SettingError
 from discreet.core.randomness import Rng
 from discreet.federated.accountant import LedgerAccountant
@@ -83,6 +83,32 @@ def test_the_budget_of_clients_is_met_and_every_attempt_is_counted(
     with pytest.raises(Exception, match="budget"):
         run_in_process(settings, tmp_path)  # the same rounds again, with new noise, are other releases
     assert Ledger.read(tmp_path / "server" / LEDGER).spends >= ledger_before
+
+
+def test_losses_of_clients_are_not_sent_if_noise_protects_clients(
+    tiny: Callable[..., Federation], tmp_path: Path
+) -> None:
+    result = run_in_process(tiny(aggregation=CentralDP(noise_multiplier=1.0)), tmp_path)
+    assert len(result["clients"]) == 3 and not any("loss" in values for values in result["clients"].values())
+    assert '"loss": null' in (tmp_path / "server" / "progress.jsonl").read_text()
+
+
+def test_a_run_without_budget_for_all_rounds_ends_with_the_rounds_that_it_has(
+    tiny: Callable[..., Federation], tmp_path: Path
+) -> None:
+    settings = tiny(aggregation=CentralDP(epsilon=3.0))
+    rounds = run_in_process(settings, tmp_path / "all")["rounds"]
+    (tmp_path / "less" / "server").mkdir(parents=True)
+    event = settings.aggregation.resolve(3, rounds, 10).event
+    ledger = Ledger.open(
+        tmp_path / "less" / "server" / LEDGER, unit="client", adjacency="zero-out", budget=Budget(3.0, 1e-3)
+    )
+    with ledger:
+        for number in (1, 2):  # rounds that were lost when the server was killed
+            ledger.spend(event, f"round {number}", secure=True)
+    result = run_in_process(settings, tmp_path / "less")
+    assert result["rounds"] == rounds - 2 and result["client_guarantee"]["epsilon"] <= 3.0
+    assert f"ends after round {rounds - 2}" in (tmp_path / "less" / "server" / "log.txt").read_text()
 
 
 def test_a_budget_or_a_noise_is_needed() -> None:

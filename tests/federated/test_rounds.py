@@ -12,12 +12,13 @@ import torch
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.errors import DataError, ModelError, OutputError, SettingError, UnsupportedError
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee
 from discreet.data.sources import TextSource
 from discreet.federated.aggregation import Payload, RoundError
 from discreet.federated.central import CentralDP
 from discreet.federated.client import Client, Task
 from discreet.federated.flower import serve
-from discreet.federated.run import FederateOptions, client_folder, federate, local_grid, run_in_process
+from discreet.federated.run import FederateOptions, client_folder, federate, joint, local_grid, run_in_process
 from discreet.federated.server import Outgoing, Schedule, Server
 from discreet.federated.settings import Federation
 from discreet.models.model_settings import ModelSettings
@@ -25,6 +26,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.texthide import TextHide
+from discreet.report.run_facts import read_facts
+from discreet.report.statement import statement
 from discreet.training.checkpoint import LEDGER, trained
 from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.run_folder import load_run
@@ -184,6 +187,47 @@ def test_a_client_that_is_gone_at_the_end_still_counts(
     assert result["guarantee"]["epsilon"] >= own.guarantee(own.budget.delta).epsilon  # type: ignore[union-attr]
 
 
+def test_the_guarantee_holds_for_the_units_of_every_client(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(protect=DPSGD(epsilon=4.0), partition="dirichlet", concentration=0.5)
+    result = federate(settings, tmp_path / "fed", FederateOptions(in_process=True))
+    each = [client["guarantee"] for client in result["clients"].values()]
+    assert len({one["delta"] for one in each}) > 1  # clients with fewer units have a larger delta
+    for key in ("epsilon", "delta"):
+        assert result["guarantee"][key] == max(one[key] for one in each)
+    facts = read_facts(tmp_path / "fed")
+    assert len(facts.ledgers) == 3 and facts.guarantee is not None
+    found = statement(facts)
+    stated = facts.guarantee
+    assert found["releases"]["ledger"]["guarantee"]["epsilon"] <= stated.epsilon
+    profile = {row["epsilon"]: row["delta"] for row in found["parameters"]["privacy_profile"]}
+    assert profile[round(stated.epsilon, 6)] <= 1.001 * stated.delta
+
+
+def test_one_estimate_makes_the_guarantee_of_all_clients_an_estimate() -> None:
+    certified = Guarantee(3.0, 1e-5, "note", Adjacency.ZERO_OUT, "pld", assumptions=("a", "b"))
+    estimate = Guarantee(2.0, 1e-5, "note", Adjacency.ZERO_OUT, "pld", assumptions=("b", "c")).with_caveats(
+        {Caveat.UNSTEADY_KERNELS}
+    )
+    both = joint([certified, estimate])
+    assert both is not None and not both.certified and both.caveats == {Caveat.UNSTEADY_KERNELS}
+    assert both.epsilon == 3.0 and both.assumptions == ("a", "b", "c") and joint([None]) is None
+
+
+def test_a_unit_in_the_files_of_two_clients_is_rejected(
+    tiny: Tiny, tmp_path: Path, toy_rows: list[tuple[str, str]]
+) -> None:
+    files = []
+    for client in range(3):
+        path = tmp_path / f"{client}.csv"
+        rows = "".join(f"{t},{y},{(client + i) % 13}\n" for i, (t, y) in enumerate(toy_rows[client::3]))
+        path.write_text("text,label,patient\n" + rows)
+        files.append(str(path))
+    settings = tiny(partition="files", files=tuple(files), data=TextSource(files[0], unit="patient"))
+    settings = dataclasses.replace(settings, protect=DPSGD(epsilon=4.0))
+    with pytest.raises(DataError, match=r"every patient in the file of one client, got \d+ in"):
+        federate(settings, tmp_path / "fed", FederateOptions(in_process=True))
+
+
 def test_each_client_reads_its_own_file(tiny: Tiny, tmp_path: Path, toy_rows: list[tuple[str, str]]) -> None:
     files = []
     for client in range(3):
@@ -199,7 +243,8 @@ class Faulty:
     """Replace the answers of one client in some rounds."""
 
     def __init__(self, client: Client, rounds: Mapping[int, Callable[[Payload], Payload]]) -> None:
-        self.client, self.rounds, self.number = client, rounds, client.number
+        self.client, self.rounds = client, rounds
+        self.number, self.folder = client.number, client.folder
 
     def answer(self, stage: str, values: Any, weights: Any, request: Payload) -> Payload:
         answer = self.client.answer(stage, values, weights, request)
@@ -222,6 +267,10 @@ def _fails(answer: Payload) -> Payload:
     raise ValueError("irena rybak called")  # an error of another library may hold a text
 
 
+def _fails_here(answer: Payload) -> Payload:
+    raise DataError("Expected a class, got 'irena rybak called'.")  # so may an error of our own
+
+
 def _short(answer: Payload) -> Payload:
     return Payload({name: value[:1] for name, value in answer.arrays.items()}, answer.values)
 
@@ -233,13 +282,14 @@ def _other_names(answer: Payload) -> Payload:
 def test_a_round_survives_wrong_updates_and_the_ledger_stays_true(tiny: Tiny, tmp_path: Path) -> None:
     settings = tiny(protect=DPSGD(noise_multiplier=1.0))
     clients: list[Any] = clients_of(settings, tmp_path)
-    faults = {1: _times(float("nan")), 2: _short, 3: _times(1e9), 4: _fails, 5: _other_names}
+    faults = {1: _times(float("nan")), 2: _short, 3: _times(1e9), 4: _fails, 5: _other_names, 6: _fails_here}
     clients[1] = Faulty(clients[1], faults)
     result = serve(settings, tmp_path / "server", local_grid(clients))
     log = log_of(tmp_path)
-    for word in ("NaN", "shape", "norm", "ValueError", "arrays"):
+    for word in ("NaN", "shape", "norm", "ValueError", "arrays", "DataError"):
         assert word in log
     assert "irena" not in log and result["rounds"] >= 6
+    assert (client_folder(tmp_path, 1) / "errors.txt").read_text().count("irena") == 2  # for the client alone
     spends = Ledger.read(client_folder(tmp_path, 1) / LEDGER).spends
     assert spends == result["steps"]  # what was computed is counted, whether the server used it or not
 

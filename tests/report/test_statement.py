@@ -13,10 +13,12 @@ from tests.report.runs import SETTINGS, rows_with_people
 from tests.report.runs import run_of as run_of
 from tests.report.structure import faults
 
+from discreet.accounting.events import GaussianDpEvent
 from discreet.accounting.ledger import Ledger
 from discreet.catalog import PROTECTIONS
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, ModelError
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.report.methods import METHODS, method_of
 from discreet.report.run_facts import read_facts
 from discreet.report.statement import schema, statement
@@ -145,6 +147,7 @@ def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
     stated = metrics["guarantee"]
     for client in (0, 1):
         (run / f"client-{client}").mkdir()
+    shutil.copy(run / "ledger.jsonl", run / "client-0")
     shutil.move(run / "ledger.jsonl", run / "client-1")
     small = {**stated, "epsilon": stated["epsilon"] / 2}
     clients = {"0": {"client": 0, "units": 9, "guarantee": small}, "1": {"client": 1, "units": 11, "guarantee": stated}}
@@ -162,6 +165,24 @@ def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
     (run / "client-1" / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="client-1"):
         read_facts(run)
+
+
+def test_the_noise_of_a_secure_sum_is_described_as_that_of_the_clients(run_of: Callable[..., Path]) -> None:
+    run = run_of("plain")
+    metrics = json.loads((run / "metrics.json").read_text())
+    stated = Guarantee(3.0, 1e-3, "client", Adjacency.ZERO_OUT, "pld")
+    metrics |= {"clients": {}, "client_guarantee": stated.as_dict()}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    (run / "server").mkdir()
+    with Ledger.open(run / "server" / "ledger.jsonl", unit="client", adjacency="zero-out") as ledger:
+        ledger.spend(GaussianDpEvent(2.0), "round 1")
+    for name, words in (("secure-sum", "Every client clips"), ("central-dp", "The server clips")):
+        (run / "federation.toml").write_text(f'clients = 3\n[aggregation]\nname = "{name}"\nclip_norm = 0.5\n')
+        found = statement_of(run)
+        assert found["algorithm"]["name"] == name and words in found["algorithm"]["description"]
+        assert found["parameters"]["original"]["settings"]["clip_norm"] == 0.5
+        server = next(one["what"] for one in found["trust"]["sees"] if one["who"] == "the server")
+        assert ("own noise" in server) == (name == "secure-sum")
 
 
 def test_bad_input_is_named(run_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

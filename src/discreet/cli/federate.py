@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from discreet.catalog import AGGREGATIONS, PROTECTIONS
+from discreet.catalog import AGGREGATIONS
 from discreet.cli.options import Json, SourceOptions, generated, parse_settings
 from discreet.cli.output import (
     as_json,
@@ -82,7 +82,9 @@ class FederateChoices:
         default=30.0, metadata=option("Seconds that a round waits for clients after half answered.", _FEDERATION)
     )
     resume: bool = field(default=False, metadata=option("Resume an interrupted run.", "Options"))
-    protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
+    protect: str | None = field(
+        default=None, metadata=option("dp-sgd, dir-dp-sgd or texthide.", "Privacy", "no protection")
+    )
     epsilon: float | None = field(
         default=None, metadata=option("Privacy budget of one unit of a client for the whole run.", "Privacy")
     )
@@ -290,11 +292,11 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
             print_quality(result["quality"])
     else:
         line("Utility: not measured, because no rows were held out.")
-    _print_clients(result["clients"])
+    _print_clients(result["clients"], noisy=settings.aggregation.is_noisy)
     if result["guarantee"] is None:
         line("Privacy: no guarantee for units; what clients sent was not protected.")
     else:
-        paragraph("Privacy, at the client with the largest epsilon: " + result["guarantee"]["sentence"])
+        paragraph("Privacy, for the units of every client: " + result["guarantee"]["sentence"])
     if result["client_guarantee"] is not None:
         from discreet.core.guarantee import Guarantee
 
@@ -305,7 +307,7 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
     line(f"Written to {out} in {result['seconds']:.1f} s, after {result['rounds']} rounds.")
 
 
-def _print_clients(clients: dict[int, dict[str, Any]]) -> None:
+def _print_clients(clients: dict[int, dict[str, Any]], *, noisy: bool) -> None:
     from rich.table import Table
 
     shown = Table(title="Clients", title_justify="left", box=None)
@@ -317,6 +319,6 @@ def _print_clients(clients: dict[int, dict[str, Any]]) -> None:
         epsilon = (
             "-" if guarantee is None else "inf" if guarantee["epsilon"] is None else in_digits(guarantee["epsilon"])
         )
-        loss = f"{values['loss']:.3f}" if "loss" in values else "private" if guarantee else "-"
+        loss = f"{values['loss']:.3f}" if "loss" in values else "private" if guarantee or noisy else "-"
         shown.add_row(str(number), f"{values['units']:,}", str(values.get("rows", "private")), epsilon, loss)
     console().print(shown)

@@ -151,7 +151,8 @@ class TrainCommand(typer.core.TyperCommand, HasMoreOptions):
         if all(one.partition("=")[0] in names for one in args if one.startswith("--")):
             return super().parse_args(ctx, args)
         with working("starting"):
-            options = self.more_options()
+            taken = {one.name for one in self.params}  # federate has a --partition of its own
+            options = [one for one in self.more_options() if one.name not in taken]
         own, self.params = self.params, [*self.params, *options]
         try:
             rest = super().parse_args(ctx, args)

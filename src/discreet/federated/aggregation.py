@@ -134,6 +134,11 @@ class Aggregation(ABC):
         return None
 
     @property
+    def is_noisy(self) -> bool:
+        """Whether noise protects clients; clients then send no loss, which nothing protects."""
+        return False
+
+    @property
     def epsilon(self) -> float | None:
         """Largest epsilon for the unit "client" over all rounds, which the server's ledger enforces; None if unset."""
         return None
@@ -148,7 +153,7 @@ class Aggregation(ABC):
         """What the guarantee for the unit "client" assumes, as sentences."""
         return (
             "the server is trusted: it sees every update and which clients take part in a round",
-            "the number of clients and the settings are public",
+            "the number of clients, the size of each client's data and the settings are public",
         )
 
     def resolve(self, clients: int, rounds: int, parameters: int) -> Aggregation:

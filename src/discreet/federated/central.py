@@ -77,6 +77,11 @@ class CentralDP(Aggregation):
         if not probability("rate", self.rate) > 0:
             raise invalid("rate", self.rate, "in (0, 1]", "It is the probability that a client takes part.")
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether noise protects clients: always."""
+        return True
+
     def resolve(self, clients: int, rounds: int, parameters: int) -> CentralDP:
         """Return the aggregation with its noise: the one that was set, or the least that the budget allows."""
         noise = self.noise_multiplier

@@ -5,6 +5,7 @@
     FOLDER/answer.safetensors the last protected update, which is sent again if the server asks again
     FOLDER/vectors/           outputs of a frozen encoder, deleted at the end
     FOLDER/memory/            what an aggregation keeps between the requests of one round
+    FOLDER/errors.txt         messages of errors, deleted at the end; the server gets only their types
     FOLDER/batches.jsonl      with `record`, the rows of each batch, for scoring attacks; never sent
 
 The noise of a round depends on the weights that the server sent. If the server asks for the same round with the same
@@ -53,7 +54,7 @@ from discreet.training.steps import OpenStep, Parts, Step
 HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides those of the aggregation
 STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
 LOSS, GUARANTEE = "loss", "guarantee"
-BATCHES = "batches.jsonl"
+BATCHES, ERRORS = "batches.jsonl", "errors.txt"
 _ANSWER, _MEMORY, _CACHE = "answer.safetensors", "memory", "vectors"
 
 
@@ -137,7 +138,7 @@ class Client:
 
     def _with_loss(self, answer: Payload) -> Payload:
         """Return an answer with the loss of the update that it holds, if there is one and the server may see it."""
-        if self.loss is None or not self.is_seen:
+        if self.loss is None or not self.is_seen or self.settings.aggregation.is_noisy:
             return answer
         return Payload(answer.arrays, {**answer.values, LOSS: self.loss})
 

@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.core.errors import DataError, DiscreetError, LedgerError
 from discreet.core.files import write_atomic
 from discreet.federated.aggregation import Array, Payload
-from discreet.federated.client import EVALUATE, FINISH, HELLO, Client
+from discreet.federated.client import ERRORS, EVALUATE, FINISH, HELLO, Client
 from discreet.federated.server import ERROR, FAILED, PID, Outgoing, RoundReport, Server
 from discreet.federated.settings import Federation
 
@@ -33,6 +34,7 @@ WHO = "who"  # asks a node for its client number
 _VALUES, _WEIGHTS, _REQUEST, _SCALARS = "values", "weights", "request", "scalars"
 _STAGE, _TOKEN = "stage", "token"
 _KINDS = {WHO: MessageType.QUERY, HELLO: MessageType.QUERY, FINISH: MessageType.QUERY, EVALUATE: MessageType.EVALUATE}
+_DELTA = 1e-5  # largest delta that a node with a limit accepts, besides 0.1 / number of its units
 _SHORTEST, _LONGEST_PAUSE = 0.01, 0.3  # seconds between looks for answers
 _CHECK_SECONDS = 2.0  # between looks for nodes that are gone or back
 _START_SECONDS = 120.0  # to wait for clients
@@ -91,11 +93,16 @@ def unpacked(record: ArrayRecord, layout: str) -> dict[str, Array]:
     return arrays
 
 
-def client_app(client_of: Callable[[Context], Client], number_of: Callable[[Context], int]) -> ClientApp:
+def client_app(
+    client_of: Callable[[Context], Client],
+    number_of: Callable[[Context], int],
+    folder_of: Callable[[Context], Path],
+) -> ClientApp:
     """Return a ClientApp that answers for one client; text, masks and ledger stay with that client.
 
     `client_of` returns the client of a node, and is called for the first message that needs its data. An error is
-    reported by its own message, or only by its type if it comes from another library, whose message may hold a text.
+    reported by its type only, because its message may hold a text or a value of an update; the message is written into
+    the client's own folder.
     """
     app = ClientApp()
 
@@ -108,9 +115,8 @@ def client_app(client_of: Callable[[Context], Client], number_of: Callable[[Cont
             else:
                 values = {name: value for name, value in seen.values.items() if name != _TOKEN}
                 answer = client_of(context).answer(stage, values, seen.weights, seen.request)
-        except DiscreetError as error:
-            answer = Payload(values={ERROR: f"{type(error).__name__}: {error}"})
         except Exception as error:
+            note_error(folder_of(context), stage, error)
             answer = Payload(values={ERROR: type(error).__name__})
         sent = Outgoing({_TOKEN: token}, request=answer)
         return Message(to_records(stage, sent), reply_to=message)
@@ -119,6 +125,14 @@ def client_app(client_of: Callable[[Context], Client], number_of: Callable[[Cont
     app.evaluate()(handle)
     app.query()(handle)
     return app
+
+
+def note_error(folder: Path, stage: str, error: Exception) -> None:
+    """Write an error into the client's own folder, which the server cannot read."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with (folder / ERRORS).open("a", encoding="utf-8") as file:
+        file.write(f"{now} {stage}: {type(error).__name__}: {error}\n")
 
 
 def app_of_file(path: Path) -> ClientApp:
@@ -138,14 +152,14 @@ def app_of_file(path: Path) -> ClientApp:
             )
         return clients[number, folder]
 
-    return client_app(client_of, number_of)
+    return client_app(client_of, number_of, lambda context: Path(str(context.node_config["folder"])))
 
 
 def with_own_settings(settings: Federation, number: int, node: Mapping[str, Any]) -> Federation:
     """Return the settings with what a node decides for itself: where its text is, and its largest epsilon.
 
-    A node with a limit takes no part in a run without a budget, with a larger one, or with a fixed seed of the noise:
-    whoever wrote the settings would know the noise.
+    A node with a limit takes no part in a run without a budget, with a larger one, with a delta above its own limit
+    (1e-5 unless it sets another), or with a fixed seed of the noise: whoever wrote the settings would know the noise.
     """
     import dataclasses
 
@@ -158,6 +172,9 @@ def with_own_settings(settings: Federation, number: int, node: Mapping[str, Any]
         limit, budget = float(node["epsilon"]), None if settings.protect is None else settings.protect.epsilon
         if budget is None or budget > limit:
             raise LedgerError(f"Expected a budget of at most {limit:g} for this client, got {budget}. It stays out.")
+        most, delta = float(node.get("delta", _DELTA)), None if settings.protect is None else settings.protect.delta
+        if delta is not None and delta > most:
+            raise LedgerError(f"Expected a delta of at most {most:g} for this client, got {delta:g}. It stays out.")
         if settings.noise_seed is not None:
             raise LedgerError("Expected noise from this client's own secret, got a fixed seed. It stays out.")
     return settings

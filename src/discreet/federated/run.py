@@ -14,22 +14,23 @@ import importlib.util
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import ExtraError, ModelError
+from discreet.core.errors import DataError, ExtraError, ModelError
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
-from discreet.federated.client import GUARANTEE, Client, guarantee_of
+from discreet.federated.client import ERRORS, GUARANTEE, Client, guarantee_of
 from discreet.federated.server import FINAL, LOG, RESULT, SCHEDULE, RoundReport, Schedule
 from discreet.federated.settings import Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
-from discreet.protections.base import RepresentationProtection
+from discreet.protections.base import GradientProtection, RepresentationProtection
 from discreet.training.checkpoint import LEDGER, trained
 from discreet.training.encode import ready
 from discreet.training.evaluate import assess_classes
@@ -79,8 +80,29 @@ def settled(settings: Federation) -> tuple[Federation, Corpus]:
     corpora = [source.load(Adjacency.ZERO_OUT) for source in sources]
     task = LM if settings.data.task == "unlabelled" else corpora[0].task
     names = settings.data.label_names or shared_label_names(corpora) if settings.files else corpora[0].label_names
+    check_units(corpora, settings)
     settings = replace(settings, task=task, label_names=() if task == LM else tuple(names))
     return settings, with_label_names(corpora[0], settings.target)
+
+
+def check_units(corpora: Sequence[Corpus], settings: Federation) -> None:
+    """Reject files of several clients with rows of the same unit, if the clients protect units.
+
+    Each client counts only what it spends itself, so that a unit at two clients would pay both epsilons.
+    """
+    if not isinstance(settings.protect, GradientProtection):
+        return
+    names = Counter(name for corpus in corpora if corpus.units is not None for name in _units(corpus))
+    several = sum(1 for count in names.values() if count > 1)
+    if several:
+        raise DataError(
+            f"Expected every {corpora[0].unit_name} in the file of one client, got {several} in several files. Their "
+            "epsilons would add up; move all rows of each into one file."
+        )
+
+
+def _units(corpus: Corpus) -> tuple[str, ...]:
+    return corpus.split("train").unit_names if "train" in corpus.split_names else ()
 
 
 def federate(settings: Federation, out: Path, options: FederateOptions | None = None) -> dict[str, Any]:
@@ -138,7 +160,7 @@ def local_grid(clients: list[Client]) -> Any:
     from discreet.federated.flower import LocalGrid, client_app
 
     def app(client: Client) -> Any:
-        return client_app(lambda context: client, lambda context: client.number)
+        return client_app(lambda context: client, lambda context: client.number, lambda context: client.folder)
 
     contexts = [Context(1, one.number + 1, {}, RecordDict(), {}) for one in clients]
     return LocalGrid([app(client) for client in clients], contexts)
@@ -162,7 +184,9 @@ def write_run(
     guarantees = [guarantee_of(values) for values in clients.values()]
     if protect is not None:  # a client that did not answer at the end has a ledger all the same
         guarantees += [in_ledger(workspace, one) for one in range(settings.clients) if one not in clients]
-    stated = largest(guarantees)
+    stated = joint(guarantees)
+    if stated is not None and settings.files:
+        stated = replace(stated, assumptions=(*stated.assumptions, f"each {stated.unit} is at one client"))
     for values in clients.values():
         if GUARANTEE in values:
             values[GUARANTEE] = json.loads(values[GUARANTEE])
@@ -225,10 +249,30 @@ def in_ledger(workspace: Path, client: int) -> Guarantee | None:
     return statement.guarantee(delta) if statement.spends else None
 
 
-def largest(guarantees: list[Guarantee | None]) -> Guarantee | None:
-    """Return the guarantee with the largest epsilon: every unit is at one client, so it holds for all of them."""
+def joint(guarantees: list[Guarantee | None]) -> Guarantee | None:
+    """Return a guarantee that holds for the units of all clients, if every unit is at one client.
+
+    Epsilon and delta are the largest of all clients (clients with fewer units have a larger delta), and the caveats and
+    assumptions are those of all of them.
+
+    >>> a = Guarantee(3.0, 1e-5, "note", Adjacency.ZERO_OUT, "pld")
+    >>> b = Guarantee(2.0, 1e-3, "note", Adjacency.ZERO_OUT, "pld")
+    >>> both = joint([a, None, b])
+    >>> both.epsilon, both.delta
+    (3.0, 0.001)
+    """
     present = [one for one in guarantees if one is not None]
-    return max(present, key=lambda one: one.epsilon) if present else None
+    if not present:
+        return None
+    estimates = [one for one in present if not one.certified]
+    return replace(
+        max(present, key=lambda one: one.epsilon),
+        delta=max(one.delta for one in present),
+        certified=not estimates,
+        reason="; ".join(dict.fromkeys(one.reason for one in estimates if one.reason)) or None,
+        caveats=frozenset().union(*(one.caveats for one in present)),
+        assumptions=tuple(dict.fromkeys(text for one in present for text in one.assumptions)),
+    )
 
 
 def mean_utility(clients: dict[int, dict[str, Any]], task: str) -> dict[str, float]:
@@ -243,7 +287,7 @@ def tidy(workspace: Path, settings: Federation) -> None:
     for number in range(settings.clients):
         folder = client_folder(workspace, number)
         forget_secrets(folder)
-        for name in ("answer.safetensors",):
+        for name in ("answer.safetensors", ERRORS):
             (folder / name).unlink(missing_ok=True)
         for name in ("memory", "vectors"):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from discreet.accounting.ledger import Budget, Ledger
-from discreet.core.errors import DataError
+from discreet.core.errors import BudgetError, DataError
 from discreet.core.files import save_tensors, write_atomic
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng, digest
@@ -183,7 +183,13 @@ class Server:
         small = parameters <= _SMALL
         with self._ledger(aggregation) as ledger:
             for number in range(at.step + 1, schedule.rounds + 1):
-                total = self.round(number, schedule, aggregation, ledger)
+                try:
+                    total = self.round(number, schedule, aggregation, ledger)
+                except BudgetError as error:  # repeated rounds are counted again
+                    if at.step == 0:
+                        raise
+                    self.log(f"The run ends after round {at.step} of {schedule.rounds}: {error}")
+                    break
                 self.apply(total, optimizer, train, number, schedule)
                 losses = [self.losses[client] for client in total.clients if client in self.losses]
                 mean = float(np.mean(losses)) if losses else None
@@ -196,7 +202,7 @@ class Server:
                 with (self.folder / PROGRESS).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(report)) + "\n")
                 self.watch(report)
-            return self.finish(schedule, aggregation, ledger)
+            return self.finish(schedule, aggregation, ledger, at.step)
 
     def schedule(self) -> Schedule:
         """Return the schedule of the run: the stored one, or a new one for the clients that say hello."""
@@ -210,7 +216,7 @@ class Server:
         if missing:
             raise DataError(
                 f"Expected {self.settings.clients} clients to begin with, but {numbers_of(tuple(missing))} did not "
-                "answer. Start them, or use fewer clients."
+                "answer. Start them (errors.txt in a client's folder may say why), or use fewer clients."
             )
         counts_units = isinstance(self.settings.protect, GradientProtection)
         sizes = {client: int(one.values["units" if counts_units else "rows"]) for client, one in sorted(facts.items())}  # type: ignore[arg-type]
@@ -307,7 +313,9 @@ class Server:
         for name, parameter in trained(self.model).items():
             parameter.data.add_(torch.from_numpy(mean[name]).to(parameter))
 
-    def finish(self, schedule: Schedule, aggregation: Aggregation, ledger: Ledger | None) -> dict[str, Any]:
+    def finish(
+        self, schedule: Schedule, aggregation: Aggregation, ledger: Ledger | None, rounds: int
+    ) -> dict[str, Any]:
         """Ask every client for its last row, and write the final weights and the result."""
         weights = self.weights()
         messages = {
@@ -318,8 +326,8 @@ class Server:
         for client in sorted(set(schedule.sizes) - set(rows)):
             self.log(f"Client {client} did not answer at the end; its guarantee is in its own ledger.")
         result: dict[str, Any] = {
-            "rounds": schedule.rounds,
-            "steps": schedule.steps,
+            "rounds": rounds,
+            "steps": rounds * schedule.local_steps,
             "clients": {
                 str(client): {**answer.values, **self._loss(client)} for client, answer in sorted(rows.items())
             },

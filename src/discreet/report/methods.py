@@ -125,6 +125,16 @@ METHODS: dict[str, Method] = {
         "the final weights and the noisy sums of each round",
         ("every client's update towards the server, which sees it before noise is added",),
     ),
+    "secure-sum": Method(
+        "client-level DP with a secure sum",
+        FEDERATED,
+        "Every client clips its update, rounds it to integers, and adds its share of integer noise. The server "
+        "receives only the sum of the survivors' updates, by a secure sum.",
+        "the clip norm of an update, enlarged by its rounding; the events below hold the noise divided by it",
+        "All rows of a client together contribute one clipped update in each round.",
+        "the final weights and the noisy sums of each round",
+        ("a client's update, if the server does not follow the protocol or too many clients reveal their noise to it",),
+    ),
     "own loop": Method(
         "noise added in a loop of the user's own",
         CENTRAL,

@@ -191,8 +191,8 @@ def _guarantee(rules: GuaranteeRules, facts: Facts) -> Iterator[Check]:
         yield Check("max-per-unit", met, f"<= {rules.max_per_unit} rows", value, why)
     if rules.total_epsilon is not None:
         total = math.inf
-        if facts.ledger is not None and stated is not None and facts.ledger.spent:
-            total = facts.ledger.guarantee(stated.delta).epsilon
+        if stated is not None and facts.ledgers:
+            total = max(ledger.guarantee(stated.delta).epsilon for ledger in facts.ledgers)
         yield Check("total-epsilon", total <= rules.total_epsilon, f"<= {rules.total_epsilon:g}", _bound(total), reason)
 
 

@@ -48,7 +48,8 @@ class Facts:
 
     `protection` holds the public settings of the method, and is None without one. `ledger` holds all spends; with
     several clients, those of the client with the largest epsilon. `trust` is central, local, federated or encrypted.
-    `clients` has one entry per client of a federated run. `results` are stored results of attacks and audits.
+    `clients` has one entry per client of a federated run, and `other_ledgers` are the ledgers of the other clients.
+    `results` are stored results of attacks and audits.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class Facts:
     federation: Mapping[str, Any] = field(default_factory=dict)
     clients: tuple[Mapping[str, Any], ...] = ()
     results: tuple[Mapping[str, Any], ...] = ()
+    other_ledgers: tuple[Statement, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -86,6 +88,11 @@ class Facts:
     def max_per_unit(self) -> int | None:
         """Cap on the rows of one unit, chosen without looking at the data, or None."""
         return self.data.get("max_per_unit")
+
+    @property
+    def ledgers(self) -> tuple[Statement, ...]:
+        """All ledgers with spends; a unit is in one of them."""
+        return tuple(one for one in (self.ledger, *self.other_ledgers) if one is not None and one.spent)
 
     @property
     def protected(self) -> bool:
@@ -139,13 +146,17 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
 def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     settings, metrics, federation = _toml(path / SETTINGS), _json(path / METRICS), _toml(path / FEDERATION)
     stated = metrics.get("guarantee")
-    spent, guarantee = None, None
+    aggregation = dict(_table(federation, "aggregation"))
+    spent: Statement | None = None
+    guarantee: Guarantee | None = None
+    others: tuple[Statement, ...] = ()
     if stated is not None:
         guarantee = Guarantee.from_dict(stated)
-        clients = [(name, _guarantee_of(values)) for name, values in metrics.get("clients", {}).items()]
-        name = max(((one.epsilon, name) for name, one in clients if one is not None), default=(0.0, "0"))[1]
-        spent = _ledger(ledger or path / f"client-{name}" / LEDGER, path)
-    elif metrics.get("client_guarantee") is not None:  # noise that hides whole clients, added by the server
+        if ledger is None:
+            spent, others = _client_ledgers(path, metrics, guarantee.delta)
+        else:
+            spent = _ledger(ledger, path)
+    elif metrics.get("client_guarantee") is not None:  # noise that hides whole clients
         guarantee = Guarantee.from_dict(metrics["client_guarantee"])
         spent = _ledger(ledger or path / "server" / LEDGER, path)
     return Facts(
@@ -153,14 +164,34 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         path,
         "a model trained by several clients",
         guarantee if spent is None or guarantee is None else _agreed(guarantee, spent, path),
-        _protection(metrics, federation.get("protect")) or (None if guarantee is None else {"name": "central-dp"}),
+        _protection(metrics, federation.get("protect")) or (None if guarantee is None else aggregation),
         spent,
         settings,
         metrics,
         federation,
         tuple(dict(values) for values in metrics.get("clients", {}).values()),
         stored_results(path),
+        others,
     )
+
+
+def _client_ledgers(path: Path, metrics: Mapping[str, Any], delta: float) -> tuple[Statement, tuple[Statement, ...]]:
+    """Return the ledger of the client with the largest epsilon, and those of the others.
+
+    A client that was gone at the end is not in the metrics, but has a ledger.
+    """
+    stated = {name: _guarantee_of(values) for name, values in metrics.get("clients", {}).items()}
+    epsilons = {name: one.epsilon for name, one in stated.items() if one is not None}
+    ledgers = {name: _ledger(path / f"client-{name}" / LEDGER, path) for name in epsilons}
+    for file in path.glob(f"client-*/{LEDGER}"):
+        name = file.parent.name.removeprefix("client-")
+        if name not in ledgers:
+            ledgers[name] = _ledger(file, path)
+            epsilons[name] = ledgers[name].guarantee(delta).epsilon if ledgers[name].spends else 0.0
+    most = max(epsilons, key=lambda name: epsilons[name], default="0")
+    if most not in ledgers:
+        return _ledger(path / f"client-{most}" / LEDGER, path), ()
+    return ledgers[most], tuple(ledger for name, ledger in sorted(ledgers.items()) if name != most)
 
 
 def _guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:

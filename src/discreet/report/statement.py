@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -129,8 +129,8 @@ def _parameters(facts: Facts) -> dict[str, Any]:
     if guarantee is None or kind == NONE:
         return result
     result |= {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "accountant": guarantee.accountant}
-    if facts.ledger is not None and facts.ledger.spent:
-        result |= _curves(facts.ledger.event, guarantee)
+    if facts.ledgers:
+        result |= _curves([ledger.event for ledger in facts.ledgers], guarantee)
     return result
 
 
@@ -156,21 +156,26 @@ def _original(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _curves(event: Any, guarantee: Guarantee) -> dict[str, Any]:
-    """Return points of the trade-off curve and of the privacy profile; both are bounds where the guarantee is one."""
+def _curves(events: Sequence[Any], guarantee: Guarantee) -> dict[str, Any]:
+    """Return points of the trade-off curve and of the privacy profile; both are bounds where the guarantee is one.
+
+    A unit is in one of the events, and each point is the largest of all of them.
+    """
     from discreet.accounting.interpret import delta
     from discreet.accounting.risk import most_true_positives_at
 
-    rates = most_true_positives_at(event, _RATES, guarantee.adjacency)
+    curves = [most_true_positives_at(event, _RATES, guarantee.adjacency) for event in events]
+    rates = [max(float(curve[i]) for curve in curves) for i in range(len(_RATES))]
     own = round(guarantee.epsilon, 6)
     epsilons = sorted([own, *(one for one in _EPSILONS if abs(one - own) > _CLOSE)])
     return {
         "trade_off": [
-            {"false_positive_rate": rate, "largest_true_positive_rate": min(1.0, float(most))}
+            {"false_positive_rate": rate, "largest_true_positive_rate": min(1.0, most)}
             for rate, most in zip(_RATES, rates, strict=True)
         ],
         "privacy_profile": [
-            {"epsilon": epsilon, "delta": delta(event, epsilon, guarantee.adjacency)} for epsilon in epsilons
+            {"epsilon": epsilon, "delta": max(delta(event, epsilon, guarantee.adjacency) for event in events)}
+            for epsilon in epsilons
         ],
     }
 
@@ -200,11 +205,11 @@ def _count(facts: Facts) -> int | None:
 
 
 def _odds(facts: Facts) -> str:
-    if facts.guarantee is None or facts.ledger is None or not facts.ledger.spent:
+    if facts.guarantee is None or not facts.ledgers:
         return ""
     from discreet.accounting.risk import most_true_positives
 
-    most = most_true_positives(facts.ledger.event, 0.01, facts.guarantee.adjacency)
+    most = max(most_true_positives(ledger.event, 0.01, facts.guarantee.adjacency) for ledger in facts.ledgers)
     kind = "can tell" if facts.guarantee.certified else "can, by this estimate, tell"
     return (
         f" Whoever sees the release {kind} the first of the two in at most {in_digits(100 * min(1.0, most), 3)} of 100 "
@@ -350,7 +355,8 @@ def _federated_trust(facts: Facts, leaves: str) -> dict[str, Any]:
     hidden = name in _ENCRYPTED
     central = name == "central-dp"
     each = "only the sum of all clients' updates" if hidden else "the update of every client in every round"
-    noisy = " (with each client's own noise)" if facts.metrics.get("guarantee") is not None else ""
+    noisy = (facts.metrics.get("guarantee") or {}).get("epsilon") is not None
+    noisy = noisy or (hidden and facts.metrics.get("client_guarantee") is not None)
     return {
         "model": ENCRYPTED if hidden else FEDERATED,
         "trusted": [
@@ -360,7 +366,7 @@ def _federated_trust(facts: Facts, leaves: str) -> dict[str, Any]:
         ],
         "sees": [
             {"who": "each client", "what": "its own text, and the weights that the server sends"},
-            {"who": "the server", "what": each + noisy},
+            {"who": "the server", "what": each + (" (with each client's own noise)" if noisy else "")},
             {"who": "whoever receives the model", "what": leaves},
         ],
         "note": f"{len(facts.clients) or facts.federation.get('clients')} clients; aggregation: {name}.",
@@ -383,6 +389,8 @@ def _side_channels(facts: Facts) -> list[dict[str, str]]:
         "the guarantee; float64 arithmetic is otherwise taken as exact. Sums of clipped gradients are formed in "
         f"float32. See {_FLOATING_POINT}."
     )
+    if facts.protection is not None and facts.protection.get("name") == "secure-sum":
+        floating = "Noise consists of integers that are sampled exactly, so that there is no rounding to learn from."
     if rewritten:
         floating = "Words are sampled from weights computed in float64, which is taken as exact."
     return [
@@ -454,10 +462,14 @@ def _releases(facts: Facts, others: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _total(facts: Facts) -> dict[str, Any] | None:
     """Return the guarantee of everything in the ledger, at the delta of the release."""
-    if facts.ledger is None or facts.guarantee is None or not facts.ledger.spent:
+    if facts.guarantee is None or not facts.ledgers:
         return None
-    total = facts.ledger.guarantee(facts.guarantee.delta)
-    return {"epsilon": finite(total.epsilon), "delta": total.delta, "certified": total.certified}
+    totals = [ledger.guarantee(facts.guarantee.delta) for ledger in facts.ledgers]
+    return {
+        "epsilon": finite(max(total.epsilon for total in totals)),
+        "delta": facts.guarantee.delta,
+        "certified": all(total.certified for total in totals),
+    }
 
 
 def _measured(facts: Facts) -> list[dict[str, Any]]:
