@@ -26,6 +26,9 @@ def test_a_file_becomes_a_federated_run(
     assert load_run(out).metrics["guarantee"]["certified"]
     assert main(words) == 2 and "Expected no folder" in capsys.readouterr().err
     assert main(["evaluate", str(out)]) == 0
+    assert main(["ledger", str(out)]) == 2 and "client-0" in capsys.readouterr().err
+    assert main(["ledger", str(out / "client-0")]) == 0
+    assert main(["statement", str(out)]) == 0 and "client with the largest epsilon" in capsys.readouterr().out
 
 
 def test_a_study_becomes_a_federated_run(

@@ -10,6 +10,7 @@ import typer
 
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, line, paragraph, working
+from discreet.core.errors import invalid
 from discreet.core.guarantee import in_digits
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def ledger(
     if path is None:
         _all_releases(json)
         return
+    if (path / "client-0").is_dir() and not (path / "ledger.jsonl").exists():
+        remedy = f"Each client of a federated run has its own ledger, such as {path / 'client-0'}."
+        raise invalid("PATH", str(path), "the folder of one client", remedy)
     path = path / "ledger.jsonl" if path.is_dir() else path
     with working("reading the ledger and accounting for it"):
         from discreet.accounting.ledger import Ledger

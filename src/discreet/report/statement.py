@@ -31,6 +31,10 @@ _EPSILONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the privacy profile, besi
 _CLOSE = 0.05
 _FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
 _ENCRYPTED = ("secure-sum", "encrypted-sum")  # aggregations in which the server sees only the sum
+_LARGEST_CLIENT = (
+    " Each client does this for its own people, with its own noise and ledger; these figures, and the events above, "
+    "are those of the client with the largest epsilon. Epsilon, delta and the curves hold for all clients."
+)
 _FLOATING_POINT = "docs/secure_randomness.md"
 TO_COMPLETE = (
     "who publishes the release, and for what use",
@@ -233,10 +237,11 @@ def _contribution(facts: Facts, method: Method, values: Mapping[str, Any]) -> di
 
 
 def _algorithm(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[str, Any]:
+    several = bool(facts.other_ledgers) and kind_of(facts.guarantee) != NONE
     return {
         "name": None if facts.protection is None else str(facts.protection.get("name")),
         "label": method.label,
-        "description": filled(method.algorithm, values),
+        "description": filled(method.algorithm, values) + (_LARGEST_CLIENT if several else ""),
         "sensitivity": filled(method.sensitivity, values),
         "chosen_without_data": _chosen_without(facts),
         "chosen_with_data": _chosen_with(facts),
@@ -432,7 +437,7 @@ def _releases(facts: Facts, others: Mapping[str, Any] | None) -> dict[str, Any]:
     if facts.kind in TRAINED:
         outside.append("figures about held-out rows, such as the utility above")
         outside.append("output of attacks and audits, which is for the owner")
-    if facts.clients:
+    if facts.clients and not facts.other_ledgers:
         outside.append("the ledgers of the other clients: each client pays for its own people")
     return {
         "ledger": None
