@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from discreet.accounting.events import GaussianDpEvent
-from discreet.attacks.extraction.exposure import ENUMERATED, CanaryExposure, Exposure
+from discreet.attacks.extraction.exposure import ENUMERATED, FITTED, CanaryExposure, Exposure
 from discreet.catalog import attack_of
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.core.guarantee import Adjacency, Guarantee
@@ -148,6 +148,8 @@ def test_bounds_are_those_of_one_unit_or_of_a_group(spread: bool) -> None:
     assert ("exposure" in measured.bounds) == (not spread)
     assert measured.bounds["exposure_10"] == many["bound"]
     assert "certificate" in measured.verdict
+    printed = float(measured.verdict.split("allows at most ")[1].split(" bits")[0])
+    assert many["bound"] <= printed < many["bound"] + 0.1  # rounded up
     plain = measure_exposure(canaries, exposures, [False] * 20, target_with(spread, certified=False)[0], Rng(0))
     assert not plain.bounds and "certificate" not in plain.verdict
 
@@ -157,6 +159,12 @@ def test_the_p_value_is_uniform_without_memorization() -> None:
     values = [p_value([Exposure(math.log2(1000 / r), r, 1000, ENUMERATED, 10) for r in row]) for row in ranks]
     assert np.mean(np.array(values) < 0.05) < 0.09
     assert 0.4 < np.mean(values) < 0.6
+
+
+def test_the_p_value_counts_ranks_and_no_fit_beyond_them() -> None:
+    ranked = Exposure(math.log2(1000), 1.0, 1000, ENUMERATED, math.log2(1000))
+    fitted = dataclasses.replace(ranked, bits=60.0, method=FITTED, largest=60.0)
+    assert p_value([fitted]) == p_value([ranked]) == pytest.approx(1e-3)
 
 
 @pytest.fixture(scope="module")

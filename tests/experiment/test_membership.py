@@ -24,7 +24,7 @@ from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.experiment import AttackRequest, Scene, run_attack
-from discreet.experiment.membership import select
+from discreet.experiment.membership import observe, select
 from discreet.experiment.references import ReferenceText, random_halves, reference_outputs
 from discreet.experiment.scene import Target
 from discreet.experiment.signals import check_same_tokens, outputs_of, token_scores
@@ -143,6 +143,30 @@ def test_a_text_on_both_sides_is_neither_member_nor_outsider(plain: Scene) -> No
     assert select(plain.model, target, request_for("loss"), Rng(0)).left_out == 1
 
 
+def test_a_text_of_several_training_units_is_neither_on_both_sides(plain: Scene) -> None:
+    """With or without one of its units the model sees it, so that no certificate of one unit covers it."""
+    copied = replace(corpus_of(), texts=(TEXTS[0], TEXTS[0], *TEXTS[2:-1], TEXTS[0]))
+    candidates = select(plain.model, replace(plain.target, corpus=copied), request_for("loss"), Rng(0))  # type: ignore[type-var]
+    last = len(TEXTS) - 1
+    assert candidates.left_out == 3 and not {0, 1, last} & set(candidates.rows.tolist())
+    assert {0, 1} <= set(candidates.pool.tolist()) and last not in candidates.pool
+    own = replace(copied, units=("same", "same", *(f"row {row}" for row in range(2, len(TEXTS)))))
+    candidates = select(plain.model, replace(plain.target, corpus=own), request_for("loss"), Rng(0))  # type: ignore[type-var]
+    assert candidates.left_out == 1 and {0, 1} <= set(candidates.rows.tolist())
+
+
+def test_the_numbers_of_units_say_nothing_about_membership(private: Scene) -> None:
+    """The corpus counts units from its first row, and training rows come first in it."""
+    assert private.target is not None
+    request = request_for("loss")
+    candidates = select(private.model, private.target, request, Rng(0))
+    units = observe(request, private, private.target, candidates, lambda stage, done, total: None).units
+    assert units is not None
+    assert len(set(zip(units.tolist(), candidates.units.tolist(), strict=True))) == len(set(candidates.units.tolist()))
+    first = list(dict.fromkeys(units.tolist()))
+    assert first == list(range(len(first)))  # in the order of the candidates, which is random
+
+
 def test_halves_are_whole_units_and_balanced() -> None:
     units = np.repeat(np.arange(9), 3)
     halves = random_halves(units, 6, Rng(0))
@@ -184,6 +208,8 @@ def test_bad_input_is_rejected_with_the_remedy(plain: Scene, folder: str) -> Non
     unseen = replace(corpus_of(), label_names=("no", "perhaps"))
     with pytest.raises(DataError, match="perhaps"):
         run_attack(request_for("loss"), replace(plain, target=replace(plain.target, corpus=unseen)))  # type: ignore[type-var]
+    with pytest.raises(DataError, match="unit column for author"):
+        run_attack(request_for("author"), plain)
     few = corpus_of().take([0, 1, 2, 80])
     with pytest.raises(DataError, match="at least 2 non-members"):
         run_attack(request_for("loss"), replace(plain, target=replace(plain.target, corpus=few)))  # type: ignore[type-var]

@@ -72,6 +72,16 @@ def test_attributes_are_predicted_beside_the_majority(scene: Scene) -> None:
         run(scene, "attribute", attribute="blood group")
 
 
+def test_a_register_with_missing_people_or_ages_is_no_crash(scene: Scene, tmp_path: Path) -> None:
+    people = sorted(set(NOTES.units or ()))
+    file = tmp_path / "people.csv"
+    file.write_text("unit,age\n" + "".join(f"{unit},{20 + place % 60}\n" for place, unit in enumerate(people[1:])))
+    with pytest.raises(DataError, match=f"1 of {len(people)} are missing"):
+        run(scene, "attribute", attribute="age", register=str(file))
+    file.write_text(file.read_text() + f"{people[0]},\n")
+    assert "unknown" in run(scene, "attribute", attribute="age", register=str(file)).details["classes"]
+
+
 def test_generated_texts_belong_to_the_patient_whose_identifiers_they_hold() -> None:
     row = NOTES.splits.index("train")
     secret = secrets_of(NOTES)[row]

@@ -38,6 +38,8 @@ def test_a_run_is_trained_with_canaries_and_audited(
     assert json.loads(call("audit", tmp_path / "b", "--json"))["canaries"] == "examples"
     rejected = call(*private, "--audit", 10, "--out", tmp_path / "c", status=2)
     assert "--audit to be >= 62" in rejected and "ln(canaries / 3)" in rejected
+    call(*train, "--out", tmp_path / "e")
+    assert "with discreet train … --audit 1000," in call("audit", tmp_path / "e", status=2)
     assert "used with --audit" in call(*train, "--audit-canaries", "examples", "--out", tmp_path / "d", status=2)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from discreet.cli.options import Json, generated, parse_settings
 from discreet.cli.output import as_json, paragraph, table, working
-from discreet.core.errors import SettingError, invalid, open_probability, positive, whole
+from discreet.core.errors import SettingError, invalid, open_probability, positive, spelled, whole
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 
@@ -92,7 +92,7 @@ def audit(
 def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
     if options.epsilon is not None:
         raise invalid("epsilon", options.epsilon, "left out for a run", "The certificate of the run is audited.")
-    with working("auditing the run"):
+    with working("auditing the run"), spelled(_of_training):
         from discreet.audit.run import audit_run
         from discreet.training.parts import find_device
 
@@ -102,6 +102,11 @@ def _audit_run(run: Path, options: AuditOptions, json: bool) -> bool:
     else:
         _print_run(result)
     return result.refuted
+
+
+def _of_training(name: str, value: Any) -> str | None:
+    """Spell a setting of the training run, which is an option of another command."""
+    return f"discreet train … --audit {value}" if name == "audit" else None
 
 
 def _audit_release(options: AuditOptions, settings: list[str], json: bool) -> bool:

@@ -213,11 +213,12 @@ def p_value(exposures: Sequence[Exposure]) -> float:
     """Return the probability of so large a mean exposure if the model never saw the canaries.
 
     Every rank is then equally likely and independent of the others, so that a canary's exposure exceeds t bits with
-    probability at most 2^-t, and the sum of n of them has at most the tail of a gamma distribution.
+    probability at most 2^-t, and the sum of n of them has at most the tail of a gamma distribution. Ranks count, and
+    not a fit beyond them, which is an estimate.
     """
     from scipy.stats import gamma
 
-    return float(gamma.sf(sum(one.bits for one in exposures) * math.log(2), len(exposures)))
+    return float(gamma.sf(sum(math.log(one.candidates / one.rank) for one in exposures), len(exposures)))
 
 
 def proven(target: Target) -> tuple[DpEvent, Adjacency] | None:
@@ -259,9 +260,10 @@ def _exposure_verdict(table: Sequence[Mapping[str, Any]], details: Mapping[str, 
         for row in table
     ]
     proven = [row["bound"] for row in table if row["bound"] is not None]
-    limit = f" The certificate allows at most {max(proven):.1f} bits in the mean." if proven else ""
+    most = math.ceil(10 * max(proven) * (1 - 1e-12)) / 10 if proven else 0.0  # a bound is rounded up
+    limit = f" The certificate allows at most {most:.1f} bits in the mean." if proven else ""
     if proven and spread:
-        limit = f" With every copy a unit of its own, the certificate allows at most {max(proven):.1f} bits."
+        limit = f" With every copy a unit of its own, the certificate allows at most {most:.1f} bits."
     finding = (
         f"The model memorized canaries (p = {details['p_value']:.2g})."
         if details["p_value"] < _SIGNIFICANT

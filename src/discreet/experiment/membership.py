@@ -56,8 +56,8 @@ class Candidates:
     """The rows of a corpus that an attacker asks about, in random order; `is_member` is the truth, for scoring only.
 
     `population` are non-members that the attacker has besides, and `pool` are all rows that reference models are
-    trained on halves of. `left_out` counts the rows that are neither: held-out rows whose unit or text is also in the
-    training data.
+    trained on halves of. `left_out` counts the rows that are neither: rows whose text another unit has in the training
+    data, and held-out rows whose unit is in it.
     """
 
     corpus: Corpus = field(repr=False)
@@ -114,7 +114,7 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
             "loss_tail": tail_of_losses(signals, candidates, rng.fork("tail")),
             "riskiest": [] if attack.by_unit else riskiest(scored, candidates),
             "left_out": candidates.left_out,
-            "warnings": warnings_of(leakages, scored),
+            "warnings": warnings_of(leakages, scored, candidates.left_out),
         },
         verdict=verdict_of(leakages, bounds),
     )
@@ -123,21 +123,26 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
 def select(model: TextModel, target: Target, request: AttackRequest, rng: Rng) -> Candidates:
     """Return members and non-members of the training data, by unit; the labels are those of the model.
 
-    Held-out rows whose unit or text is also in the training data are neither, and are left out.
+    A text that another unit has in the training data is neither, on both sides: the model has seen it with and without
+    the unit, so that the certificate does not bound how well such members are told from texts that it never saw.
+    Held-out rows whose unit is in the training data are left out too.
     """
     corpus = matched(target.corpus, model)
+    if isinstance(request.attack, MembershipAttack) and request.attack.by_unit and corpus.units is None:
+        raise DataError(
+            f"Expected a corpus with a unit column for {request.label}, which asks about authors, got one where every "
+            "row is a unit. Train with the column that names the author of each text."
+        )
     trained = np.array([split == TRAIN for split in corpus.splits])
-    keys = _keys(corpus)
-    known = {key for key, inside in zip(keys, trained.tolist(), strict=True) if inside}
-    owners = set(corpus.unit_index[trained].tolist())
-    neither = np.array([key in known for key in keys]) | np.isin(corpus.unit_index, list(owners))
-    members, others = np.flatnonzero(trained), np.flatnonzero(~trained & ~neither)
+    shared = _has_another_unit(corpus, trained)
+    neither = shared | (~trained & np.isin(corpus.unit_index, corpus.unit_index[trained]))
+    members, others = np.flatnonzero(trained & ~neither), np.flatnonzero(~trained & ~neither)
     if not len(others):
         raise DataError(
             "Expected held-out rows to compare the training rows with, got none. Train with held-out rows "
             f"({setting('validation')})."
         )
-    pool, population = np.sort(np.concatenate([members, others])), np.zeros(0, dtype=np.int64)
+    pool, population = np.flatnonzero(trained | ~neither), np.zeros(0, dtype=np.int64)
     if Need.POPULATION in request.attack.needs:
         units = np.unique(corpus.unit_index[others])
         order = rng.fork("population").permutation(len(units))
@@ -158,7 +163,7 @@ def select(model: TextModel, target: Target, request: AttackRequest, rng: Rng) -
             )
     rows = np.concatenate([members, others])
     order = rng.fork("order").permutation(len(rows))
-    return Candidates(corpus, rows[order], order < len(members), population, pool, int((~trained & neither).sum()))
+    return Candidates(corpus, rows[order], order < len(members), population, pool, int(neither.sum()))
 
 
 def sample_units(corpus: Corpus, rows: Ints, most: int | None, rng: Rng) -> Ints:
@@ -169,6 +174,27 @@ def sample_units(corpus: Corpus, rows: Ints, most: int | None, rng: Rng) -> Ints
     order = rng.permutation(len(units))
     count = max(1, int(np.searchsorted(np.cumsum(sizes[order]), most, side="right")))
     return rows[np.isin(corpus.unit_index[rows], units[order[:count]])]
+
+
+def _has_another_unit(corpus: Corpus, trained: Bools) -> Bools:
+    """Return for each row whether a unit other than its own has the same text in the training data."""
+    keys, units = _keys(corpus), corpus.unit_index.tolist()
+    owners: dict[tuple[str, ...], set[int]] = {}
+    for row in np.flatnonzero(trained).tolist():
+        owners.setdefault(keys[row], set()).add(units[row])
+    return np.array([bool(owners.get(key, set()) - {unit}) for key, unit in zip(keys, units, strict=True)], dtype=bool)
+
+
+def _by_appearance(units: Ints) -> Ints:
+    """Return units numbered in the order in which they appear.
+
+    The numbers of a corpus follow its file, where training rows may come first: an attack must not see them.
+
+    >>> _by_appearance(np.array([7, 2, 7, 5])).tolist()
+    [0, 1, 0, 2]
+    """
+    _, first, index = np.unique(units, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[index])
 
 
 def _keys(corpus: Corpus) -> list[tuple[str, ...]]:
@@ -188,7 +214,7 @@ def observe(
     signals = Signals(
         target=outputs_of(model, encoded(scene, target, corpus, candidates.rows, progress)),
         labels=None if corpus.labels is None else np.asarray(corpus.labels, dtype=np.int64)[candidates.rows],
-        units=candidates.units,
+        units=_by_appearance(candidates.units),
     )
     if Need.POPULATION in needs:
         population = outputs_of(model, encoded(scene, target, corpus, candidates.population, progress))
@@ -404,9 +430,14 @@ def given(signals: Signals, candidates: Candidates, target: Target, protected: b
     return what
 
 
-def warnings_of(leakages: tuple[Leakage, ...], scored: Scored) -> list[str]:
+def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, left_out: int = 0) -> list[str]:
     """Return what a reader must know about the figures, one sentence each."""
     warnings = []
+    if left_out:
+        warnings.append(
+            f"{left_out:,} rows are neither members nor non-members: another unit has the same text in the training "
+            "data, or they are held-out rows of a unit in it."
+        )
     auc = leakages[0]
     if metric.is_below_chance(auc):
         warnings.append(
@@ -417,11 +448,11 @@ def warnings_of(leakages: tuple[Leakage, ...], scored: Scored) -> list[str]:
     names = {leakage.metric for leakage in leakages}
     missing = [rate for rate in metric.RATES if metric.tpr_metric(rate) not in names]
     if missing:
-        least = round(1 / max(missing))
         shown = " and ".join(f"{100 * rate:g}%" for rate in missing)
+        least = " and ".join(f"{round(1 / rate):,}" for rate in missing)
         warnings.append(
             f"There are {len(scored.others):,} non-members, too few to show a false-positive rate of {shown}: that "
-            f"needs at least {least:,}."
+            f"needs at least {least}."
         )
     return warnings
 

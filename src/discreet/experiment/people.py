@@ -105,12 +105,7 @@ def _link(attack: Linkage, request: AttackRequest, scene: Scene, rows: Corpus, n
     units, register = register_for(attack.register, scene, request.seed)
     if rows.units is None:
         raise DataError(f"Expected texts with people to link them to. Name the column of people ({setting('unit')}).")
-    missing = set(rows.units) - set(units)
-    if missing:
-        raise DataError(
-            f"Expected every {rows.unit_name} of the attacked texts in the register, {len(missing)} of "
-            f"{len(set(rows.units))} are missing. Complete its column {UNIT!r}."
-        )
+    check_registered(set(rows.units), units, rows.unit_name)
     texts = [without_identifiers(text) for text in rows.texts] if _is_notes(rows) else list(rows.texts)
     release, stated = _rewritten(request, texts, noise)
     knows = Knowledge(defence=request.protect, extra={Need.REGISTER.value: register})
@@ -133,6 +128,16 @@ def _link(attack: Linkage, request: AttackRequest, scene: Scene, rows: Corpus, n
         f"{len(right):,} texts without names; guessing names {chance:.2%}.",
         stated,
     )
+
+
+def check_registered(people: set[str], units: Sequence[str], unit_name: str) -> None:
+    """Reject people who are not in the register."""
+    missing = people - set(units)
+    if missing:
+        raise DataError(
+            f"Expected every {unit_name} of the attacked texts in the register, {len(missing)} of {len(people)} are "
+            f"missing. Complete its column {UNIT!r}."
+        )
 
 
 def link_generated(attack: Linkage, request: AttackRequest, scene: Scene, rng: Rng) -> Outcome:
@@ -290,6 +295,10 @@ def attribute_classes(
     if column is None:
         known = (LABEL, *register.columns)
         raise invalid("attribute", attack.attribute, f"one of {', '.join(known)}", "These are known of the people.")
+    wanted = [part.units for part in parts if part.units is not None]
+    if len(wanted) < len(parts):
+        raise DataError(f"Expected texts with people behind them. Name the column of people ({setting('unit')}).")
+    check_registered({unit for names in wanted for unit in names}, units, parts[0].unit_name)
     values = {unit: ";".join(sorted(one)) for unit, one in zip(units, column.values, strict=True)}
     if column.kind == "age":
         values = banded(values, attack.bands)
@@ -298,19 +307,19 @@ def attribute_classes(
 
 
 def banded(values: Mapping[str, str], bands: int) -> dict[str, str]:
-    """Return numbers as about equally large groups, by their quantiles.
+    """Return numbers as about equally large groups, by their quantiles; empty cells and lists are one more group.
 
     >>> banded({"a": "20", "b": "30", "c": "40", "d": "50"}, 2)
     {'a': '20-30', 'b': '20-30', 'c': '40-50', 'd': '40-50'}
     """
-    numbers = {key: int(value) for key, value in values.items()}
+    numbers = {key: int(value) for key, value in values.items() if value.isdigit()}
     cuts = np.quantile(list(numbers.values()), np.arange(1, bands) / bands)
     groups = {key: int(np.searchsorted(cuts, number, side="left")) for key, number in numbers.items()}
     names = {}
     for group in set(groups.values()):
         inside = [numbers[key] for key in numbers if groups[key] == group]
         names[group] = f"{min(inside)}-{max(inside)}"
-    return {key: names[group] for key, group in groups.items()}
+    return {key: names[groups[key]] if key in groups else "unknown" for key in values}
 
 
 def register_for(path: str, scene: Scene, seed: int) -> tuple[tuple[str, ...], Register]:
