@@ -182,7 +182,13 @@ def test_the_noise_of_a_secure_sum_is_described_as_that_of_the_clients(run_of: C
         assert found["algorithm"]["name"] == name and words in found["algorithm"]["description"]
         assert found["parameters"]["original"]["settings"]["clip_norm"] == 0.5
         server = next(one["what"] for one in found["trust"]["sees"] if one["who"] == "the server")
-        assert ("own noise" in server) == (name == "secure-sum")
+        assert ("own noise" in server) == (name == "secure-sum") and found["unit"]["count"] == 3
+    metrics |= {"clients": {"0": {"client": 0, "units": 9, "unit": "patient"}}, "client_guarantee": None}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    (run / "federation.toml").write_text('clients = 1\n[aggregation]\nname = "mean"\n')
+    found = statement_of(run)
+    assert (found["unit"]["name"], found["unit"]["count"]) == ("patient", 9)
+    assert any("the server" in who for who in found["trust"]["trusted"])  # it sees updates that nothing protects
 
 
 def test_bad_input_is_named(run_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

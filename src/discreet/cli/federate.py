@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _FEDERATION = "Federation"
 _SHORT = (
-    "target", "folder", "out", "clients", "protect", "epsilon", "exchange", "partition", "aggregation", "in_process",
+    "target", "folder", "out", "clients", "protect", "epsilon", "exchange", "partition", "aggregation",
+    "aggregation_settings", "in_process",
     "record", "tls", "resume", "unit", "text", "label", "encoder", "train", "epochs", "json",
 )  # fmt: skip
 
@@ -191,6 +192,9 @@ def settings_for(
         if model.get("train") != "lora":
             raise invalid("rank", options.rank, "used with --train lora", "Add it, or leave this out.")
         model = {**model, "train": f"lora-{options.rank}"}
+    if options.protect is None and options.epsilon is not None and options.aggregation != "mean":
+        remedy = f"For the budget of {options.aggregation} use --aggregation-set epsilon={options.epsilon:g}."
+        raise invalid("epsilon", options.epsilon, "used with --protect", remedy)
     protect = protection_of(options.protect, options.delta, private)
     files = tuple(options.file or ())
     if target.endswith(".toml"):
@@ -286,6 +290,8 @@ def _write_app(settings: Federation, folder: str | None) -> None:
 
 
 def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
+    from discreet.federated.client import ERRORS
+
     if result["utility"]:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
         if result["quality"] is not None:
@@ -303,6 +309,8 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
         paragraph("Privacy of clients: " + Guarantee.from_dict(result["client_guarantee"]).sentence())
     for entry in result["log"][-10:]:
         note(entry)
+    for path in sorted(out.glob(f"client-*/{ERRORS}")):
+        note(f"Errors of {path.parent.name} are in {path}.")
     line(f"The server saw {'only the sum of updates' if settings.aggregation.visible == 'sum' else 'each update'}.")
     line(f"Written to {out} in {result['seconds']:.1f} s, after {result['rounds']} rounds.")
 

@@ -5,7 +5,7 @@
     FOLDER/answer.safetensors the last protected update, which is sent again if the server asks again
     FOLDER/vectors/           outputs of a frozen encoder, deleted at the end
     FOLDER/memory/            what an aggregation keeps between the requests of one round
-    FOLDER/errors.txt         messages of errors, deleted at the end; the server gets only their types
+    FOLDER/errors.txt         messages of errors; the server gets only their types
     FOLDER/batches.jsonl      with `record`, the rows of each batch, for scoring attacks; never sent
 
 The noise of a round depends on the weights that the server sent. If the server asks for the same round with the same

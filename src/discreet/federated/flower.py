@@ -131,8 +131,12 @@ def note_error(folder: Path, stage: str, error: Exception) -> None:
     """Write an error into the client's own folder, which the server cannot read."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    with (folder / ERRORS).open("a", encoding="utf-8") as file:
+    with open(folder / ERRORS, "a", encoding="utf-8", opener=_private) as file:
         file.write(f"{now} {stage}: {type(error).__name__}: {error}\n")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def app_of_file(path: Path) -> ClientApp:

@@ -25,7 +25,7 @@ from discreet.core.errors import DataError, ExtraError, ModelError
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
-from discreet.federated.client import ERRORS, GUARANTEE, Client, guarantee_of
+from discreet.federated.client import GUARANTEE, Client, guarantee_of
 from discreet.federated.server import FINAL, LOG, RESULT, SCHEDULE, RoundReport, Schedule
 from discreet.federated.settings import Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
@@ -287,7 +287,7 @@ def tidy(workspace: Path, settings: Federation) -> None:
     for number in range(settings.clients):
         folder = client_folder(workspace, number)
         forget_secrets(folder)
-        for name in ("answer.safetensors", ERRORS):
+        for name in ("answer.safetensors",):
             (folder / name).unlink(missing_ok=True)
         for name in ("memory", "vectors"):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -103,6 +103,8 @@ class SecureSum(Aggregation):
 
     def survivors_of(self, clients: int) -> int:
         """Return the threshold for a number of clients."""
+        if clients < 2:
+            raise invalid("clients", clients, ">= 2 for a secure sum", "The sum of one client is its update.")
         threshold = max(2, 2 * clients // 3 + 1) if self.threshold is None else self.threshold
         if not clients / 2 < threshold <= clients:
             raise invalid("threshold", threshold, f"at most {clients}, the number of clients, and more than half of it")

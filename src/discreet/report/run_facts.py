@@ -70,7 +70,9 @@ class Facts:
         """Name of the privacy unit."""
         if self.guarantee is not None:
             return self.guarantee.unit
-        return "row" if self.ledger is None else self.ledger.unit
+        if self.ledger is None:
+            return str(self.clients[0].get("unit", "row")) if self.clients else "row"
+        return self.ledger.unit
 
     @property
     def adjacency(self) -> Adjacency | None:

@@ -203,7 +203,11 @@ def _unit(facts: Facts) -> dict[str, Any]:
 def _count(facts: Facts) -> int | None:
     if facts.metrics.get("units") is not None:
         return int(facts.metrics["units"])
-    if facts.clients and all("units" in client for client in facts.clients):
+    expected = facts.federation.get("clients")
+    if facts.kind is Kind.FEDERATED and facts.unit == "client":
+        return None if expected is None else int(expected)
+    present = facts.clients and len(facts.clients) == expected  # a client may be gone at the end
+    if present and all("units" in client for client in facts.clients):
         return sum(int(client["units"]) for client in facts.clients)
     return None
 
@@ -367,6 +371,7 @@ def _federated_trust(facts: Facts, leaves: str) -> dict[str, Any]:
         "trusted": [
             "each client, for the text that it holds",
             *(["the server, which adds the noise"] if central else []),
+            *(["the server: updates without noise reveal text"] if not (central or hidden or noisy) else []),
             *(["that clients do not collude with the server to unmask others"] if hidden else []),
         ],
         "sees": [
@@ -374,7 +379,7 @@ def _federated_trust(facts: Facts, leaves: str) -> dict[str, Any]:
             {"who": "the server", "what": each + (" (with each client's own noise)" if noisy else "")},
             {"who": "whoever receives the model", "what": leaves},
         ],
-        "note": f"{len(facts.clients) or facts.federation.get('clients')} clients; aggregation: {name}.",
+        "note": f"{facts.federation.get('clients') or len(facts.clients)} clients; aggregation: {name}.",
     }
 
 
