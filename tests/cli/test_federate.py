@@ -59,6 +59,8 @@ def test_an_app_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     folder = tmp_path / "my-app"
     words = ["federate", "app", str(folder), "--clients", "3", "--protect", "dp-sgd", "--epsilon", "3"]
     assert main(words) == 2 and "--classes" in capsys.readouterr().err
+    central = ["federate", "app", str(folder), "--classes", "a,b", "--aggregation", "central-dp", "--epsilon", "8"]
+    assert main(central) == 2 and "--aggregation-set epsilon=8" in capsys.readouterr().err
     assert main([*words, "--classes", "a,b"]) == 0
     assert "flwr run" in capsys.readouterr().out
     project = tomllib.loads((folder / "pyproject.toml").read_text())

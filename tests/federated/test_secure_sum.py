@@ -184,6 +184,8 @@ def test_settings_outside_their_range_are_rejected(changes: dict[str, object]) -
 
 def test_the_threshold_is_checked_against_the_clients() -> None:
     assert [SecureSum().survivors_of(n) for n in (2, 3, 4, 8, 9)] == [2, 3, 3, 6, 7]
+    with pytest.raises(SettingError, match="clients"):
+        SecureSum().survivors_of(1)
     for threshold, clients in ((4, 8), (9, 8)):
         with pytest.raises(SettingError):
             SecureSum(threshold=threshold).survivors_of(clients)
