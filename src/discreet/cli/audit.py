@@ -227,7 +227,7 @@ def _print_run(result: RunAudit) -> None:
     if result.sums is not None:
         rows["canary sums"] = f"epsilon {_down(result.sums)} (an estimate, not a bound)"
     table(rows, title=f"Audit of the run, delta = {in_digits(result.delta)}")
-    paragraph(f"The measured epsilon is that of {result.family}.")
+    paragraph(f"The measured lower bound holds within this family: {result.family}.")
     if math.isfinite(result.upper_bound):
         _print_verdict(result.refuted, result.confidence)
     else:

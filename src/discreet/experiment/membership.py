@@ -448,8 +448,8 @@ def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, left_out: int = 0
     names = {leakage.metric for leakage in leakages}
     missing = [rate for rate in metric.RATES if metric.tpr_metric(rate) not in names]
     if missing:
-        shown = " and ".join(f"{100 * rate:g}%" for rate in missing)
-        least = " and ".join(f"{round(1 / rate):,}" for rate in missing)
+        shown = _and([f"{100 * rate:g}%" for rate in missing])
+        least = _and([f"{round(1 / rate):,}" for rate in missing])
         warnings.append(
             f"There are {len(scored.others):,} non-members, too few to show a false-positive rate of {shown}: that "
             f"needs at least {least}."
@@ -471,6 +471,15 @@ def verdict_of(leakages: tuple[Leakage, ...], bounds: dict[str, float]) -> str:
         f"An attacker who wrongly accuses {_percent(rate)} of outsiders finds {_percent(found.value)} of insiders; "
         f"guessing finds {_percent(rate)}; {certified}."
     )
+
+
+def _and(words: list[str]) -> str:
+    """Return words as a list in a sentence.
+
+    >>> _and(["10", "100", "1,000"]), _and(["1,000"])
+    ('10, 100 and 1,000', '1,000')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _percent(share: float) -> str:
