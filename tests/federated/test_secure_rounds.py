@@ -86,7 +86,8 @@ def test_a_round_goes_on_without_a_client_whose_update_is_nan(
     monkeypatch.setattr(Client, "update", update)
     run_in_process(tiny(clients=4, aggregation=SecureSum(), epochs=1), tmp_path)
     log = (tmp_path / "server" / "log.txt").read_text()
-    assert "without client 2" in log and "finite numbers" in log
+    assert "without client 2" in log and "DataError" in log and "finite numbers" not in log
+    assert "finite numbers" in (tmp_path / "client-2" / "errors.txt").read_text()
     assert all(bool(torch.isfinite(value).all()) for value in final(tmp_path).values())
     # with one client more than may drop out, the round has no result
     monkeypatch.setattr(Client, "update", lambda self, *arguments: update(self, *arguments) if self.number else 1 / 0)

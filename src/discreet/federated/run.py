@@ -26,7 +26,7 @@ from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
 from discreet.federated.client import GUARANTEE, Client, guarantee_of
-from discreet.federated.server import FINAL, LOG, RESULT, SCHEDULE, RoundReport, Schedule
+from discreet.federated.server import FINAL, LOG, PID, RESULT, SCHEDULE, RoundReport, Schedule
 from discreet.federated.settings import Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
@@ -294,6 +294,7 @@ def tidy(workspace: Path, settings: Federation) -> None:
     forget_secrets(workspace / SERVER)
     (workspace / SERVER / FINAL).unlink(missing_ok=True)
     (workspace / SERVER / RESULT).unlink(missing_ok=True)
+    (workspace / SERVER / PID).unlink(missing_ok=True)
     for path in (workspace / FLOWER).glob("*"):
         if path.suffix != ".log":
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

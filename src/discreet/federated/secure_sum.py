@@ -310,7 +310,7 @@ class _Plan:
         limit = (self.fixed.ring.limit - self.clients) * self.fixed.step
         if not largest <= limit or not 0 < weight <= self.weight:
             raise DataError(
-                f"Expected finite numbers of size at most {limit:g}, got larger ones. Use fewer "
+                f"Expected finite numbers of size at most {limit:g}, got larger ones or NaN. Use fewer "
                 f"{setting('fraction_bits')} or more {setting('bits')}."
             )
         return self.fixed.encode(vector, weight / self.weight)
