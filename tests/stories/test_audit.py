@@ -70,4 +70,5 @@ def test_mechanisms_and_protections_are_audited_without_a_run(call: Call) -> Non
     assert "one of RUN, --mechanism and --protect" in call("audit", status=2)
     assert "--canaries to be >=" in call("audit", "--mechanism", "gaussian", "--epsilon", 9, "--canaries", 50, status=2)
     assert "one of gaussian" in call("audit", "--mechanism", "gausian", status=2)
-    assert "protect to be one of" in call("audit", "--protect", "texthide", "--set", "mix=2", status=2)
+    for settings in ([], ["--set", "mix=2"]):
+        assert "protect to be one of" in call("audit", "--protect", "texthide", *settings, status=2)

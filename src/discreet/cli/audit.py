@@ -12,7 +12,7 @@ import typer
 
 from discreet.cli.options import Json, generated, parse_settings
 from discreet.cli.output import as_json, paragraph, table, working
-from discreet.core.errors import SettingError, invalid, open_probability, positive, spelled, whole
+from discreet.core.errors import SettingError, invalid, one_of, open_probability, positive, spelled, whole
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 
@@ -158,11 +158,12 @@ def _subject(options: AuditOptions, settings: Mapping[str, Any]) -> Subject:
         epsilon = 1.0 if options.epsilon is None else positive("epsilon", options.epsilon)
         whole("dimension", options.dimension, 2)
         return mechanism_subject(options.mechanism, epsilon, options.delta, options.dimension)
-    from discreet.audit.protections import protection_subject
+    from discreet.audit.protections import PROTECTIONS, protection_subject
     from discreet.catalog import protection_class, settings_of_protection
 
     assert options.protect is not None
     protection_class(options.protect)
+    one_of("protect", options.protect, PROTECTIONS)
     budget = "epsilon_per_word" if "epsilon_per_word" in settings_of_protection(options.protect) else "epsilon"
     values = dict(settings)
     if options.epsilon is not None or not values:
