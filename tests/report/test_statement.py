@@ -159,6 +159,8 @@ def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
     for aggregation, model in (("mean", "federated"), ("secure-sum", "encrypted")):
         (run / "federation.toml").write_text(settings.format(aggregation))
         found = statement_of(run)
+        follows = any("server follows the protocol" in one for one in found["trust"]["trusted"])
+        assert follows == (aggregation == "secure-sum")
         assert found["trust"]["model"] == model and found["release"]["kind"] == "federated run"
         assert found["unit"]["count"] == 20 and len(found["releases"]["clients"]) == 2
         assert "not recorded" not in found["algorithm"]["description"]  # the ledger knows rate and noise

@@ -31,6 +31,7 @@ _EPSILONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the privacy profile, besi
 _CLOSE = 0.05
 _FEWEST = 5  # rows of a class or a subgroup with which its utility is stated
 _ENCRYPTED = ("secure-sum", "encrypted-sum")  # aggregations in which the server sees only the sum
+_HONEST_SERVER = "that the server follows the protocol and invents no clients: their keys are not signed"
 _LARGEST_CLIENT = (
     " Each client does this for its own people, with its own noise and ledger; these figures, and the events above, "
     "are those of the client with the largest epsilon. Epsilon, delta and the curves hold for all clients."
@@ -372,7 +373,7 @@ def _federated_trust(facts: Facts, leaves: str) -> dict[str, Any]:
             "each client, for the text that it holds",
             *(["the server, which adds the noise"] if central else []),
             *(["the server: updates without noise reveal text"] if not (central or hidden or noisy) else []),
-            *(["that clients do not collude with the server to unmask others"] if hidden else []),
+            *([_HONEST_SERVER, "that clients do not collude with the server to unmask others"] if hidden else []),
         ],
         "sees": [
             {"who": "each client", "what": "its own text, and the weights that the server sends"},
