@@ -39,7 +39,7 @@ def model(candidates: Corpus, tiny_encoder: Callable[[str], Path]) -> Classifier
 @pytest.fixture
 def contributions_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute each candidate's contribution once, for tests with many releases of one model and one corpus."""
-    compute = identification._contribution
+    compute = identification.contribution
     known: dict[object, dict[str, torch.Tensor]] = {}
 
     def contribution(model: Classifier, row: Corpus, clip: object) -> dict[str, torch.Tensor]:
@@ -47,7 +47,7 @@ def contributions_once(monkeypatch: pytest.MonkeyPatch) -> None:
             known[row.texts, clip] = compute(model, row, clip)
         return known[row.texts, clip]
 
-    monkeypatch.setattr(identification, "_contribution", contribution)
+    monkeypatch.setattr(identification, "contribution", contribution)
 
 
 def knowledge(model: Classifier, candidates: Corpus) -> Knowledge:

