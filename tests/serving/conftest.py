@@ -64,8 +64,8 @@ def make_head(width: int = WIDTH) -> Head:
 
 
 @contextmanager
-def running(head: Head, limits: Limits) -> Iterator[Running]:
-    server = server_for(head, limits)
+def running(head: Head, limits: Limits, *more: Any) -> Iterator[Running]:
+    server = server_for(head, limits, *more)
     with listen("127.0.0.1", 0) as place:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()

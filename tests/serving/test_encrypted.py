@@ -18,7 +18,6 @@ from discreet.serving.client import RemoteServer
 from discreet.serving.encrypted import EncryptedClient, EncryptedHead, Packing, packed, unpacked
 from discreet.serving.head import Head
 from discreet.serving.limits import Limits
-from discreet.serving.server import server_for
 
 
 def head_of(width: int, outputs: int, task: str = "classification") -> Head:
@@ -85,21 +84,11 @@ def test_other_bytes_are_no_list_of_ciphertexts(body: bytes) -> None:
 
 @contextmanager
 def running(limits: Limits, task: str = "classification") -> Iterator[Any]:
-    from tests.serving.conftest import Running, listen, threading, time
+    from tests.serving import conftest
 
     head = head_of(384, 3 if task == "classification" else 1, task)
-    server = server_for(head, limits, EncryptedHead(head))
-    with listen("127.0.0.1", 0) as place:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
-        thread.start()
-        until = time.monotonic() + 10
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.005)
-        try:
-            yield Running(place.getsockname()[1], head, thread, server)
-        finally:
-            server.should_exit = True
-            thread.join(10)
+    with conftest.running(head, limits, EncryptedHead(head)) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

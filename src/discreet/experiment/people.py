@@ -23,7 +23,7 @@ from discreet.attacks.extraction.pseudonyms import PseudonymDictionary, pseudony
 from discreet.core.errors import DataError, UnsupportedError, first_line, invalid, setting
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
-from discreet.core.types import GradientRelease, Knowledge, Leakage, RepresentationRelease, TextRelease
+from discreet.core.types import GradientRelease, Guess, Knowledge, Leakage, RepresentationRelease, TextRelease
 from discreet.data.corpus import Corpus
 from discreet.data.notes import identifiers_in, patients_of, public_names, secrets_in, secrets_of, without_identifiers
 from discreet.experiment.attack import AttackRequest, AttackResult, Example, Progress
@@ -118,10 +118,7 @@ def _link(attack: Linkage, request: AttackRequest, scene: Scene, rows: Corpus, n
         right,
         chance,
         RE_IDENTIFIED,
-        tuple(
-            Example(text, units[index], {RE_IDENTIFIED: float(hit)}, 0)
-            for text, index, hit in zip(release.texts, guess.indices, right, strict=True)
-        ),
+        _linked(release.texts, guess, units, right),
         _facts(request, scene, "text", len(rows), [f"a register of {len(units):,} people: {', '.join(names)}"]),
         {"people": len(units), "columns": names, "said": _said(register, names, release.texts)},
         f"An attacker who knows {', '.join(names)} of {len(units):,} people names the right one for {share:.1%} of "
@@ -167,10 +164,7 @@ def link_generated(attack: Linkage, request: AttackRequest, scene: Scene, rng: R
         right,
         chance,
         RE_IDENTIFIED,
-        tuple(
-            Example(text, units[index], {RE_IDENTIFIED: float(hit)}, 0)
-            for text, index, hit in zip(released, guess.indices, right, strict=True)
-        ),
+        _linked(released, guess, units, right),
         _facts(request, scene, "text", len(texts), [f"a register of {len(units):,} people"]),
         {"people": len(units), "generated": len(texts), "about_a_training_patient": held},
         f"Of {len(texts):,} generated texts, {held:,} hold the name or a number of a patient of the training text, and "
@@ -395,6 +389,14 @@ def _rewritten(request: AttackRequest, texts: Sequence[str], noise: Rng) -> tupl
         raise misfit_error(request.label, "texts", request.protect.name, request.protect.place)
     release = request.protect.release(list(texts), noise.fork("rewrite"))
     return release, release.guarantee
+
+
+def _linked(texts: Sequence[str], guess: Guess, units: Sequence[str], right: Sequence[bool]) -> tuple[Example, ...]:
+    """Return each text with the person it was linked to."""
+    return tuple(
+        Example(text, units[index], {RE_IDENTIFIED: float(hit)}, 0)
+        for text, index, hit in zip(texts, guess.indices, right, strict=True)
+    )
 
 
 def _facts(request: AttackRequest, scene: Scene, kind: str, count: int, given: list[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from discreet.core.errors import DataError, DiscreetError, LedgerError
+from discreet.core.errors import DataError, DiscreetError, LedgerError, UnsupportedError
 from discreet.core.files import write_atomic
 from discreet.federated.aggregation import Array, Payload
 from discreet.federated.client import ERRORS, EVALUATE, FINISH, HELLO, Client
@@ -356,7 +356,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
     def get_nodes(self) -> Any:
         """Raise an error: there are no node details in one process."""
-        raise NotImplementedError
+        raise UnsupportedError("Expected Flower's processes for node details, got one process. Start processes.")
 
     def set_run(self, run: Any) -> None:
         """Do nothing: there is one run."""
@@ -364,8 +364,8 @@ class LocalGrid(Grid):  # type: ignore[misc]
     @property
     def run(self) -> Any:
         """Raise an error: there is no Flower run in one process."""
-        raise NotImplementedError
+        raise UnsupportedError("Expected Flower's processes for a Flower run, got one process. Start processes.")
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         """Raise an error: messages are made with `Message`."""
-        raise NotImplementedError
+        raise UnsupportedError("Expected Flower's processes for create_message, got one process. Start processes.")

@@ -5,6 +5,7 @@ Membership attacks are functions of these arrays and never query a model, train 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -168,9 +169,9 @@ class MembershipAttack(Attack):
         scores = np.asarray(self.score(signals, rng), dtype=np.float64)
         return Guess(scores=tuple(scores.tolist()), details={"threshold": self.cut(signals, scores)})
 
+    @abstractmethod
     def score(self, signals: Signals, rng: Rng) -> Floats:
         """Return one score per example."""
-        raise NotImplementedError
 
     def cut(self, signals: Signals, scores: Floats) -> float:
         """Return the score above which an example is called a member."""
