@@ -15,6 +15,7 @@ from discreet.models.base import TextModel, choose_trainable, set_dropout
 from discreet.models.encoder import Encoder, load_encoder
 from discreet.models.model_settings import TEXTHIDE_HIDDEN
 from discreet.models.model_settings import ModelSettings as ModelSettings
+from discreet.models.pairs import SEPARATE, pair_features, pair_width, separate, start_from_cosine
 
 VECTORS = "vectors"  # key of sentence vectors in a batch, instead of tokens
 
@@ -34,16 +35,32 @@ class Labelled(Protocol):
 class Classifier(TextModel):
     """An encoder, an optional pooler and a head, with the tokenizer and the class names."""
 
-    def __init__(self, encoder: Encoder, settings: ModelSettings, target: Labelled, rng: Rng) -> None:
-        """Assemble the parts; new parts are initialized from `rng`."""
+    def __init__(
+        self,
+        encoder: Encoder,
+        settings: ModelSettings,
+        target: Labelled,
+        rng: Rng,
+        score_range: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        """Assemble the parts; new parts are initialized from `rng`.
+
+        The head of pairs that are read separately starts from their cosine; `score_range` are the scores of two texts
+        that have nothing in common and of two that are equal, which must be public.
+        """
         super().__init__(encoder, settings, target.task, tuple(target.label_names))
         outputs = self.classes or 1
+        if settings.pairs == SEPARATE:
+            self.width, self.opening = pair_width(encoder.width), self.frame[0] or 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.fork("head").seed())
-            self.head = head(settings.head, encoder.width, outputs, settings.hidden)
+            self.head = head(settings.head, self.width, outputs, settings.hidden)
             self.pooler: nn.Linear | None = None
             if settings.has_pooler:
-                self.pooler = encoder.pooler or nn.Linear(encoder.width, encoder.width)
+                fits = self.width == encoder.width and encoder.pooler is not None
+                self.pooler = encoder.pooler if fits else nn.Linear(self.width, self.width)
+        if settings.pairs == SEPARATE and self.pooler is None and isinstance(self.head, nn.Linear):
+            start_from_cosine(self.head, self.task, score_range)
         if settings.dropout is not None:
             set_dropout(self, settings.dropout)
         choose_trainable(self.encoder, settings, rng)
@@ -58,11 +75,12 @@ class Classifier(TextModel):
         *,
         rng: Rng,
         download: bool = False,
+        score_range: tuple[float, float] = (0.0, 1.0),
         **changes: Any,
     ) -> Classifier:
         """Return a classifier for the task of a corpus; settings may be passed by name."""
         settings = settings or ModelSettings(**changes)
-        return cls(load_encoder(settings.encoder, rng=rng, download=download), settings, target, rng)
+        return cls(load_encoder(settings.encoder, rng=rng, download=download), settings, target, rng, score_range)
 
     @classmethod
     def from_transformers(cls, network: Any, tokenizer: Any) -> Classifier:
@@ -83,9 +101,18 @@ class Classifier(TextModel):
         self.head = new_head.to(self.device)
 
     def represent(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return one vector per text, (batch, width): those of the batch, or pooled from the encoder's states."""
+        """Return one vector per text, (batch, width): those of the batch, or pooled from the encoder's states.
+
+        For pairs that are read separately, it holds the features of the two vectors.
+        """
         if VECTORS in inputs:
             return inputs[VECTORS]
+        if self.settings.pairs == SEPARATE:
+            first, second = (
+                pool(self.states(text), text["attention_mask"], self.settings.pooling)
+                for text in separate(inputs, self.opening)
+            )
+            return pair_features(first, second)
         return pool(self.states(inputs), inputs["attention_mask"], self.settings.pooling)
 
     def decide(self, vectors: Tensor) -> Tensor:

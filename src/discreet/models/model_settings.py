@@ -9,6 +9,8 @@ from discreet.core.errors import invalid, one_of, probability, setting, whole
 from discreet.core.settings import option
 
 POOLINGS = ("cls", "mean", "last")
+JOINT, SEPARATE = "joint", "separate"  # how pairs of texts are read
+PAIRS = (JOINT, SEPARATE)
 TRAINABLE = ("head", "pooler+head", "lora", "all")
 RANK = 8  # of adapters where none is asked for
 TEXTHIDE_HIDDEN = (768, 768, 768)
@@ -41,10 +43,18 @@ class ModelSettings:
         default=None, metadata=option("Dropout rate.", "Model", "the encoder's; 0 with dp-sgd, dir-dp-sgd")
     )
     max_length: int | None = field(default=None, metadata=option("Truncate texts to this many tokens.", "Model"))
+    pairs: str = field(
+        default=JOINT,
+        metadata=option(
+            "Read the texts of a pair as one sequence (joint), or as two vectors that the head compares (separate).",
+            "Model",
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Reject invalid settings."""
         one_of("pooling", self.pooling, POOLINGS)
+        one_of("pairs", self.pairs, PAIRS)
         if self.train not in TRAINABLE and not re.fullmatch(r"(top|lora)-[1-9]\d*", self.train):
             remedy = "N is the number of last blocks, or the rank of the adapters."
             raise invalid("train", self.train, "one of head, pooler+head, top-N, lora, lora-N, all", remedy)

@@ -21,6 +21,7 @@ from discreet.data.batches import Batch, Tokens, Vectors, tokenise, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.model_settings import JOINT
 from discreet.training.parts import UNPADDED, Shapes, autocast, fixed_kernels, pool_of
 from discreet.training.steps import Report, encoding_watch
 
@@ -183,6 +184,8 @@ def _key(model: Classifier, tokens: Tokens, precision: str) -> str:
     hasher = hashlib.sha256()
     settings = model.settings
     hasher.update(repr((model.fingerprint, settings.pooling, precision, model.device.type, "apart")).encode())
+    if settings.pairs != JOINT:
+        hasher.update(settings.pairs.encode())
     for name, column in sorted(tokens.columns.items()):
         hasher.update(f"{name}{tuple(column.shape)}".encode())
         hasher.update(column.cpu().numpy().tobytes())
