@@ -295,6 +295,7 @@ def test_vectors_of_a_run_are_attacked_at_its_own_delta_and_other_noise_is_told(
     say: Say, tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = ["train", toy_csv, "--model", tiny_encoder("bert"), "--protect", "dp-ie", "--epsilon", 8, "--epochs", 1]
+    train += ["--delta", 1e-4]
     assert main([*map(str, train), "--out", str(tmp_path / "run"), "--json"]) == 0
     own = json.loads(capsys.readouterr().out)["guarantee"]["delta"]
     status, out, err = say(tmp_path / "run", "--examples", 4, "--json", model=False, data=False)

@@ -126,3 +126,20 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["ledger", str(tmp_path / "notes")]) == 2
     assert "got a file of another kind" in capsys.readouterr().err
     assert main(["ledger", str(tmp_path / "notes"), "--delta", "x"]) == 2
+
+
+def test_a_budget_at_a_larger_delta_than_any_default_is_shown_at_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "old"
+    with Ledger.open(path, unit="note", adjacency="zero-out", budget=Budget(3.0, 5e-5)) as ledger:
+        for number in range(3):
+            ledger.spend(STEP, f"step {number}")
+    assert main(["ledger", str(path), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    then, now = values["guarantee"], values["guarantee_at_default_delta"]
+    assert (then["delta"], now["delta"]) == (5e-5, 1e-5) and then["epsilon"] < now["epsilon"]
+    assert main(["ledger", str(path)]) == 0
+    assert "At delta 1e-05, the largest default delta of new runs: epsilon" in said(capsys)
+    assert main(["ledger", str(path), "--delta", "5e-5"]) == 0
+    assert "largest default delta" not in said(capsys)

@@ -28,9 +28,16 @@ from discreet.cli.main import main
 from discreet.core.errors import BudgetError, LedgerError, OutputError
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
+from discreet.data.samplers import Poisson
+from discreet.data.sources import TextSource
+from discreet.experiment.training import RunRequest, warn_of_size
+from discreet.models.model_settings import ModelSettings
+from discreet.protections.dp_sgd import DPSGD
 from discreet.training.parts import Part, PrivateParts
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Total, record_study
+from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
+from discreet.training.settings import TrainSettings
 
 EVENT = PoissonSampledDpEvent(0.1, ClippedSumDpEvent(1.0))
 ONE = event_to_json(EVENT)
@@ -462,14 +469,24 @@ def test_a_population_below_the_number_of_units_is_told_with_its_delta(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     encoder, large = tiny_encoder("bert"), "delta follows from the population and is too large"
-    for name, more, warned in (("a", ("--delta", "auto"), True), ("b", (), False)):
+    for name, more in (("a", ("--delta", "auto")), ("b", ())):
         assert go(toy_csv, encoder, tmp_path / name, "--population", "5", *more) == 0
         err = capsys.readouterr().err
         assert re.search(r"the population is 5\. The guarantee holds; batches are \d+ times as large as requested", err)
-        assert (large in err) is warned
+        assert large not in err  # 1e-5 is the default for 5 and for all of them
     assert go(toy_csv, encoder, tmp_path / "c", "--population", "500", "--delta", "auto") == 0
     err = capsys.readouterr().err
     assert "batches are 0." in err and large not in err
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(None, True), (1e-6, False)])
+def test_a_default_delta_for_a_smaller_population_is_reported(delta: float | None, warned: bool) -> None:
+    rows = Corpus("many", ("a",) * 30_000, labels=(0, 1) * 15_000)
+    protect, said = DPSGD(epsilon=3.0, delta=delta), list[str]()
+    request = RunRequest(TextSource("many.csv"), ModelSettings(), TrainSettings(), protect, population=12_000)
+    plan = TrainingPlan(TrainSettings(), protect, Poisson(0.1), 10, 12_000, len(rows), "row")
+    warn_of_size(request, plan, rows, said.append)
+    assert ("delta follows from the population and is too large" in "".join(said)) is warned
 
 
 def test_no_limit_is_offered_where_there_is_no_bound() -> None:

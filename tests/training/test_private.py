@@ -47,7 +47,7 @@ def test_it_learns_and_says_what_it_cost(corpus: Corpus, tiny_encoder: Callable[
     assert evaluate(model, corpus.split("train"))["accuracy"] > 0.9
     promise = done.guarantee
     assert promise is not None and promise.certified and promise.unit == "person"
-    assert promise.delta == pytest.approx(1 / 400)
+    assert promise.delta == 1e-5
     assert all("loss" not in entry for entry in done.history)
 
 

@@ -89,7 +89,9 @@ class FederateChoices:
     epsilon: float | None = field(
         default=None, metadata=option("Privacy budget of one unit of a client for the whole run.", "Privacy")
     )
-    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of a client's units.", "Privacy"))
+    delta: str = field(
+        default="auto", metadata=option("auto is 0.1 / number of a client's units, at most 1e-5.", "Privacy")
+    )
     noise_seed: int | None = field(
         default=None,
         metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),

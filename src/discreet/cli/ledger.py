@@ -11,7 +11,7 @@ import typer
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, line, paragraph, working
 from discreet.core.errors import invalid
-from discreet.core.guarantee import in_digits
+from discreet.core.guarantee import LARGEST_DELTA, in_digits
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger_file import Statement
@@ -51,6 +51,7 @@ def ledger(
         guarantee = None
         if delta is not None or statement.budget is not None:
             guarantee = statement.guarantee(delta)
+        restated = _restated(statement, delta)
         budget, remaining = statement.budget, _remaining(statement)
         spent = 0.0 if budget is None else statement.guarantee().epsilon
     if json:
@@ -66,6 +67,11 @@ def ledger(
         paragraph("Pass --delta to see the guarantee: the ledger has no budget that sets it.")
         return
     paragraph(guarantee.sentence())
+    if restated is not None:
+        paragraph(
+            f"At delta {in_digits(restated.delta)}, the largest default delta of new runs: epsilon "
+            f"{in_digits(restated.epsilon)}."
+        )
     if budget is not None:
         paragraph(
             f"Budget: epsilon {in_digits(budget.epsilon)} at delta {in_digits(budget.delta)}, of which "
@@ -150,6 +156,7 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
     from discreet.accounting.events import event_to_json
 
     has_delta = delta is not None or statement.budget is not None
+    restated = _restated(statement, delta)
     return {
         "path": str(path),
         "unit": statement.unit,
@@ -160,11 +167,20 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
         "torn": statement.torn,
         "unfinished": statement.unfinished,
         "guarantee": statement.guarantee(delta).as_dict() if has_delta else None,
+        **({} if restated is None else {"guarantee_at_default_delta": restated.as_dict()}),
         "budget": None if statement.budget is None else vars(statement.budget),
         "remaining": [
             {"event": text.loads(event_to_json(event)), "spends": more} for event, more in _remaining(statement)
         ],
     }
+
+
+def _restated(statement: Statement, delta: float | None) -> Guarantee | None:
+    """Return the guarantee at the largest default delta, if that of the budget is larger and no other is wanted."""
+    if delta is not None or statement.budget is None or statement.budget.delta <= LARGEST_DELTA:
+        return None
+    restated = statement.guarantee(LARGEST_DELTA)
+    return restated if restated.exists else None
 
 
 def _remaining(statement: Statement) -> list[tuple[Any, int]]:

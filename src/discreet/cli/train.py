@@ -60,7 +60,7 @@ class TrainOptions:
             "Privacy",
         ),
     )
-    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of units.", "Privacy"))
+    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of units, at most 1e-5.", "Privacy"))
     population: int | None = field(
         default=None,
         metadata=option(
@@ -407,7 +407,9 @@ def _delta(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise invalid("delta", text, "auto or a number in (0, 1)", "auto is 0.1 / number of units.") from None
+        raise invalid(
+            "delta", text, "auto or a number in (0, 1)", "auto is 0.1 / number of units, at most 1e-5."
+        ) from None
 
 
 def _print_privacy(result: dict[str, Any]) -> None:

@@ -24,6 +24,8 @@ FLOATING_POINT = (
     "noise is drawn and added in float64 and the sum is rounded once; float64 arithmetic is otherwise taken as exact"
 )
 
+LARGEST_DELTA = 1e-5  # of a default; NIST SP 800-226, as commonly summarised, calls larger values suspicious
+
 _MEANING = {
     Adjacency.ADD_REMOVE: "one {unit} is present or absent",
     Adjacency.ZERO_OUT: "one {unit} is replaced by an empty record; the number of {unit}s is public",

@@ -36,7 +36,7 @@ from discreet.models.base import TextModel
 from discreet.protections.base import GradientProtection, plain_defaults
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
-from discreet.training.checkpoint import trained
+from discreet.training.checkpoint import LEDGER, trained
 
 if TYPE_CHECKING:
     from discreet.training.settings import TrainSettings
@@ -187,12 +187,13 @@ class Recorded:
     def protection(self, client: int) -> Any:
         """Return the resolved protection of a client, from its public size."""
         from discreet.protections.base import Conditions
-        from discreet.training.plan import delta_for
+        from discreet.training.plan import delta_for, resumed_delta
 
         assert self.settings.protect is not None
         units, size = self.schedule.sizes[client], min(self.schedule.batches[client], self.schedule.sizes[client])
         task = Task(1, 0, 1, self.schedule.steps, size)
-        delta = self.settings.protect.delta or delta_for(units)
+        protect = self.settings.protect
+        delta = protect.delta or resumed_delta(protect, client_folder(self.folder, client) / LEDGER) or delta_for(units)
         epochs = task.steps / -(-units // size)
         return self.settings.protect.resolve(Conditions(self.model, units, units, size, task.steps, epochs, delta))
 

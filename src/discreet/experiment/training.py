@@ -39,7 +39,7 @@ from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
-from discreet.training.plan import TrainingPlan, adjacency_of, public_corpus
+from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, public_corpus, resumed_delta
 from discreet.training.run_folder import RunChoices, RunSettings, finish, prepared, workspace_of
 from discreet.training.steps import Report
 
@@ -120,7 +120,7 @@ def run_training(
         adjacency = None if request.protect is None else adjacency_of(request.protect, request.population)
         corpus, canaries = plant_texts(corpus, request.audit, adjacency, rng.fork("audit"), model)
     with prepared(workspace):
-        plan = make_plan(request, model, corpus, say)
+        plan = make_plan(request, model, corpus, say, resumed_delta(request.protect, workspace / LEDGER))
         if request.audit is not None:
             check_canaries(request.audit, plan)
             canaries = canaries or GradientCanaries.of(request.audit, plan, rng.fork("audit"))
@@ -228,8 +228,10 @@ def build_model(request: RunRequest, corpus: Corpus, rng: Rng, download: bool = 
     return Classifier.build(corpus, request.model, rng=rng, download=download)
 
 
-def make_plan(request: RunRequest, model: TextModel, corpus: Corpus, say: Callable[[str], None]) -> TrainingPlan:
-    """Return the plan of a run, and report warnings to its owner before it begins."""
+def make_plan(
+    request: RunRequest, model: TextModel, corpus: Corpus, say: Callable[[str], None], delta: float | None = None
+) -> TrainingPlan:
+    """Return the plan of a run, and report warnings to its owner before it begins. `delta` is that of a resumed run."""
     public = public_corpus(request.protect, corpus, request.data.columns, request.seed)
     if public is not None:
         for remark in public.remarks:
@@ -241,6 +243,7 @@ def make_plan(request: RunRequest, model: TextModel, corpus: Corpus, say: Callab
         corpus,
         protect=request.protect,
         train=request.train,
+        delta=delta,
         population=request.population,
         public=public,
         seed=request.seed,
@@ -250,6 +253,11 @@ def make_plan(request: RunRequest, model: TextModel, corpus: Corpus, say: Callab
     warn_of_size(request, plan, corpus, say)
     if plan.notice is not None:
         say(plan.notice)
+    if delta is not None and delta != delta_for(plan.units):
+        say(
+            f"This run was started with delta={delta:g} and keeps it; the default is now {delta_for(plan.units):g}. "
+            "`discreet ledger` shows its epsilon at both."
+        )
     if plan.delta is not None and plan.delta > 1 / plan.units:
         say(
             Message(
@@ -354,7 +362,8 @@ def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: C
                 f"Not for release: the training rows hold {units:,} {corpus.unit_name}s, and the population is "
                 f"{request.population:,}. The guarantee holds; batches are {times:.2g} times as large as requested."
             )
-            if times > 1 and request.protect is not None and request.protect.delta is None:
+            by_default = request.protect is not None and request.protect.delta is None
+            if by_default and delta_for(request.population) > delta_for(units):
                 warning += (
                     f" Warning: delta follows from the population and is too large for so many {corpus.unit_name}s; "
                     f"set a population of at least their number, or a smaller {setting('delta')}."

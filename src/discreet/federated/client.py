@@ -46,7 +46,7 @@ from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People
-from discreet.training.plan import TrainingPlan, matched_split
+from discreet.training.plan import TrainingPlan, matched_split, resumed_delta
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
 from discreet.training.steps import OpenStep, Parts, Step
@@ -244,7 +244,13 @@ class _Training:
         train = replace(settings.train, batch_size=size, epochs=steps / -(-client.size // size))
         own = Rng(settings.seed).fork("client", client.number).seed()
         self.plan = TrainingPlan.make(
-            self.model, client.corpus, protect=protect, train=train, seed=own, noise_seed=settings.noise_seed
+            self.model,
+            client.corpus,
+            protect=protect,
+            train=train,
+            delta=resumed_delta(protect, self.folder / LEDGER),
+            seed=own,
+            noise_seed=settings.noise_seed,
         )
         if self.plan.steps != steps:
             raise UnsupportedError(f"Expected a plan of {steps} steps, got {self.plan.steps}. Use fewer epochs.")

@@ -41,7 +41,7 @@ C = TypeVar("C")
 FEW_UNITS = 5000  # with fewer units, protected training of all layers mostly learns nothing
 FROZEN = ("head", "pooler+head")  # values of `train` that leave the encoder frozen
 RESOLVED = {"resolved": True}  # metadata of a field that `resolve` sets and users do not
-DELTA = option("Delta of the guarantee; well below 1 / number of units.", "Budget", "0.1 / number of units")
+DELTA = option("Delta of the guarantee; well below 1 / number of units.", "Budget", "0.1 / units, at most 1e-5")
 _ACTS_ON: dict[str, str] = {
     "text": "text (SanText, SanTextPlus, NoisyWords)",
     "representation": "sentence vectors (TextHide, InstanceEncoding, LocalPrivacy)",

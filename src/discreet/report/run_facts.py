@@ -273,7 +273,9 @@ def _bare_ledger(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     file = path / LEDGER if path.is_dir() else path
     spent = _ledger(file, path)
     if delta is None and spent.budget is None:
-        raise invalid("delta", None, "set for a ledger without a budget", "The guarantee needs it; use 0.1 / units.")
+        raise invalid(
+            "delta", None, "set for a ledger without a budget", "The guarantee needs it; use min(1e-5, 0.1 / units)."
+        )
     return Facts(
         Kind.LEDGER,
         path,

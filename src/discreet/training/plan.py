@@ -23,7 +23,7 @@ from discreet.core.errors import (
     setting,
     whole,
 )
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import LARGEST_DELTA, Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.overlap import without_overlap
@@ -352,12 +352,20 @@ def part_to_train(default: str, protect: Protection | None, units: int, encoder:
 
 
 def delta_for(units: int) -> float:
-    """Return the default delta, 0.1 / number of units.
+    """Return the default delta, 0.1 / number of units and at most 1e-5.
 
-    >>> delta_for(2000)
-    5e-05
+    >>> delta_for(2000), delta_for(50_000)
+    (1e-05, 2e-06)
     """
-    return 1 / (10 * whole("units", units))
+    return min(LARGEST_DELTA, 1 / (10 * whole("units", units)))
+
+
+def resumed_delta(protect: Protection | None, path: Path) -> float | None:
+    """Return the delta of the budget in the ledger of an unfinished run, which its default delta stays; or None."""
+    if protect is None or protect.delta is not None or not path.exists():
+        return None
+    budget = Ledger.read(path).budget
+    return None if budget is None else budget.delta
 
 
 def adjacency_of(protect: Protection, population: int | None = None) -> Adjacency:

@@ -27,6 +27,7 @@ from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.loop import Trained
+from discreet.training.plan import delta_for
 from discreet.training.settings import TrainSettings
 
 CLIP, RATE, POPULATION = 0.5, 1.0, 50
@@ -62,7 +63,7 @@ def test_with_a_population_one_row_less_moves_the_update_by_one_clipped_gradient
     assert apart <= RATE * CLIP / POPULATION * 1.001 + 2e-6 * float(full.norm())
     assert one.steps == two.steps and one.guarantee == two.guarantee
     assert one.guarantee is not None and one.guarantee.adjacency is Adjacency.ADD_REMOVE
-    assert one.guarantee.delta == pytest.approx(1 / (10 * POPULATION))
+    assert one.guarantee.delta == delta_for(POPULATION)
 
 
 def test_without_one_the_number_is_public_and_the_certificate_zero_out(tiny_encoder: Callable[[str], Path]) -> None:
