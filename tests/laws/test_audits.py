@@ -161,6 +161,14 @@ class ClipsTheSum(DPSGD):
         return None
 
 
+class WholeNormForEachLayer(DPSGD):
+    """Each layer is clipped to the norm that all of them together may have."""
+
+    def gather(self, record: Record, sums: dict[str, Tensor], rng: Rng) -> None:
+        bound = self.clip_norm * math.sqrt(audits.STEP_LAYERS)
+        DPSGD(self.noise_multiplier, bound, "per-layer").gather(record, sums, rng)
+
+
 class NoiseOnTheFirstTensor(DPSGD):
     """Only one tensor of the model gets noise."""
 
@@ -250,7 +258,7 @@ def sgd(kind: type[DPSGD] = DPSGD, **values: Any) -> tuple[DPSGD, DPSGD]:
 
 
 def directional(kind: type[DirDPSGD] = DirDPSGD, factor: float = 1.0, copies: int = 1) -> Subject:
-    claimed = DirDPSGD(epsilon=EPSILON).resolve(Conditions(audits.TwoLayers(), 1, 1, 1, 1, 1.0, DELTA))
+    claimed = DirDPSGD(epsilon=EPSILON).resolve(Conditions(audits.Layers(), 1, 1, 1, 1, 1.0, DELTA))
     broken = kind(claimed.concentration * factor, claimed.blocks)
     return audits.dir_dp_sgd_subject(broken, claimed=claimed, copies=copies)
 
@@ -290,6 +298,9 @@ BROKEN: dict[str, Callable[[], Subject]] = {
     "dp-sgd: noise reused": lambda: audits.dp_sgd_subject(sgd()[1], noise=lambda rng, step: rng.fork("noise")),
     "dp-sgd: realised batch as divisor": lambda: audits.dp_sgd_subject(sgd()[1], divisor=float),
     "dp-sgd: duplicated units": lambda: audits.dp_sgd_subject(sgd()[1], copies=2),
+    "dp-sgd: whole norm for each layer": lambda: audits.dp_sgd_subject(
+        sgd(WholeNormForEachLayer)[0], claimed=sgd(clipping="per-layer")[1]
+    ),
     "dp-sgd: noise on one tensor": lambda: audits.dp_sgd_subject(sgd(NoiseOnTheFirstTensor)[0], claimed=sgd()[1]),
     "dir-dp-sgd: half the noise": lambda: directional(factor=2.0),
     "dir-dp-sgd: norms released": lambda: directional(KeepsNorms),

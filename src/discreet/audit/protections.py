@@ -8,6 +8,7 @@ What is crafted, so that a mistake in the code becomes visible:
 
 - vectors and gradients are a thousand times longer than the clip norm: clipping that does not clip is seen;
 - another unit is in the batch, in the opposite direction: clipping a sum instead of its terms is seen;
+- the gradient is spread evenly over many layers: clipping each layer to the norm of the whole is seen;
 - the length of a release is a score besides its direction: a divisor that depends on the data is seen;
 - a second release, which the record is not in, is subtracted: noise that is used twice is seen.
 """
@@ -44,28 +45,28 @@ from discreet.protections.words.table import WordTable
 
 Floats = npt.NDArray[np.float64]
 WIDTH = 8  # of the vectors and of the rows of the audited layers
+STEP_LAYERS, _STEP_WIDTH = 8, 2  # of the model whose clipped step is audited
 _LONG = 1000.0  # how much longer than the clip norm a vector is
 _CLASSES = 2
 _PILOT = 20_000  # releases that weigh a vector against its label
 
 
-class TwoLayers(nn.Module):
-    """Two linear layers whose gradient for a row is the row itself, in each of them."""
+class Layers(nn.Module):
+    """Linear layers whose gradient for a row is the row itself, in each of them."""
 
-    def __init__(self, width: int = WIDTH) -> None:
+    def __init__(self, count: int = 2, width: int = WIDTH) -> None:
         """Make the layers; their weights do not matter."""
         super().__init__()
-        self.first, self.second = nn.Linear(width, 1, bias=False), nn.Linear(width, 1, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(count))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return one loss for each row, linear in the weights."""
-        losses: Tensor = (self.first(rows) + self.second(rows)).squeeze(1)
-        return losses
+        return torch.stack([layer(rows) for layer in self.layers]).sum(0).squeeze(1)
 
 
 def step_sums(protect: GradientProtection, rows: Tensor, units: Tensor | None, rng: Rng) -> dict[str, Tensor]:
     """Return the protected sums of one step over a batch, before noise, by the code that training uses."""
-    tape, sums = Tape(TwoLayers(rows.shape[1])), {}  # type: ignore[var-annotated]
+    tape, sums = Tape(Layers(STEP_LAYERS, rows.shape[1])), {}  # type: ignore[var-annotated]
     if not len(rows):
         protect.gather(tape.empty(), sums, rng)
         return sums
@@ -91,7 +92,7 @@ def dp_sgd_subject(
     the noise of a step. `rate` below 1 samples the unit, and claims the amplification of that.
     """
     claimed = protect if claimed is None else claimed
-    direction = torch.ones(1, WIDTH) * protect.clip_norm * _LONG
+    direction = torch.ones(1, _STEP_WIDTH) * protect.clip_norm * _LONG
     other, record = direction, -3 * direction
     sampler = Poisson(rate)
 
@@ -243,12 +244,12 @@ def _conditions(model: nn.Module, delta: float) -> Conditions:
 
 def _dp_sgd(asked: Protection, delta: float) -> Subject:
     assert isinstance(asked, DPSGD)
-    return dp_sgd_subject(asked.resolve(_conditions(TwoLayers(), delta)))
+    return dp_sgd_subject(asked.resolve(_conditions(Layers(STEP_LAYERS, _STEP_WIDTH), delta)))
 
 
 def _dir_dp_sgd(asked: Protection, delta: float) -> Subject:
     assert isinstance(asked, DirDPSGD)
-    return dir_dp_sgd_subject(asked.resolve(_conditions(TwoLayers(), delta)))
+    return dir_dp_sgd_subject(asked.resolve(_conditions(Layers(), delta)))
 
 
 def _instance_encoding(asked: Protection, delta: float) -> Subject:
