@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.language_model import Results
-from discreet.attacks.membership.signals import References
+from discreet.attacks.membership.signals import MembershipAttack, Outputs, References, Signals
 from discreet.catalog import attack_of
 from discreet.core.files import cache_folder
 from discreet.core.randomness import Rng
@@ -30,7 +30,7 @@ from discreet.data.batches import Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.experiment.attack import AttackRequest, AttackResult, run_attack
-from discreet.experiment.membership import VECTORS, encoded, observe, select
+from discreet.experiment.membership import VECTORS, Candidates, encoded, observe, select
 from discreet.experiment.neighbours import Close, versions
 from discreet.experiment.scene import Scene, Target
 from discreet.experiment.signals import outputs_of
@@ -242,36 +242,72 @@ def accuracy_gap(scene: Scene) -> float:
     return round(100 * float(right[inside].mean() - right[~inside].mean()), 2)
 
 
-def attacked(scene: Scene, seed: int, nearby: tuple[Any, Any] | None) -> dict[str, Any]:
-    """Return the figures of every attack on a head: the paper's, the same with protected references, LiRA and RMIA."""
+def joined(one: Outputs, other: Outputs) -> Outputs:
+    """Return the outputs on the examples of both."""
+    assert one.probabilities is not None and other.probabilities is not None
+    probabilities = np.concatenate([one.probabilities, other.probabilities], axis=-2)
+    losses, logits = (
+        np.concatenate([getattr(one, name), getattr(other, name)], axis=-1) for name in ("losses", "logits")
+    )
+    return Outputs(losses, logits, probabilities)
+
+
+def with_population(signals: Signals, candidates: Candidates) -> Signals:
+    """Return signals in which the known non-members are asked about too."""
+    references, beside = signals.references, signals.population_references
+    assert references is not None and beside is not None and signals.population is not None
+    included = np.concatenate([references.included, beside.included], axis=1)
+    rows, labels = np.concatenate([candidates.rows, candidates.population]), candidates.corpus.labels
+    return Signals(
+        joined(signals.target, signals.population),
+        labels=None if labels is None else np.asarray(labels, dtype=np.int64)[rows],
+        references=References(joined(references.outputs, beside.outputs), included),
+    )
+
+
+def attacked(scene: Scene, seed: int, nearby: tuple[Any, Any] | None, cache: dict[Any, Any]) -> dict[str, Any]:
+    """Return the figures of every attack on a head: the paper's, the same with protected references, LiRA and RMIA.
+
+    Unprotected references do not depend on the noise of the target, so that they are trained once and kept in `cache`.
+    """
     target = scene.target
     assert target is not None
     line: dict[str, Any] = {"train_gap": accuracy_gap(scene)}
-    request = AttackRequest(attack_of("lira"), name="lira", references=REFERENCES, seed=seed)
+    request = AttackRequest(attack_of("rmia"), name="rmia", references=REFERENCES, seed=seed)
     candidates = select(scene.model, target, request, Rng(seed).fork("candidates"))
-    variants = {"plain": False} if target.choices.protect is None else {"plain": False, "protected": True}
-    for words, protected in variants.items():
-        asked = replace(request, references_protected=protected)
-        signals = observe(asked, scene, target, candidates, lambda stage, done, total: None)
-        assert signals.references is not None
+    is_member = np.concatenate([candidates.is_member, np.zeros(len(candidates.population), dtype=bool)])
+    own = replace(request, attack=attack_of("population"))  # the target's outputs alone
+    for words in ("plain",) if target.choices.protect is None else ("plain", "protected"):
+        if words == "plain" and "plain" in cache:
+            kept = cache["plain"]
+            signals = observe(own, scene, target, candidates, lambda stage, done, total: None)
+            signals = replace(signals, references=kept[0], population_references=kept[1])
+        else:
+            asked = replace(request, references_protected=words == "protected")
+            signals = observe(asked, scene, target, candidates, lambda stage, done, total: None)
+        if words == "plain":
+            cache["plain"] = signals.references, signals.population_references
+        every = with_population(signals, candidates)
+        assert every.references is not None
         ten = np.arange(10)
-        few = References(signals.references.outputs.models(ten), signals.references.included[ten])
-        fewer = replace(signals, references=few)
-        for name, seen in (("mia", fewer), ("mia-r", fewer), ("lira", signals)):
+        few = References(every.references.outputs.models(ten), every.references.included[ten])
+        for name, seen, inside in (
+            ("mia", replace(every, references=few), is_member),
+            ("mia-r", replace(every, references=few), is_member),
+            ("lira", every, is_member),
+            ("rmia", signals, candidates.is_member),
+        ):
             attack = attack_of(name)
+            assert isinstance(attack, MembershipAttack)
             scores = attack.score(seen, Rng(seed))
-            scored = Scored.of(scores, candidates.is_member)
+            scored = Scored.of(scores, inside)
             gain = advantage(scored, attack.cut(seen, scores))
             line[f"{name} {words}"] = [*rounded(auc(scored)), round(gain.value, 4)]
-        if protected or len(variants) == 1:
-            loss = Scored.of(-signals.target.losses, candidates.is_member)
-            line["loss"] = rounded(auc(loss))
-    rmia = run_attack(AttackRequest(attack_of("rmia"), name="rmia", references=8, seed=seed), scene)
-    line["rmia"] = rounded(rmia.leakages[0])
+        line["loss"] = rounded(auc(Scored.of(-every.target.losses, is_member)))
     if nearby is not None:
         rows, vectors = nearby
-        own = scene.cache[VECTORS].batch(rows)
-        losses = outputs_of(scene.model, Vectors(own.inputs["vectors"], own.targets)).losses
+        its = scene.cache[VECTORS].batch(rows)
+        losses = outputs_of(scene.model, Vectors(its.inputs["vectors"], its.targets)).losses
         beside = outputs_of(scene.model, vectors).losses.reshape(len(rows), NEIGHBOURS)
         inside = np.array(target.corpus.splits)[rows] == "train"
         line["mia-n"] = rounded(auc(Scored.of(beside.mean(axis=1) - losses, inside)))
@@ -318,7 +354,7 @@ def tables(asked: argparse.Namespace, results: Results) -> None:
                 scene, facts = head_scene(corpus, protect, loop, seed, cache, certified=False)
                 if seed == asked.seeds[0] and nearby is None:
                     nearby = altered_vectors(scene, Rng(seed).fork("nearby"))
-                line = attacked(scene, seed, nearby)
+                line = attacked(scene, seed, nearby, cache)
                 results.add(key, {**line, "steps": facts["steps"]})
 
 

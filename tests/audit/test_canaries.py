@@ -134,10 +134,11 @@ def test_what_stands_in_the_place_of_an_excluded_canary_follows_the_adjacency() 
 
 
 def test_token_canaries_end_with_a_token_of_their_own(tiny_causal: Callable[[str], Path]) -> None:
-    settings = ModelSettings(encoder=str(tiny_causal("llama")), train="all", embeddings=True)
+    settings = ModelSettings(encoder=str(tiny_causal("llama")), train="all", embeddings=False)
     model = LanguageModel.load(settings, rng=Rng(0))
+    size = len(model.tokenizer)
     rows, tokens = token_canaries(model, 8, Rng(1))
-    assert len(set(tokens)) == 8
+    assert len(set(tokens)) == 8 and len(model.tokenizer) == size
     for row, token in zip(rows, tokens, strict=True):
         assert model.tokenizer(row.text)["input_ids"].count(token) == 1
     record = TextCanaries("tokens", rows, np.arange(8) % 2 == 0, tokens=tokens).record()
@@ -145,6 +146,41 @@ def test_token_canaries_end_with_a_token_of_their_own(tiny_causal: Callable[[str
     assert scores.shape == included.shape == (8,) and (scores < 0).all()
     with pytest.raises(SettingError, match="for this vocabulary"):
         token_canaries(model, 200, Rng(1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_token_canaries_are_new_tokens_where_token_vectors_are_trained(
+    tiny_causal: Callable[[str], Path], kind: str
+) -> None:
+    settings = ModelSettings(encoder=str(tiny_causal(kind)), train="all", embeddings=True)
+    model = LanguageModel.load(settings, rng=Rng(0))
+    before, old = set(model.tokenizer.get_vocab().values()), model.head.weight.detach().clone()
+    text = "the heart was fine"
+    ids = model.tokenizer(text)["input_ids"]
+    rows, tokens = token_canaries(model, 300, Rng(1))
+    assert len(set(tokens)) == 300 and not set(tokens) & before  # more than the vocabulary has
+    assert model.trains_tokens and model.head.weight.shape[0] >= len(model.tokenizer)
+    assert model.tied is (model.head.weight is model.encoder.get_input_embeddings().weight)
+    assert (
+        torch.equal(model.head.weight[: len(before)], old[: len(before)]) and model.tokenizer(text)["input_ids"] == ids
+    )
+    for row, token in zip(rows, tokens, strict=True):
+        assert model.tokenizer(row.text)["input_ids"].count(token) == 1
+    vectors = model.head.weight.detach()[list(tokens)]
+    assert float(vectors.std()) == pytest.approx(float(old[: len(before)].std()), rel=0.2)
+    again = LanguageModel.load(settings, rng=Rng(0))
+    assert token_canaries(again, 300, Rng(1))[1] == tokens and torch.equal(again.head.weight, model.head.weight)
+
+
+def test_unused_entries_of_a_vocabulary_are_the_first_new_tokens(tiny_causal: Callable[[str], Path]) -> None:
+    model = LanguageModel.load(
+        ModelSettings(encoder=str(tiny_causal("llama")), train="all", embeddings=True), rng=Rng(0)
+    )
+    own = model.add_tokens(["[unused3]", "<|reserved_special_token_12|>"], Rng(0))
+    size = len(model.tokenizer)
+    rows, tokens = token_canaries(model, 3, Rng(1))
+    assert list(tokens[:2]) == own and tokens[2] == size and len(model.tokenizer) == size + 1
+    assert [row.secret for row in rows] == ["[unused3]", "<|reserved_special_token_12|>", "<|canary-1|>"]
 
 
 def test_what_cannot_be_audited_is_rejected(tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -7,20 +7,24 @@
   audits those, and example canaries go the whole way.
 - Example canaries (black box): random sentences under random labels; the score is the loss of the finished model.
 - Token canaries (black box, language models): a made-up beginning and a last token of its own; the score is the loss at
-  that token alone.
+  that token alone. If the vectors of tokens are trained, these are tokens that no text has: entries that the vocabulary
+  keeps unused, and then new ones, which are added. Otherwise they are the last ones of the vocabulary, which are rare.
+  Which tokens are used does not depend on the private text.
 
 An excluded canary is an empty record under zero-out, is left out under add/remove, and is another canary in its place
 under replace-one, so that the neighbours are those of the certificate.
 
 Paper: Steinke, Nasr and Jagielski 2023; arXiv 2503.06808 (token canaries).
-Differs: token canaries use the last tokens of the vocabulary, which are rare, instead of new ones: the model that is
-    released keeps its vocabulary.
+Differs: a model whose token vectors are frozen keeps its vocabulary, as new tokens with frozen vectors would not be
+    learned.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +57,7 @@ _ENTRY = "canaries of an audit"  # no parameter of a module has spaces in its na
 _FORMAT = 1
 _MOST = 10_000_000
 _TOKENS_AT_ONCE = 4096
+_UNUSED = re.compile(r"[\[<]\|?(unused|reserved_special_token)[_ -]?\d+\|?[\]>]")  # names of reserved entries
 _BEGINNING = 16  # tokens before the last one of a token canary
 
 
@@ -224,10 +229,7 @@ def plant_texts(
 
 
 def token_canaries(model: LanguageModel, count: int, rng: Rng) -> tuple[tuple[Canary, ...], tuple[int, ...]]:
-    """Return made-up beginnings, each with a last token of its own, and these tokens.
-
-    Tokens are taken from the end of the vocabulary, and only those that a tokenizer reads back as themselves.
-    """
+    """Return made-up beginnings, each with a last token of its own, and these tokens; some may be new to the model."""
     from discreet.data.notes import notes
 
     longest = min(_BEGINNING, model.max_length // 2)
@@ -235,6 +237,31 @@ def token_canaries(model: LanguageModel, count: int, rng: Rng) -> tuple[tuple[Ca
         _shortened(text, longest, model.tokenizer)
         for text in notes(seed=rng.seed() % 2**31, count=max(count, 50)).texts[:count]
     ]
+    if model.network is not None and model.trains_tokens:
+        return _new_tokens(model, beginnings, rng)
+    return _rare_tokens(model, beginnings)
+
+
+def _new_tokens(model: LanguageModel, beginnings: list[str], rng: Rng) -> tuple[tuple[Canary, ...], tuple[int, ...]]:
+    """Return canaries whose last tokens occur in no text: unused entries of the vocabulary first, then added ones."""
+    vocabulary = model.tokenizer.get_vocab()
+    unused = sorted((name for name in vocabulary if _UNUSED.fullmatch(name)), key=lambda name: vocabulary[name])
+    added = (f"<|canary-{number}|>" for number in itertools.count(1))
+    names = list(itertools.islice(itertools.chain(unused, added), len(beginnings)))
+    tokens = model.add_tokens(names, rng)
+    rows = tuple(
+        Canary(f"canary-{number}", name, Space((name, ""), 1), before=f"{beginning} ")
+        for number, (name, beginning) in enumerate(zip(names, beginnings, strict=True), start=1)
+    )
+    return rows, tuple(tokens)
+
+
+def _rare_tokens(model: LanguageModel, beginnings: list[str]) -> tuple[tuple[Canary, ...], tuple[int, ...]]:
+    """Return canaries whose last tokens are from the end of the vocabulary.
+
+    Only tokens that a tokenizer reads back as themselves are used.
+    """
+    count = len(beginnings)
     special = set(model.tokenizer.all_special_ids)
     rows: list[Canary] = []
     tokens: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,38 @@ class LanguageModel(TextModel):
                 f"other weights are trained. Use {setting('embeddings', True)} to train it too."
             ),
         )
+
+    @property
+    def trains_tokens(self) -> bool:
+        """Whether the vector of every token is trained, on the way in and on the way out."""
+        words: Tensor = self.encoder.get_input_embeddings().weight  # type: ignore[operator]
+        return words.requires_grad and self.head.weight.requires_grad
+
+    def add_tokens(self, names: Sequence[str], rng: Rng) -> list[int]:
+        """Add tokens to a causal model, and return their numbers; their vectors are normal like those of the others.
+
+        A name that the vocabulary has already keeps its number, gets a new vector, and is now read as one token.
+        """
+        if self.network is None:
+            raise ModelError("Expected a causal language model to add tokens to. Use LanguageModel.load.")
+        words = self.encoder.get_input_embeddings()  # type: ignore[operator]
+        trained, scored = words.weight.requires_grad, self.head.weight.requires_grad
+        self.tokenizer.add_tokens(list(names))
+        if len(self.tokenizer) > words.num_embeddings:
+            with torch.random.fork_rng(devices=[]), quiet():
+                self.network.resize_token_embeddings(len(self.tokenizer), mean_resizing=False)
+            self.head, words = self.network.get_output_embeddings(), self.encoder.get_input_embeddings()  # type: ignore[operator]
+            words.weight.requires_grad_(trained)
+            self.head.requires_grad_(scored)
+        numbers = [int(self.tokenizer.convert_tokens_to_ids(name)) for name in names]
+        others = torch.ones(len(words.weight), dtype=torch.bool, device=self.device)
+        others[numbers] = False
+        with torch.no_grad():
+            for weight in (words.weight,) if self.tied else (words.weight, self.head.weight):
+                usual = weight[others]
+                fresh = torch.from_numpy(rng.fork("new tokens").numpy().standard_normal((len(names), weight.shape[1])))
+                weight[numbers] = usual.mean(dim=0) + usual.std(dim=0) * fresh.to(weight.device, weight.dtype)
+        return numbers
 
     def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the encoder's last hidden states, (batch, tokens, width)."""
