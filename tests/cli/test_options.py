@@ -40,7 +40,7 @@ ATTACK_SPELLINGS = """
 --train --embeddings --no-embeddings --pooling --head --download --protect --noise-multiplier --kappa --epsilon --delta
 --clip-norm --protect-set --noise-seed --candidates --draws --steps --text --text-pair --label --unit --separator
 --quoting --rows --share --seed --device --whole-texts --threads --json --members --references --plain-references
---view
+--references-from --view
 """
 
 

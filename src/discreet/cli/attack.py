@@ -141,6 +141,12 @@ class AttackOptions:
     plain_references: bool = field(
         default=False, metadata=option("Train reference models without the run's protection.", _MODEL)
     )
+    references_from: list[str] | None = field(
+        default=None,
+        metadata=option(
+            "A run, or a folder of runs, to use as reference models; may be repeated.", _MODEL, "trained for the attack"
+        ),
+    )
     view: str | None = field(
         default=None,
         metadata=option("For a recorded federated run, who attacks: server, wire or client-N.", _RELEASE, "server"),

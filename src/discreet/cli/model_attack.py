@@ -71,6 +71,11 @@ def attack_trained_model(
             shown = ",".join(value) if isinstance(value, list) else value
             remedy = "The model was trained on the run's own text, under its own protection."
             raise invalid(option, shown, f"left out for {name}, which attacks the trained model", remedy)
+    runs: tuple[Path, ...] = ()
+    if options.references_from:
+        from discreet.experiment.given_references import runs_in
+
+        runs = runs_in([Path(one) for one in options.references_from], run)
     request = AttackRequest(
         chosen,
         name=name,
@@ -78,6 +83,7 @@ def attack_trained_model(
         members=options.members,
         references=options.references,
         references_protected=not options.plain_references,
+        references_from=runs,
     )
     with working("loading the text and the model"):
         scene = load_scene(SceneRequest(run=run, seed=seed, device=device))

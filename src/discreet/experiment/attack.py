@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from discreet.accounting.events import DpEvent
@@ -76,6 +77,7 @@ class AttackRequest:
     For attacks on a trained model: `members` is the largest number of members, and of non-members, to ask about
     (default: all, where that is cheap). `references` is the number of reference models, by default that of the attack,
     which are trained like the target, and under the same protection unless `references_protected` is False.
+    `references_from` are the folders of at least two finished runs that are used as reference models instead.
     """
 
     attack: Attack
@@ -97,6 +99,7 @@ class AttackRequest:
     members: int | None = None
     references: int | None = None
     references_protected: bool = True
+    references_from: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -122,6 +125,12 @@ class AttackRequest:
             whole("members", self.members, 2, "It is the number of members, and of non-members, to ask about.")
         if self.references is not None:
             whole("references", self.references, 2, "Each example needs a model with it and one without it.")
+        if self.references_from and self.references is not None:
+            rule = f"left out with {setting('references_from')}"
+            raise invalid("references", self.references, rule, "The runs are the reference models.")
+        if self.references_from and not self.references_protected:
+            rule = f"left out with {setting('references_from')}"
+            raise invalid("plain_references", True, rule, "The runs have their own protection.")
         whole("draws", self.draws, 1, "20000 give an interval of a few parts in a thousand.")
         whole("steps", self.steps, 1, "It is the number of releases of the same record.")
         if self.steps > 1 and self.attack.sees is GradientRelease and not self.attack.identifies:

@@ -19,16 +19,17 @@ from discreet.accounting.risk import most_true_positives_at
 from discreet.attacks.base import Need
 from discreet.attacks.membership.signals import MembershipAttack, References, Signals, TokenScores
 from discreet.attacks.membership.thresholds import Neighbourhood
-from discreet.core.errors import DataError, DiscreetError, UnsupportedError, setting
+from discreet.core.errors import DataError, DiscreetError, UnsupportedError, invalid, setting
 from discreet.core.guarantee import Caveat, Strength, strength
 from discreet.core.randomness import Rng
 from discreet.core.types import MODEL, Knowledge, Leakage, ModelRelease
 from discreet.data.batches import Tokens, Vectors, tokens_for
 from discreet.data.corpus import Corpus
 from discreet.experiment.attack import AttackRequest, AttackResult, Progress
+from discreet.experiment.given_references import GivenReferences, too_few
 from discreet.experiment.neighbours import neighbour_losses
 from discreet.experiment.references import ReferenceText, fresh_model, random_halves, reference_outputs
-from discreet.experiment.scene import Scene, Target
+from discreet.experiment.scene import Scene, Target, text_keys
 from discreet.experiment.signals import outputs_of, token_scores
 from discreet.metrics import membership as metric
 from discreet.metrics.membership import Scored
@@ -57,7 +58,8 @@ class Candidates:
 
     `population` are non-members that the attacker has besides, and `pool` are all rows that reference models are
     trained on halves of. `left_out` counts the rows that are neither: rows whose text another unit has in the training
-    data, and held-out rows whose unit is in it.
+    data, and held-out rows whose unit is in it. `uncovered` counts those that too few of the attacker's own reference
+    models were not trained on.
     """
 
     corpus: Corpus = field(repr=False)
@@ -66,6 +68,7 @@ class Candidates:
     population: Ints = field(repr=False)
     pool: Ints = field(repr=False)
     left_out: int = 0
+    uncovered: int = 0
 
     @property
     def units(self) -> Ints:
@@ -82,7 +85,17 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
     assert isinstance(attack, MembershipAttack) and target is not None
     rng = Rng(request.seed).fork("membership")
     candidates = select(scene.model, target, request, rng.fork("candidates"))
-    signals = observe(request, scene, target, candidates, progress)
+    references: GivenReferences | None = None
+    if request.references_from:
+        if Need.REFERENCES not in attack.needs:
+            shown = ", ".join(map(str, request.references_from))
+            raise invalid("references_from", shown, f"left out for {request.label}", "It needs no reference models.")
+        references = GivenReferences.load(request.references_from, candidates.corpus, scene.model, progress)
+        candidates = covered(candidates, references)
+        asked = np.concatenate([candidates.rows, candidates.population])
+        attack = attack.for_references(references.trained[:, asked])
+        request = replace(request, attack=attack)
+    signals = observe(request, scene, target, candidates, progress, references)
     preparing = time.monotonic() - start
     knows = Knowledge(scene.model, defence=target.choices.protect, extra={Need.SIGNALS.value: signals})
     guess = attack.run(ModelRelease(scene.model, guarantee=target.guarantee), knows, rng.fork("attack"))
@@ -101,7 +114,7 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
             "scope": MODEL,
             "members": len(scored.members),
             "others": len(scored.others),
-            "given": given(signals, candidates, target, request.references_protected),
+            "given": given(signals, candidates, target, request),
         },
         guarantee=target.guarantee,
         epsilon_by_adjacency=_epsilon(target),
@@ -114,7 +127,7 @@ def attack_members(request: AttackRequest, scene: Scene, progress: Progress) -> 
             "loss_tail": tail_of_losses(signals, candidates, rng.fork("tail")),
             "riskiest": [] if attack.by_unit else riskiest(scored, candidates),
             "left_out": candidates.left_out,
-            "warnings": warnings_of(leakages, scored, candidates.left_out),
+            "warnings": warnings_of(leakages, scored, candidates),
         },
         verdict=verdict_of(leakages, bounds),
     )
@@ -166,6 +179,27 @@ def select(model: TextModel, target: Target, request: AttackRequest, rng: Rng) -
     return Candidates(corpus, rows[order], order < len(members), population, pool, int(neither.sum()))
 
 
+def covered(candidates: Candidates, references: GivenReferences) -> Candidates:
+    """Return the candidates that at least two of the attacker's own reference models were not trained on.
+
+    Reference models that know who is a member are rejected.
+    """
+    members = candidates.rows[candidates.is_member]
+    others = np.concatenate([candidates.rows[~candidates.is_member], candidates.population])
+    references.check(members, others)
+    keep, known = references.usable(candidates.rows), references.usable(candidates.population)
+    inside = candidates.is_member[keep]
+    if min(int(inside.sum()), int((~inside).sum())) < metric.LEAST:
+        raise too_few(int(inside.sum()), int((~inside).sum()))
+    return replace(
+        candidates,
+        rows=candidates.rows[keep],
+        is_member=inside,
+        population=candidates.population[known],
+        uncovered=int((~keep).sum() + (~known).sum()),
+    )
+
+
 def sample_units(corpus: Corpus, rows: Ints, most: int | None, rng: Rng) -> Ints:
     """Return the rows of randomly chosen units, whole units and at most about `most` rows; all for None."""
     if most is None or len(rows) <= most:
@@ -178,7 +212,7 @@ def sample_units(corpus: Corpus, rows: Ints, most: int | None, rng: Rng) -> Ints
 
 def _has_another_unit(corpus: Corpus, trained: Bools) -> Bools:
     """Return for each row whether a unit other than its own has the same text in the training data."""
-    keys, units = _keys(corpus), corpus.unit_index.tolist()
+    keys, units = text_keys(corpus), corpus.unit_index.tolist()
     owners: dict[tuple[str, ...], set[int]] = {}
     for row in np.flatnonzero(trained).tolist():
         owners.setdefault(keys[row], set()).add(units[row])
@@ -197,16 +231,17 @@ def _by_appearance(units: Ints) -> Ints:
     return np.asarray(np.argsort(np.argsort(first))[index])
 
 
-def _keys(corpus: Corpus) -> list[tuple[str, ...]]:
-    """Return the text or texts of each row, without case and spacing."""
-    columns = [corpus.texts] if corpus.second is None else [corpus.texts, corpus.second]
-    return list(zip(*([" ".join(text.lower().split()) for text in column] for column in columns), strict=True))
-
-
 def observe(
-    request: AttackRequest, scene: Scene, target: Target, candidates: Candidates, progress: Progress
+    request: AttackRequest,
+    scene: Scene,
+    target: Target,
+    candidates: Candidates,
+    progress: Progress,
+    references: GivenReferences | None = None,
 ) -> Signals:
     """Return the signals that the attack needs, by asking the model about every candidate.
+
+    Without `references` the attacker trains its own.
 
     Guarantee: none for the candidates; that of the model does not change, as this is post-processing.
     """
@@ -220,7 +255,7 @@ def observe(
         population = outputs_of(model, encoded(scene, target, corpus, candidates.population, progress))
         signals = replace(signals, population=population)
     if Need.REFERENCES in needs:
-        own, *beside = _references(request, scene, target, candidates, progress)
+        own, *beside = _references(request, scene, target, candidates, progress, references)
         signals = replace(signals, references=own, population_references=beside[0] if beside else None)
     if Need.NEIGHBOURS in needs:
         assert isinstance(request.attack, Neighbourhood)
@@ -234,21 +269,31 @@ def observe(
 
 
 def _references(
-    request: AttackRequest, scene: Scene, target: Target, candidates: Candidates, progress: Progress
+    request: AttackRequest,
+    scene: Scene,
+    target: Target,
+    candidates: Candidates,
+    progress: Progress,
+    references: GivenReferences | None,
 ) -> list[References]:
     """Return the outputs of reference models on the candidates and, if there is one, on the attacker's population.
 
-    Each model is trained on a random half of all rows, by unit.
+    Unless there are models already, each is trained on a random half of all rows, by unit.
     """
     assert isinstance(request.attack, MembershipAttack)
     corpus, pool = candidates.corpus, candidates.pool
-    count = request.references or request.attack.default_references
-    included = random_halves(corpus.unit_index[pool], count, Rng(request.seed).fork("halves"))
     vectors: Vectors | None = None
     if scene.model.settings.frozen:
         encoded(scene, target, corpus, pool[:1], progress)
         vectors = scene.cache[VECTORS]
     asked = [candidates.rows, *([candidates.population] if len(candidates.population) else [])]
+    if references is not None:
+        return [
+            References(references.outputs(scene.model, corpus, rows, vectors, progress), references.trained[:, rows])
+            for rows in asked
+        ]
+    count = request.references or request.attack.default_references
+    included = random_halves(corpus.unit_index[pool], count, Rng(request.seed).fork("halves"))
     outputs = reference_outputs(
         target.choices,
         scene.model,
@@ -410,12 +455,16 @@ def riskiest(scored: Scored, candidates: Candidates) -> list[dict[str, Any]]:
     ]
 
 
-def given(signals: Signals, candidates: Candidates, target: Target, protected: bool) -> list[str]:
+def given(signals: Signals, candidates: Candidates, target: Target, request: AttackRequest) -> list[str]:
     """Return, in words, everything that the attacker has besides the model."""
     what = ["the texts asked about" + (", with their labels" if signals.labels is not None else "")]
     if signals.population is not None:
         what.append(f"{len(candidates.population):,} texts that were not in the training data")
-    if signals.references is not None:
+    if signals.references is not None and request.references_from:
+        known = "some of the texts" if signals.references.included.any() else "none of the texts"
+        what.append(f"{signals.references.count} reference models of its own, which saw {known} asked about")
+    elif signals.references is not None:
+        protected = request.references_protected
         how = "" if target.choices.protect is None else (", under its protection" if protected else ", unprotected")
         what.append(
             f"{signals.references.count} reference models, trained like the target on random halves of "
@@ -430,13 +479,18 @@ def given(signals: Signals, candidates: Candidates, target: Target, protected: b
     return what
 
 
-def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, left_out: int = 0) -> list[str]:
+def warnings_of(leakages: tuple[Leakage, ...], scored: Scored, candidates: Candidates) -> list[str]:
     """Return what a reader must know about the figures, one sentence each."""
     warnings = []
-    if left_out:
+    if candidates.uncovered:
         warnings.append(
-            f"{left_out:,} rows are neither members nor non-members: another unit has the same text in the training "
-            "data, or they are held-out rows of a unit in it."
+            f"{candidates.uncovered:,} rows are not asked about: fewer than two reference models were trained without "
+            "them."
+        )
+    if candidates.left_out:
+        warnings.append(
+            f"{candidates.left_out:,} rows are neither members nor non-members: another unit has the same text in "
+            "the training data, or they are held-out rows of a unit in it."
         )
     auc = leakages[0]
     if metric.is_below_chance(auc):

@@ -233,25 +233,43 @@ def _scene_of_run(request: SceneRequest, folder: Path, device: torch.device, pub
     run = load_run(folder, device)
     settings = run.settings
     own = request.source is None or request.source == settings.data.source
-    columns = request.columns
     if own:
-        check_split(settings)
-        columns = settings.data.columns
-    corpus = load(
-        request.source or settings.data.source,
-        columns,
-        seed=settings.seed if own else request.seed,
-        rows=settings.data.rows if own else request.rows,
-        share=settings.data.share if own else request.share,
-        validation=settings.data.validation if own else None,
-        max_per_unit=settings.data.max_per_unit if own else None,
-        task=run.model.label_task,
-        label_names=run.model.label_names or None,
-        adjacency=settings.adjacency if own else Adjacency.ZERO_OUT,
-    )
+        corpus = corpus_of_run(run)
+    else:
+        corpus = load(
+            request.source or settings.data.source,
+            request.columns,
+            seed=request.seed,
+            rows=request.rows,
+            share=request.share,
+            task=run.model.label_task,
+            label_names=run.model.label_names or None,
+            adjacency=Adjacency.ZERO_OUT,
+        )
     origin = f"the model of {folder}"
     target = _target(run, folder, corpus) if own else None
     return Scene.of(corpus, run.model, split=request.split, public=public, origin=origin, run=run, target=target)
+
+
+def corpus_of_run(run: Run) -> Corpus:
+    """Return the text of a run with the splits that it was trained with, read again from its source.
+
+    Guarantee: none, this reads private text.
+    """
+    settings = run.settings
+    check_split(settings)
+    return load(
+        settings.data.source,
+        settings.data.columns,
+        seed=settings.seed,
+        rows=settings.data.rows,
+        share=settings.data.share,
+        validation=settings.data.validation,
+        max_per_unit=settings.data.max_per_unit,
+        task=run.model.label_task,
+        label_names=run.model.label_names or None,
+        adjacency=settings.adjacency,
+    )
 
 
 def _target(run: Run, folder: Path, corpus: Corpus) -> Target:
@@ -270,6 +288,12 @@ def _partners(public: Sequence[str], least: int) -> tuple[str, ...]:
     if len(public[:_PARTNERS]) < least:
         raise invalid("public", len(public[:_PARTNERS]), f"at least {least} texts", _MORE_PUBLIC)
     return tuple(public[:_PARTNERS])
+
+
+def text_keys(corpus: Corpus) -> list[tuple[str, ...]]:
+    """Return the text or texts of each row, without case and spacing."""
+    columns = [corpus.texts] if corpus.second is None else [corpus.texts, corpus.second]
+    return list(zip(*([_normalized(text) for text in column] for column in columns), strict=True))
 
 
 def _normalized(text: str) -> str:

@@ -259,7 +259,7 @@ def loss_tail(members: Floats, others: Floats, rng: Rng, missed: float = _TAIL) 
     that ten of them lie beyond it. The interval is a bootstrap over members and non-members.
 
     Paper: arXiv 2510.19773 (2025), on the tail of the loss distribution as an indicator of membership risk.
-    Differs: the share of members beyond the quantile is at least ten over their number.
+    Differs: the share of members beyond the quantile is 0.1%, and at least ten over their number.
     """
     inside, outside = np.sort(np.asarray(members, dtype=np.float64)), np.asarray(others, dtype=np.float64)
     share = max(missed, TAIL_MEMBERS / len(inside))

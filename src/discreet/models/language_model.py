@@ -147,8 +147,17 @@ class LanguageModel(TextModel):
     @property
     def trains_tokens(self) -> bool:
         """Whether the vector of every token is trained, on the way in and on the way out."""
+        return self._word_weight.requires_grad and self._score_weight.requires_grad
+
+    @property
+    def _word_weight(self) -> Tensor:
         words: Tensor = self.encoder.get_input_embeddings().weight  # type: ignore[operator]
-        return words.requires_grad and self.head.weight.requires_grad
+        return words
+
+    @property
+    def _score_weight(self) -> Tensor:
+        weight: Tensor = self.head.weight  # type: ignore[assignment]
+        return weight
 
     def add_tokens(self, names: Sequence[str], rng: Rng) -> list[int]:
         """Add tokens to a causal model, and return their numbers; their vectors are normal like those of the others.
@@ -157,20 +166,19 @@ class LanguageModel(TextModel):
         """
         if self.network is None:
             raise ModelError("Expected a causal language model to add tokens to. Use LanguageModel.load.")
-        words = self.encoder.get_input_embeddings()  # type: ignore[operator]
-        trained, scored = words.weight.requires_grad, self.head.weight.requires_grad
+        trained, scored = self._word_weight.requires_grad, self._score_weight.requires_grad
         self.tokenizer.add_tokens(list(names))
-        if len(self.tokenizer) > words.num_embeddings:
+        if len(self.tokenizer) > len(self._word_weight):
             with torch.random.fork_rng(devices=[]), quiet():
                 self.network.resize_token_embeddings(len(self.tokenizer), mean_resizing=False)
-            self.head, words = self.network.get_output_embeddings(), self.encoder.get_input_embeddings()  # type: ignore[operator]
-            words.weight.requires_grad_(trained)
-            self.head.requires_grad_(scored)
-        numbers = [int(self.tokenizer.convert_tokens_to_ids(name)) for name in names]
-        others = torch.ones(len(words.weight), dtype=torch.bool, device=self.device)
+            self.head = self.network.get_output_embeddings()
+            self._word_weight.requires_grad_(trained)
+            self._score_weight.requires_grad_(scored)
+        numbers = [int(number) for number in self.tokenizer.convert_tokens_to_ids(list(names))]
+        others = torch.ones(len(self._word_weight), dtype=torch.bool, device=self.device)
         others[numbers] = False
         with torch.no_grad():
-            for weight in (words.weight,) if self.tied else (words.weight, self.head.weight):
+            for weight in [self._word_weight] if self.tied else [self._word_weight, self._score_weight]:
                 usual = weight[others]
                 fresh = torch.from_numpy(rng.fork("new tokens").numpy().standard_normal((len(names), weight.shape[1])))
                 weight[numbers] = usual.mean(dim=0) + usual.std(dim=0) * fresh.to(weight.device, weight.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from discreet.core.randomness import Rng
 
 _LEAST_STD = 1e-8  # of a confidence; a constant one would make every difference infinite
 _OWN_VARIANCE = 64  # reference models from which each example has its own variance, as in the paper
-_USUAL_A = 0.3  # where it cannot be tuned: between the values of the paper
+_USUAL_A = 0.3  # where it cannot be tuned: the default of the authors' own code, Privacy Meter
 _SMALLEST = 1e-30  # probability, so that a ratio stays finite
 
 
@@ -89,6 +89,10 @@ class Lira(MembershipAttack):
         inside = Fit.of(logits, references.included, pooled=pooled)
         return inside.log_density(signals.target.logits) - outside.log_density(signals.target.logits)
 
+    def for_references(self, included: Bools) -> Lira:
+        """Return the offline attack where fewer than two models were trained on some example."""
+        return self if int(included.sum(axis=0).min()) >= 2 else replace(self, online=False)
+
     def cut(self, signals: Signals, scores: Floats) -> float:
         """Return 0 online, where members are more likely than non-members; else the median."""
         return 0.0 if self.online else super().cut(signals, scores)
@@ -133,6 +137,10 @@ class ReferenceThreshold(MembershipAttack):
             return Fit.of(references.outputs.logits, outside, pooled=False).differences(target.logits)
         return -Fit.of(references.outputs.losses, outside, pooled=False).differences(target.losses)
 
+    def for_references(self, included: Bools) -> ReferenceThreshold:
+        """Return the attack itself, which reads only models that were not trained on an example."""
+        return self
+
     def cut(self, signals: Signals, scores: Floats) -> float:
         """Return the score of a loss at the median of the models without the example."""
         return 0.5 if self.smoothing == "none" else 0.0
@@ -149,8 +157,8 @@ class Rmia(MembershipAttack):
     it is not given.
 
     Paper: Zarifzadeh et al. 2024, Low-cost high-power membership inference attacks, equations 2 and 10.
-    Differs: without `a`, the best of 0, 0.1, …, 1 for one reference model as the target is used; equal shares are
-        ordered by the ratio.
+    Differs: without `a`, the best of 0, 0.1, …, 1 for one reference model as the target is used, as in the authors'
+        Privacy Meter, whose `gamma` of 1 is the default here too; equal shares are ordered by the ratio.
     """
 
     name: ClassVar[str] = "rmia"
@@ -179,6 +187,10 @@ class Rmia(MembershipAttack):
         ratios = _likelihood(signals.target) / _mean_likelihood(references, scale)
         shares = dominance(ratios, _likelihood(population) / _mean_likelihood(beside, scale), self.gamma)
         return without_ties(shares, ratios, len(population.losses))
+
+    def for_references(self, included: Bools) -> Rmia:
+        """Return the offline attack where no model was trained on some example."""
+        return self if included.any(axis=0).all() else replace(self, online=False)
 
     def cut(self, signals: Signals, scores: Floats) -> float:
         """Return one half: the ratio of a member exceeds that of most non-members."""

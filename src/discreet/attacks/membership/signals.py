@@ -173,6 +173,15 @@ class MembershipAttack(Attack):
     def score(self, signals: Signals, rng: Rng) -> Floats:
         """Return one score per example."""
 
+    def for_references(self, included: Bools) -> MembershipAttack:
+        """Return the attack in the form that works with models trained on these examples, (models, examples)."""
+        if not included.any():
+            raise UnsupportedError(
+                f"Expected reference models that were trained on some of the examples for {self.name}, which learns "
+                "from them what members look like, got none. Use lira, rmia or mia-r, which need no such models."
+            )
+        return self
+
     def cut(self, signals: Signals, scores: Floats) -> float:
         """Return the score above which an example is called a member."""
         return float(np.median(scores))
