@@ -37,8 +37,16 @@ def test_a_study_lends_its_model_texts_and_protections(
                 ({"name": "dp-ie", "epsilon": 4.0}, {"name": "dp-ie", "epsilon": 4.0}),
             ]
         ):
-            store.append(str(number), Trial({**study, "protection": point}, 3, {}, details={"protection": facts}))
+            of_model = {"release": {"scope": "model"}, "verdict": "It finds 2%.", "details": {"roc": {"bound": None}}}
+            attacks = {"lira": of_model, "dager": {"release": {}}} if number == 0 else {}
+            details = {"protection": facts, "attacks": attacks}
+            store.append(str(number), Trial({**study, "protection": point}, 3, {}, details=details))
     stage = load_page_data(tmp_path)
+    about = offer(menu, stage)["trained_model"]
+    assert about["findings"] == [
+        {"setting": "none", "attack": "lira", "verdict": "It finds 2%.", "roc": {"bound": None}}
+    ]
+    assert {"lira", "exposure"} <= set(about["attacks"]) and "dager" not in about["attacks"]
     assert [one.label for one in stage.settings] == [
         "none",
         "dp-sgd, epsilon 8 (of the whole training)",

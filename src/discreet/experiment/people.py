@@ -28,7 +28,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.notes import identifiers_in, patients_of, public_names, secrets_in, secrets_of, without_identifiers
 from discreet.experiment.attack import AttackRequest, AttackResult, Example, Progress
 from discreet.experiment.scene import Scene
-from discreet.metrics.intervals import clopper_pearson
+from discreet.metrics.intervals import share_interval
 from discreet.models.language_model import LanguageModel
 from discreet.protections.words.swap import WordSwap
 from discreet.releases.description import misfit_error
@@ -45,7 +45,11 @@ _PUBLIC_ROWS = 1000  # public rows that the attacker encodes for attribute infer
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack on people got right, by text, its chance level, and what a report shows besides."""
+    """What an attack on people got right, by text, its chance level, and what a report shows besides.
+
+    `people` names the person of each text, so that the interval counts people, and not their texts; None where each
+    text is drawn independently.
+    """
 
     right: Sequence[bool]
     chance: float
@@ -55,6 +59,7 @@ class Outcome:
     details: Mapping[str, Any]
     verdict: str
     guarantee: Guarantee | None = None
+    people: Sequence[str] | None = None
 
 
 def attack_people(request: AttackRequest, scene: Scene, progress: Progress) -> AttackResult:
@@ -86,11 +91,12 @@ def attack_people(request: AttackRequest, scene: Scene, progress: Progress) -> A
 
 
 def _result(request: AttackRequest, outcome: Outcome, start: float) -> AttackResult:
-    hits = sum(outcome.right)
-    low, high = clopper_pearson(hits, len(outcome.right))
+    right = np.asarray(outcome.right, dtype=bool)
+    _, people = np.unique(outcome.people, return_inverse=True) if outcome.people else (None, np.arange(len(right)))
+    low, high = share_interval(right, people)
     return AttackResult(
         attack=request.label,
-        leakages=(Leakage(outcome.metric, hits / len(outcome.right), low, high, len(outcome.right), outcome.chance),),
+        leakages=(Leakage(outcome.metric, float(right.mean()), low, high, len(right), outcome.chance),),
         examples=outcome.examples,
         release=outcome.release,
         guarantee=outcome.guarantee,
@@ -124,6 +130,7 @@ def _link(attack: Linkage, request: AttackRequest, scene: Scene, rows: Corpus, n
         f"An attacker who knows {', '.join(names)} of {len(units):,} people names the right one for {share:.1%} of "
         f"{len(right):,} texts without names; guessing names {chance:.2%}.",
         stated,
+        rows.units,
     )
 
 
@@ -218,6 +225,7 @@ def _reverse(attack: PseudonymDictionary, request: AttackRequest, scene: Scene, 
         {"scheme": attack.scheme, "names_tried": len(dictionary)},
         f"A list of {len(dictionary):,} names reverses {share:.1%} of the pseudonyms made with {attack.scheme}. "
         + ("The key is secret, so that names cannot be tried." if keyed else "Use a secret key, or random pseudonyms."),
+        people=names,
     )
 
 
@@ -273,6 +281,7 @@ def _infer(attack: AttributeInference, request: AttackRequest, scene: Scene, row
         f"From its vector, the {attack.attribute} of {share:.1%} of {len(right):,} texts is predicted; the most "
         f"frequent answer is right for {chance:.1%}.",
         released.seen.guarantee,
+        None if rows.units is None else [rows.units[row] for row in order],
     )
 
 

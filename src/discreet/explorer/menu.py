@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from discreet.attacks.base import Attack
-from discreet.catalog import PROTECTIONS
+from discreet.catalog import ATTACKS, PROTECTIONS
 from discreet.core.errors import DiscreetError, SettingError, invalid, one_of
+from discreet.core.types import MODEL
 from discreet.explorer.page_data import EXAMPLES, PageData
 from discreet.protections.base import user_fields
 from discreet.releases.description import GRADIENT, REPRESENTATION
@@ -133,6 +134,10 @@ def offer(menu: Menu, data: PageData) -> dict[str, Any]:
             for number, one in enumerate(data.settings)
             if one.protection == NONE or one.protection in {str(p["name"]) for p in protections}
         ],
+        "trained_model": {
+            "attacks": [name for name, entry in ATTACKS.items() if entry.sees == MODEL],
+            "findings": [asdict(finding) for finding in data.findings],
+        },
         "examples": list(EXAMPLES),
         "longest": LONGEST,
         "delta": DELTA,

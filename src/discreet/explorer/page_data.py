@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from discreet.core.errors import DataError, one_of
+from discreet.core.types import MODEL
 from discreet.data.corpus import Corpus
 from discreet.data.sources import Columns
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
@@ -33,7 +34,7 @@ _SOLVED = ("noise_multiplier", "kappa")
 _GOALS = ("epsilon", "true_positive_rate", "false_positive_rate")
 EXAMPLES = (
     "Anna Novak, record 4417023, came on Monday with chest pain.",
-    "Mr Ribeiro scene_settings for stronger tablets after his knee operation.",
+    "Mr Ribeiro asked for stronger tablets after his knee operation.",
     "The nurse called the mother of Leo at 555-0142 about his fever.",
 )
 
@@ -50,8 +51,21 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What an attack on the trained model of a setting of a study found, in words, with its ROC curve if it has one."""
+
+    setting: str
+    attack: str
+    verdict: str
+    roc: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
 class PageData:
     """Scenes of the page, one for each kind of release, and the protections of a study or run.
+
+    `findings` are those of a study about its trained models: a typed sentence has no training data, so that the page
+    shows such attacks and does not run them.
 
     `columns` are those of the private text, and are used for public text too. `kept` caches the scene of the last
     sentence, so that moving a slider does not compute everything again.
@@ -61,6 +75,7 @@ class PageData:
     scene: Callable[[str], Scene] = field(repr=False)
     settings: tuple[Setting, ...] = ()
     columns: Columns = field(default_factory=Columns)
+    findings: tuple[Finding, ...] = ()
     kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -123,7 +138,12 @@ def _of_study(folder: Path) -> PageData:
     scene_settings = {"data": study["data"], "model": study.get("model") or {}, "release": study.get("release") or {}}
     seed = int((study.get("seeds") or [0])[0])
     settings: dict[str, Setting] = {}
+    findings: list[Finding] = []
     for one in points_of(read_trials(folder).values()):
+        for attack, facts in (one.trials[0].details.get("attacks") or {}).items():
+            if (facts.get("release") or {}).get("scope") == MODEL and facts.get("verdict"):
+                curve = (facts.get("details") or {}).get("roc") or {}
+                findings.append(Finding(one.label, str(attack), str(facts["verdict"]), curve))
         point = dict(one.protection)
         name, values = str(point.pop("name")), solved(point, one.trials[0].details.get("protection") or {})
         label = one.label
@@ -133,7 +153,11 @@ def _of_study(folder: Path) -> PageData:
     title = str(study.get("title") or study["name"])
     columns = Columns(study["data"].get("text", "text"), label=study["data"].get("label", "label"))
     return PageData(
-        f"the study “{title}”", lambda kind: scene_of(scene_settings, seed, kind), tuple(settings.values()), columns
+        f"the study “{title}”",
+        lambda kind: scene_of(scene_settings, seed, kind),
+        tuple(settings.values()),
+        columns,
+        tuple(findings),
     )
 
 

@@ -110,6 +110,20 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     return low, high
 
 
+def share_interval(hits: npt.NDArray[np.bool_], units: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Return the exact interval of a share of rows, as if all rows of a unit had the same outcome.
+
+    >>> rows = np.array([True, True, False, False])
+    >>> [round(end, 3) for end in share_interval(rows, np.arange(4))]
+    [0.068, 0.932]
+    >>> [round(end, 3) for end in share_interval(rows, np.array([0, 0, 1, 1]))]
+    [0.013, 0.987]
+    """
+    count, share = len(np.unique(units)), float(hits.mean())
+    low, high = clopper_pearson(round(share * count), count)
+    return min(low, share), max(high, share)
+
+
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return Wilson's interval of a rate: its coverage is close to the confidence on average, and it is shorter.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from discreet.core.errors import invalid, open_probability
 from discreet.core.randomness import Rng
 from discreet.core.types import Leakage
-from discreet.metrics.intervals import clopper_pearson
+from discreet.metrics.intervals import clopper_pearson, share_interval
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -156,23 +156,16 @@ def true_positives_at(scored: Scored, rate: float) -> Rate | None:
         return None
     threshold = float(ordered[min(allowed, len(ordered) - 1)])
     inside, outside = scored.members > threshold, scored.others > threshold
-    low, high = _rate_interval(inside, scored.member_units)
+    low, high = share_interval(inside, scored.member_units)
     return Rate(
         rate,
         float(outside.mean()),
-        _rate_interval(outside, scored.other_units)[1],
+        share_interval(outside, scored.other_units)[1],
         float(inside.mean()),
         low,
         high,
         threshold,
     )
-
-
-def _rate_interval(hits: npt.NDArray[np.bool_], units: Ints) -> tuple[float, float]:
-    """Return the exact interval of a rate of rows, as if all rows of a unit had the same outcome."""
-    count, rate = len(np.unique(units)), float(hits.mean())
-    low, high = clopper_pearson(round(rate * count), count)
-    return min(low, rate), max(high, rate)
 
 
 def advantage(scored: Scored, threshold: float) -> Leakage:
@@ -189,8 +182,8 @@ def advantage(scored: Scored, threshold: float) -> Leakage:
     """
     inside, outside = scored.members > threshold, scored.others > threshold
     first, second = float(inside.mean()), float(outside.mean())
-    low_1, high_1 = _rate_interval(inside, scored.member_units)
-    low_2, high_2 = _rate_interval(outside, scored.other_units)
+    low_1, high_1 = share_interval(inside, scored.member_units)
+    low_2, high_2 = share_interval(outside, scored.other_units)
     value = first - second
     low = value - math.hypot(first - low_1, high_2 - second)
     high = value + math.hypot(high_1 - first, second - low_2)

@@ -27,8 +27,9 @@ from discreet.core.types import Guess, Knowledge, Release, TextRelease
 SEVERAL = ";"  # separates the values of one person in one column
 _MONTHS = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _ISO = re.compile(r"\b(\d{4})\s?-\s?(\d\d?)\s?-\s?(\d\d?)\b")
-_DAY_FIRST = re.compile(r"\b(\d\d?)\s+([A-Za-z]{3,9})\.?,?\s+(\d{4})\b")
-_MONTH_FIRST = re.compile(r"\b([A-Za-z]{3,9})\.?\s+(\d\d?)\s?,?\s+(\d{4})\b")
+_DAY_FIRST = re.compile(r"\b(\d\d?)(?:st|nd|rd|th)?\s+(?:of\s+)?([A-Za-z]{3,9})\.?,?\s+(\d{4})\b", re.IGNORECASE)
+_MONTH_FIRST = re.compile(r"\b([A-Za-z]{3,9})\.?\s+(\d\d?)(?:st|nd|rd|th)?\s?,?\s+(\d{4})\b", re.IGNORECASE)
+_NUMERIC = re.compile(r"\b(\d\d?)\s?([/.])\s?(\d\d?)\s?\2\s?(\d{4})\b")
 _AGE = re.compile(r"\b(\d{1,3})\s?-?\s?years?\s?-?\s?old\b|\baged?\s+(\d{1,3})\b", re.IGNORECASE)
 _YEARS = 130
 
@@ -100,12 +101,18 @@ class Column:
 def dates_in(text: str) -> frozenset[str]:
     """Return the dates of a text as year-month-day.
 
+    A numeric date is read with the day or with the month first, and in both ways where both are dates.
+
     >>> sorted(dates_in("Seen 24 June 2021, again on Jul 1, 2021 and 2021-08-02."))
     ['2021-06-24', '2021-07-01', '2021-08-02']
+    >>> sorted(dates_in("24th June 2021, the 1st of July 2021, August 2nd, 2021, 25/06/2021, 9/30/2021, 2.3.2021"))
+    ['2021-02-03', '2021-03-02', '2021-06-24', '2021-06-25', '2021-07-01', '2021-08-02', '2021-09-30']
     """
     parts = [(year, month, day) for year, month, day in _ISO.findall(text)]
     parts += [(year, _month(month), day) for day, month, year in _DAY_FIRST.findall(text)]
     parts += [(year, _month(month), day) for month, day, year in _MONTH_FIRST.findall(text)]
+    for first, _, second, year in _NUMERIC.findall(text):
+        parts += [(year, second, first), (year, first, second)]
     dates = set()
     for year, month, day in parts:
         try:
