@@ -47,6 +47,17 @@ def test_a_study_becomes_a_federated_run(
     assert len(result["clients"]) == 2 and result["guarantee"]["epsilon"] <= 4
 
 
+def test_equal_parts_are_rejected_where_a_column_names_units(
+    toy_rows: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "units.csv"
+    path.write_text("text,label,who\n" + "".join(f"{t},{y},{i % 40}\n" for i, (t, y) in enumerate(toy_rows)))
+    words = ["federate", str(path), "--unit", "who", "--partition", "equal", "--in-process"]
+    assert main([*words, "--out", str(tmp_path / "fed")]) == 2
+    error = capsys.readouterr().err
+    assert "--partition" in error and "Rows of one who stay at one client" in " ".join(error.split())
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_setting_of_the_protection_does_not_hide_the_partition(tmp_path: Path) -> None:
     folder = tmp_path / "my-app"

@@ -1,8 +1,25 @@
+import os
+import signal
+
 import numpy as np
 import pytest
 
-from discreet.cli.output import print_quality
+from discreet.cli.output import print_quality, stop_on_interrupt
 from discreet.metrics.utility import quality
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_to_stop_and_the_second_stops(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    with stop_on_interrupt() as stopping:
+        assert not stopping
+        os.kill(os.getpid(), number)
+        assert stopping and "Stopping after this step" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
 
 
 def test_a_model_that_is_a_constant_gets_a_warning_and_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,11 @@ def run_round(
     log: list[str] | None = None,
     seen: list[tuple[str, int, Payload]] | None = None,
     number: int = 1,
+    spent: list[Any] | None = None,
 ) -> Total:
     """Return the total of one round; `drop` names the clients that do not answer at a stage, nor afterwards.
 
-    Every answer that the server receives is appended to `seen`.
+    Every answer that the server receives is appended to `seen`, and what clients spend for themselves to `spent`.
     """
     memory: dict[int, dict[str, bytes]] = defaultdict(dict)
     gone: set[int] = set()
@@ -37,6 +39,7 @@ def run_round(
                 lambda client=client: updates[client],
                 memory[client],
                 Rng.secret(),  # type: ignore[misc]
+                (spent if spent is not None else []).append,
             )
             answers[client] = aggregation.respond(stage, request, local)
             if seen is not None:

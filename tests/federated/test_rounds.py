@@ -123,6 +123,11 @@ def test_other_protections_run_at_the_clients(tiny: Tiny, tmp_path: Path, protec
     client.close()
 
 
+def test_batches_of_a_client_that_are_too_small_to_mix_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="mix to be <= 3, the rows in a batch of client 0"):
+        run_in_process(tiny(protect=TextHide(masks=6, mix=4), batch_size=9), tmp_path)
+
+
 def test_a_language_model_with_adapters(tmp_path: Path, tiny_causal: Callable[[str], Path], toy_csv: Path) -> None:
     model = ModelSettings(encoder=str(tiny_causal("llama")), train="lora-2", dropout=0.0)
     data = TextSource(str(toy_csv), task="unlabelled", rows=40)
@@ -162,6 +167,10 @@ def test_a_unit_is_never_divided(tiny: Tiny, tmp_path: Path, toy_rows: list[tupl
     path = tmp_path / "units.csv"
     path.write_text("text,label,who\n" + "".join(f"{t},{y},{i % 40}\n" for i, (t, y) in enumerate(toy_rows)))
     data = TextSource(str(path), unit="who")
+    remarks: list[str] = []
+    options = FederateOptions(in_process=True, say=remarks.append, should_stop=lambda: True)
+    federate(tiny(data=data), tmp_path / "fed", options)
+    assert any("All rows of one who are at one client" in remark for remark in remarks)
     for partition in ("equal", "unit"):
         settings = tiny(data=data, partition=partition)
         units = [set(settings.corpus_of(client).split("train").units or ()) for client in range(3)]
@@ -292,6 +301,8 @@ def test_a_round_survives_wrong_updates_and_the_ledger_stays_true(tiny: Tiny, tm
     assert (client_folder(tmp_path, 1) / "errors.txt").read_text().count("irena") == 2  # for the client alone
     spends = Ledger.read(client_folder(tmp_path, 1) / LEDGER).spends
     assert spends == result["steps"]  # what was computed is counted, whether the server used it or not
+    assert result["clients"]["1"]["rounds"] == result["rounds"] - 6
+    assert result["clients"]["0"]["rounds"] == result["rounds"]
 
 
 def test_an_old_answer_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
@@ -395,12 +406,10 @@ def test_weights_of_another_model_are_rejected(tiny: Tiny, tmp_path: Path) -> No
 def test_an_interrupted_run_is_not_deleted_and_resumes(tiny: Tiny, tmp_path: Path) -> None:
     settings = tiny(protect=DPSGD(noise_multiplier=1.0))
 
-    def stop(report: Any) -> None:
-        if report.round == 3:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        federate(settings, tmp_path / "fed", FederateOptions(in_process=True, watch=stop))
+    reports: list[Any] = []
+    options = FederateOptions(in_process=True, watch=reports.append, should_stop=lambda: len(reports) == 2)
+    assert federate(settings, tmp_path / "fed", options) == {"out": str(tmp_path / "fed"), "finished": False}
+    assert [report.round for report in reports] == [1, 2, 3]
     with pytest.raises(OutputError, match="unfinished"):
         federate(settings, tmp_path / "fed", FederateOptions(in_process=True))
     result = federate(settings, tmp_path / "fed", FederateOptions(in_process=True, resume=True))

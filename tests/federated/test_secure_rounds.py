@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
 from discreet.federated.aggregation import RoundError
+from discreet.federated.client import CLIENT_LEDGER
 from discreet.federated.run import run_in_process
 from discreet.federated.secure_sum import SecureSum
 from discreet.federated.settings import Federation
+from discreet.training.checkpoint import LEDGER
 
 Tiny = Callable[..., Federation]
 
@@ -65,7 +68,17 @@ def test_noise_of_the_clients_is_in_the_ledger_of_the_server(tiny: Tiny, tmp_pat
     assert any("keep it secret" in one for one in stated["assumptions"])
     assert not any("trusted" in one for one in stated["assumptions"])
     # the server learns how large a client's data is, and neither its loss nor its score
-    assert all(set(row) == {"client", "units", "unit", "rows"} for row in result["clients"].values())
+    assert all(set(row) == {"client", "units", "unit", "rows", "rounds"} for row in result["clients"].values())
+    own = Ledger.read(tmp_path / "client-1" / CLIENT_LEDGER)
+    assert own.unit == "client" and own.spends == result["rounds"]
+    assert own.guarantee(1e-3).epsilon == pytest.approx(stated["epsilon"])
+    # A server that forgets what it spent, and asks for as many rounds again, gets no more updates.
+    for name in ("schedule.json", "checkpoint.safetensors", LEDGER):
+        (tmp_path / "server" / name).unlink()
+    with pytest.raises(RoundError):
+        run_in_process(settings, tmp_path)
+    assert "Client 1 takes no further part" in (tmp_path / "server" / "log.txt").read_text()
+    assert Ledger.read(tmp_path / "client-1" / CLIENT_LEDGER).spends == own.spends
 
 
 def test_a_round_goes_on_without_a_client_whose_update_is_nan(

@@ -84,8 +84,10 @@ def test_noise_of_all_clients_is_in_the_sum(mechanism: str) -> None:
     length = sum(value.size for value in updates[0].arrays.values())
     aggregation = SecureSum(noise_multiplier=3.0, clip_norm=2.0, mechanism=mechanism).resolve(8, 5, length)
     assert aggregation.fewest == 6 and aggregation.event is not None
-    total = run_round(aggregation, updates, drop={"update": {1, 4}})
+    spent: list[Any] = []
+    total = run_round(aggregation, updates, drop={"update": {1, 4}}, spent=spent)
     assert total.weight == 6 and total.clients == (0, 2, 3, 5, 6, 7)
+    assert spent == 6 * [aggregation.event]  # each of them records the cost for itself too
     exact = {name: np.zeros(value.shape) for name, value in total.arrays.items()}
     for client in total.clients:
         norm = math.sqrt(sum(float((v.astype(float) ** 2).sum()) for v in updates[client].arrays.values()))
@@ -132,7 +134,7 @@ def test_a_second_sum_of_a_round_needs_the_same_clients() -> None:
 
     def again(aggregation: SecureSum, gone: set[int]) -> None:
         def respond(stage: str, request: Payload, client: int) -> Payload:
-            local = Local(1, client, lambda: updates[client], memories[client], Rng.secret())
+            local = Local(1, client, lambda: updates[client], memories[client], Rng.secret(), print)
             return aggregation.respond(stage, request, local)
 
         from discreet.federated.aggregation import Round
@@ -154,7 +156,7 @@ def test_a_second_sum_of_a_round_needs_the_same_clients() -> None:
 
 
 def test_a_client_without_memory_of_the_round_does_not_answer() -> None:
-    local = Local(1, 0, lambda: random_updates(1)[0], {}, Rng.secret())
+    local = Local(1, 0, lambda: random_updates(1)[0], {}, Rng.secret(), print)
     for stage in STAGES[1:]:
         with pytest.raises(DataError):
             SecureSum().respond(stage, Payload(), local)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.catalog import AGGREGATIONS
-from discreet.cli.options import Json, SourceOptions, generated, parse_settings
+from discreet.cli.options import CommonOptions, Json, SourceOptions, generated, parse_settings
 from discreet.cli.output import (
     as_json,
     console,
@@ -22,7 +22,7 @@ from discreet.cli.output import (
     training_bar,
     working,
 )
-from discreet.cli.train import classes_of, finite, protection_of, task_of
+from discreet.cli.train import finite, protection_of
 from discreet.core.errors import invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
@@ -43,7 +43,7 @@ _SHORT = (
 
 
 @dataclass(frozen=True)
-class FederateChoices:
+class FederateChoices(CommonOptions):
     """Options of a federated run besides those of the data, the model, the training loop and the protection."""
 
     clients: int | None = field(default=None, metadata=option("Number of clients.", _FEDERATION, "4"))
@@ -52,7 +52,7 @@ class FederateChoices:
         metadata=option(
             "How rows are divided: equal, dirichlet (by class), unit (a unit is at one client) or files.",
             _FEDERATION,
-            "equal; unit with --unit",
+            "equal; unit if units are named",
         ),
     )
     concentration: float = field(default=0.5, metadata=option("dirichlet: small is uneven.", _FEDERATION))
@@ -82,31 +82,12 @@ class FederateChoices:
     wait_seconds: float = field(
         default=30.0, metadata=option("Seconds that a round waits for clients after half answered.", _FEDERATION)
     )
-    resume: bool = field(default=False, metadata=option("Resume an interrupted run.", "Options"))
     protect: str | None = field(
         default=None, metadata=option("dp-sgd, dir-dp-sgd or texthide.", "Privacy", "no protection")
     )
     epsilon: float | None = field(
         default=None, metadata=option("Privacy budget of one unit of a client for the whole run.", "Privacy")
     )
-    delta: str = field(
-        default="auto", metadata=option("auto is 0.1 / number of a client's units, at most 1e-5.", "Privacy")
-    )
-    noise_seed: int | None = field(
-        default=None,
-        metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
-    )
-    rank: int | None = field(default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", "8"))
-    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
-    task: str | None = field(
-        default=None,
-        metadata=option("classification, regression or lm (a language model).", "Data", "inferred from the labels"),
-    )
-    classes: str | None = field(default=None, metadata=option("Class names, as A,B,C.", "Data", "those in the data"))
-    validation: str | None = field(
-        default=None, metadata=option("File with validation rows, or the share of units to hold out.", "Data", "0.1")
-    )
-    seed: int = field(default=0, metadata=option("Random seed of everything except the private noise.", "Options"))
 
 
 @generated(short=_SHORT)
@@ -185,15 +166,11 @@ def settings_for(
     """Return the settings of a federation from a study file or from options."""
     from discreet.catalog import aggregation_from_table
     from discreet.core.settings import parse
-    from discreet.data.sources import TextSource
     from discreet.experiment.training import RunRequest, check_private_labels
     from discreet.federated.settings import EQUAL, FILES, GRADIENTS, UNIT, Federation
     from discreet.training.plan import model_settings
 
-    if options.rank is not None:
-        if model.get("train") != "lora":
-            raise invalid("rank", options.rank, "used with --train lora", "Add it, or leave this out.")
-        model = {**model, "train": f"lora-{options.rank}"}
+    model = options.with_rank(model)
     if options.protect is None and options.epsilon is not None and options.aggregation != "mean":
         remedy = f"For the budget of {options.aggregation} use --aggregation-set epsilon={options.epsilon:g}."
         raise invalid("epsilon", options.epsilon, "used with --protect", remedy)
@@ -202,16 +179,9 @@ def settings_for(
     if target.endswith(".toml"):
         data, model, training, protect = _of_study(Path(target), options, model, training, protect)
     else:
-        data = TextSource(
-            files[0] if files else target,
-            **vars(source),
-            validation=options.validation,
-            task=task_of(options.task),
-            seed=options.seed,
-            label_names=classes_of(options.classes),
-        )
+        data = options.source(files[0] if files else target, source)
     clients = options.clients or (len(files) if files else 4)
-    partition = options.partition or (FILES if files else UNIT if data.unit is not None else EQUAL)
+    partition = options.partition or (FILES if files else None)
     if target == "app" and not files:
         task, names = ("lm", ()) if data.task == "unlabelled" else (data.task or "classification", data.label_names)
         if task == "classification" and not names:
@@ -224,6 +194,11 @@ def settings_for(
         task = "lm" if data.task == "unlabelled" else corpora[0].task
         names = corpora[0].label_names
         units = sum(one.split("train").unit_count for one in corpora if "train" in one.split_names) or 1
+        named = corpora[0].units is not None
+        if partition == EQUAL and named:
+            remedy = f"Rows of one {corpora[0].unit_name} stay at one client; leave this out, or use {UNIT}."
+            raise invalid("partition", EQUAL, f"{UNIT} if a column names units", remedy)
+        partition = partition or (UNIT if named else EQUAL)
     chosen = model_settings(model, protect, units, "lm" if task == "lm" else options.task)
     if protect is not None:
         for one in corpora:
@@ -311,6 +286,9 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
         paragraph("Privacy of clients: " + Guarantee.from_dict(result["client_guarantee"]).sentence())
     for entry in result["log"][-10:]:
         note(entry)
+    idle = [str(number) for number, values in sorted(result["clients"].items()) if not values["rounds"]]
+    if idle:
+        note(f"Warning: no update of client {', '.join(idle)} was used in any round; the model learned nothing there.")
     for path in sorted(out.glob(f"client-*/{ERRORS}")):
         note(f"Errors of {path.parent.name} are in {path}.")
     line(f"The server saw {'only the sum of updates' if settings.aggregation.visible == 'sum' else 'each update'}.")
@@ -321,7 +299,7 @@ def _print_clients(clients: dict[int, dict[str, Any]], *, noisy: bool) -> None:
     from rich.table import Table
 
     shown = Table(title="Clients", title_justify="left", box=None)
-    names = ("client", "units", "rows", "epsilon", "loss")
+    names = ("client", "units", "rows", "rounds", "epsilon", "loss")
     for name in names:
         shown.add_column(name, justify="right")
     for number, values in sorted(clients.items()):
@@ -330,5 +308,6 @@ def _print_clients(clients: dict[int, dict[str, Any]], *, noisy: bool) -> None:
             "-" if guarantee is None else "inf" if guarantee["epsilon"] is None else in_digits(guarantee["epsilon"])
         )
         loss = f"{values['loss']:.3f}" if "loss" in values else "private" if guarantee or noisy else "-"
-        shown.add_row(str(number), f"{values['units']:,}", str(values.get("rows", "private")), epsilon, loss)
+        rows, rounds = str(values.get("rows", "private")), str(values["rounds"])
+        shown.add_row(str(number), f"{values['units']:,}", rows, rounds, epsilon, loss)
     console().print(shown)

@@ -17,13 +17,18 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from discreet.catalog import CORPORA
-from discreet.core.errors import SettingError, whole
+from discreet.core.errors import SettingError, invalid, one_of, whole
 from discreet.core.settings import option
+from discreet.models.model_settings import RANK
+
+if TYPE_CHECKING:
+    from discreet.data.corpus import Task
+    from discreet.data.sources import TextSource
 
 # Options that are not named after their fields.
 _FLAGS = {"encoder": "--model", "rewrite_queries": "--rewrite-queries/--keep-queries"}
@@ -76,6 +81,72 @@ class SourceOptions:
         default=None, metadata=option("Keep exactly this many training rows, or generate this many notes.", "Data")
     )
     share: float | None = field(default=None, metadata=option("Keep about this share of the training units.", "Data"))
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """Options that `train` and `federate` share."""
+
+    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of units, at most 1e-5.", "Privacy"))
+    noise_seed: int | None = field(
+        default=None,
+        metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
+    )
+    rank: int | None = field(
+        default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", str(RANK))
+    )
+    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
+    task: str | None = field(
+        default=None,
+        metadata=option("classification, regression or lm (a language model).", "Data", "inferred from the labels"),
+    )
+    classes: str | None = field(default=None, metadata=option("Class names, as A,B,C.", "Data", "those in the data"))
+    validation: str | None = field(
+        default=None, metadata=option("File with validation rows, or the share of units to hold out.", "Data", "0.1")
+    )
+    resume: bool = field(default=False, metadata=option("Resume an interrupted run.", "Options"))
+    seed: int = field(default=0, metadata=option("Random seed of everything except the private noise.", "Options"))
+
+    def source(self, data: str, columns: SourceOptions, max_per_unit: int | None = None) -> TextSource:
+        """Return where the text comes from."""
+        from discreet.data.sources import TextSource
+
+        return TextSource(
+            data,
+            **vars(columns),
+            validation=self.validation,
+            task=task_of(self.task),
+            seed=self.seed,
+            label_names=classes_of(self.classes),
+            max_per_unit=max_per_unit,
+        )
+
+    def with_rank(self, model: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of a model with the rank of its adapters; reject a rank without adapters."""
+        if self.rank is None:
+            return model
+        whole("rank", self.rank, 1, "It is the rank of the adapters.")
+        if model.get("train") != "lora":
+            raise invalid("rank", self.rank, "used with --train lora", "Add it, or leave this out.")
+        return {**model, "train": f"lora-{self.rank}"}
+
+
+def task_of(name: str | None) -> Task | None:
+    """Return how labels are read for a task; a language model reads texts without them."""
+    if name is None:
+        return None
+    one_of("task", name, ("classification", "regression", "lm"))
+    return "unlabelled" if name == "lm" else name  # type: ignore[return-value]
+
+
+def classes_of(text: str | None) -> tuple[str, ...] | None:
+    """Return the class names of an option, or None."""
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if len(names) < 2:
+        raise invalid("classes", text, "two or more names, A,B,C", "A classifier needs at least two classes.")
+    return names
 
 
 @dataclass(frozen=True)

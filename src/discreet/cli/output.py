@@ -246,7 +246,7 @@ class _Guarded:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[list[bool]]:
-    """Turn Ctrl-C into a flag, so that work stops after the current step; a second Ctrl-C stops at once."""
+    """Turn Ctrl-C or SIGTERM into a flag, so that work stops after the current step; a second one stops at once."""
     import signal
 
     interrupts: list[bool] = []
@@ -257,16 +257,18 @@ def stop_on_interrupt() -> Iterator[list[bool]]:
         interrupts.append(True)
         note("Stopping after this step; press Ctrl-C again to stop at once.")
 
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        signal.signal(signal.SIGINT, remember)
+        for number in before:
+            signal.signal(number, remember)
     except ValueError:  # outside the main thread, where signals cannot be handled
         yield interrupts
         return
     try:
         yield interrupts
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _SECONDS_TO_FIRST, _SECONDS_BETWEEN_LINES = 2, 10

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.catalog import PROTECTIONS, protection_class
-from discreet.cli.options import Data, Json, SourceOptions, command_of, fields_with_help, generated, option_of
+from discreet.cli.options import (
+    CommonOptions,
+    Data,
+    Json,
+    SourceOptions,
+    command_of,
+    fields_with_help,
+    generated,
+    option_of,
+)
 from discreet.cli.output import (
     HasMoreOptions,
     as_json,
@@ -31,12 +40,11 @@ from discreet.cli.output import (
 from discreet.core.errors import invalid, one_of, positive, whole
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
-from discreet.models.model_settings import RANK, ModelSettings
+from discreet.models.model_settings import ModelSettings
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from discreet.data.canaries import Planting
-    from discreet.data.corpus import Task
     from discreet.protections.base import Protection
 
 _MOST_ROWS = 100_000_000
@@ -49,7 +57,7 @@ _SHORT = (
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(CommonOptions):
     """Options of a training run besides those of the data, the model, the training loop and the protection."""
 
     protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
@@ -60,7 +68,6 @@ class TrainOptions:
             "Privacy",
         ),
     )
-    delta: str = field(default="auto", metadata=option("auto is 0.1 / number of units, at most 1e-5.", "Privacy"))
     population: int | None = field(
         default=None,
         metadata=option(
@@ -76,10 +83,6 @@ class TrainOptions:
             "Privacy",
             "all rows",
         ),
-    )
-    noise_seed: int | None = field(
-        default=None,
-        metadata=option("Fixed seed of the noise, for experiments; epsilon is then an estimate.", "Privacy", "secret"),
     )
     ledger: Path | None = field(
         default=None, metadata=option("Ledger shared by several training runs.", "Privacy", "one per set of units")
@@ -103,25 +106,12 @@ class TrainOptions:
             "gradient with dp-sgd",
         ),
     )
-    rank: int | None = field(
-        default=None, metadata=option("Rank of the adapters, with --train lora.", "Model", str(RANK))
-    )
     checkpoint_seconds: float = field(default=30.0, metadata=option("Seconds between checkpoints.", "Training"))
-    resume: bool = field(default=False, metadata=option("Resume an interrupted run.", "Options"))
     cache: bool | None = field(
         default=None,
         metadata=option(
             "Cache the outputs of a frozen encoder for later training runs.", "Training", "yes; no with a protection"
         ),
-    )
-    download: bool = field(default=False, metadata=option("Allow downloading the encoder from the hub.", "Model"))
-    task: str | None = field(
-        default=None,
-        metadata=option("classification, regression or lm (a language model).", "Data", "inferred from the labels"),
-    )
-    classes: str | None = field(default=None, metadata=option("Class names, as A,B,C.", "Data", "those in the data"))
-    validation: str | None = field(
-        default=None, metadata=option("File with validation rows, or the share of units to hold out.", "Data", "0.1")
     )
     canaries: int | None = field(
         default=None,
@@ -137,7 +127,6 @@ class TrainOptions:
     canary_seed: int | None = field(
         default=None, metadata=option("Fixed seed of the secrets, for experiments.", _CANARIES, "secret")
     )
-    seed: int = field(default=0, metadata=option("Random seed of everything except the private noise.", "Options"))
     device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
 
 
@@ -237,7 +226,6 @@ def train(
     """
     with working("starting"):
         from discreet.data.corpus import NOT_FOR_RELEASE, doubts
-        from discreet.data.sources import TextSource
         from discreet.experiment import RunOptions, RunRequest, load_corpus, run_training
         from discreet.protections.base import FEW_UNITS
         from discreet.training.plan import model_settings
@@ -256,22 +244,10 @@ def train(
         raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
     if options.max_per_unit is not None:
         whole("max_per_unit", options.max_per_unit, 1, "It is the largest number of rows of one unit.")
-    if options.rank is not None:
-        whole("rank", options.rank, 1, "It is the rank of the adapters.")
-        if model.get("train") != "lora":
-            raise invalid("rank", options.rank, "used with --train lora", "Add it, or leave this out.")
-        model = {**model, "train": f"lora-{options.rank}"}
+    model = options.with_rank(model)
     model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
     settings = TrainSettings(**training)
-    text_source = TextSource(
-        data,
-        **vars(source),
-        validation=options.validation,
-        task=task_of(options.task),
-        seed=options.seed,
-        label_names=classes_of(options.classes),
-        max_per_unit=options.max_per_unit,
-    )
+    text_source = options.source(data, source, options.max_per_unit)
     with working("reading the text"):
         corpus = load_corpus(text_source, options.population)
     for doubt in doubts(corpus, source.label, source.unit):
@@ -381,24 +357,6 @@ def _copies(text: str) -> list[int]:
     except ValueError:
         remedy = "Each is a number of rows with the same canary."
         raise invalid("copies", text, "numbers separated by commas, such as 1,10,100", remedy) from None
-
-
-def task_of(name: str | None) -> Task | None:
-    """Return how labels are read for a task; a language model reads texts without them."""
-    if name is None:
-        return None
-    one_of("task", name, ("classification", "regression", "lm"))
-    return "unlabelled" if name == "lm" else name  # type: ignore[return-value]
-
-
-def classes_of(text: str | None) -> tuple[str, ...] | None:
-    """Return the class names of an option, or None."""
-    if text is None:
-        return None
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if len(names) < 2:
-        raise invalid("classes", text, "two or more names, A,B,C", "A classifier needs at least two classes.")
-    return names
 
 
 def _delta(text: str) -> float | None:

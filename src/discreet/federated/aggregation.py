@@ -61,7 +61,9 @@ class Local:
     `update` computes the update of this round and records its cost in the client's ledger; called again for the same
     round and the same weights, it returns the same update and costs nothing. `memory` keeps bytes between the requests
     of one round; it is emptied when another round begins, and stored only in the client's own folder, because the next
-    request may be answered by a new process. `secret` is a fresh secret source, different for every request.
+    request may be answered by a new process. `secret` is a fresh secret source, different for every request. `spend`
+    records the cost of noise that protects this client as a whole, before it is used, in a ledger of the client; it
+    raises BudgetError if the budget of the aggregation does not allow it, however many rounds the server announced.
     """
 
     round: int
@@ -69,6 +71,7 @@ class Local:
     update: Callable[[], Update]
     memory: MutableMapping[str, bytes]
     secret: Rng
+    spend: Callable[[DpEvent], None]
 
 
 class Ask(Protocol):

@@ -1,6 +1,7 @@
 """A client of a federated run: it keeps its text, its masks, its noise and its ledger, and answers the server.
 
     FOLDER/ledger.jsonl       what was spent for each unit of this client, written before its noise is used
+    FOLDER/client.jsonl       with noise in a secure sum, what was spent for this client as a whole
     FOLDER/secret             seed of batches, masks and noise, readable by the owner only
     FOLDER/answer.safetensors the last protected update, which is sent again if the server asks again
     FOLDER/vectors/           outputs of a frozen encoder, deleted at the end
@@ -21,6 +22,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.accounting.events import event_to_json
-from discreet.accounting.ledger import Ledger
+from discreet.accounting.events import DpEvent, event_to_json
+from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, whole
 from discreet.core.files import load_tensors, save_tensors, write_atomic
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
@@ -54,6 +56,7 @@ from discreet.training.steps import OpenStep, Parts, Step
 HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides those of the aggregation
 STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
 LOSS, GUARANTEE = "loss", "guarantee"
+CLIENT_UNIT, CLIENT_LEDGER = "client", "client.jsonl"
 BATCHES, ERRORS = "batches.jsonl", "errors.txt"
 _ANSWER, _MEMORY, _CACHE = "answer.safetensors", "memory", "vectors"
 
@@ -108,6 +111,7 @@ class Client:
         self.split = matched_split(self.corpus, self.model, "train")
         self.memory = FolderMemory(folder / _MEMORY)
         self._training: _Training | None = None
+        self._own: Ledger | None = None
         self._held_out: Tokens | Vectors | None = None
         self.loss: float | None = None  # of the last update, if it is not protected
 
@@ -128,13 +132,26 @@ class Client:
         def update() -> Update:
             return self.update(Task.of(values), weights)
 
-        local = Local(number, self.number, update, self.memory, Rng.secret())
+        local = Local(number, self.number, update, self.memory, Rng.secret(), partial(self.spend, number))
         self.loss = None
         try:
             answer = self.settings.aggregation.respond(stage, request, local)
         except BudgetError as error:
             return Payload(values={STOPPED: str(error)})
         return self._with_loss(answer)
+
+    def spend(self, number: int, event: DpEvent) -> None:
+        """Record the cost of noise that protects this client as a whole; raise BudgetError beyond the budget.
+
+        Guarantee: that of the client's own ledger, which counts every answer of every round, whether the server
+            announced it or not.
+        """
+        if self._own is None:
+            aggregation = self.settings.aggregation
+            budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
+            path = self.folder / CLIENT_LEDGER
+            self._own = Ledger.open(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+        self._own.spend(event, f"round {number}", secure=True)
 
     def _with_loss(self, answer: Payload) -> Payload:
         """Return an answer with the loss of the update that it holds, if there is one and the server may see it."""
@@ -229,6 +246,9 @@ class Client:
         if self._training is not None:
             self._training.close(finished=finished)
             self._training = None
+        if self._own is not None:
+            self._own.close()
+            self._own = None
 
 
 class _Training:

@@ -207,10 +207,11 @@ def serve(
     folder: Path,
     grid: Grid,
     watch: Callable[[RoundReport], None] = lambda report: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Run the server of a federation on a grid, and return its result."""
     transport = Transport(grid, settings.wait_seconds)
-    server = Server(settings, folder, transport.send, transport.lookup, watch)
+    server = Server(settings, folder, transport.send, transport.lookup, watch, should_stop)
     transport.log = server.log
     return server.run()
 

@@ -26,7 +26,7 @@ from discreet.core.errors import ModelError, first_line
 from discreet.core.files import write_atomic
 from discreet.federated.app import write_app
 from discreet.federated.node import FLAG
-from discreet.federated.server import FAILED, LOG, PID, PROGRESS, RESULT, RoundReport
+from discreet.federated.server import FAILED, LOG, PID, PROGRESS, RESULT, RoundReport, StoppedError
 from discreet.federated.settings import Federation
 
 if TYPE_CHECKING:
@@ -235,14 +235,14 @@ def running(
         cluster.stop()
 
 
-def run_processes(settings: Federation, workspace: Path, options: FederateOptions) -> dict[str, Any] | None:
-    """Run a federation as processes and return the server's result, or None if it was stopped."""
+def run_processes(settings: Federation, workspace: Path, options: FederateOptions) -> dict[str, Any]:
+    """Run a federation as processes and return the server's result."""
     server = workspace / "server"
     with running(settings, workspace, tls=options.tls, cache=options.cache) as cluster:
         reported = 0
         while not (server / RESULT).exists():
             if options.should_stop():
-                return None
+                raise StoppedError("The run was stopped after its last saved round. Resume it.")
             if (server / FAILED).exists():
                 raise ModelError((server / FAILED).read_text(encoding="utf-8"))
             cluster.supervise()

@@ -17,17 +17,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import DataError, ExtraError, ModelError
+from discreet.core.errors import DataError, ExtraError, ModelError, setting
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
 from discreet.federated.client import GUARANTEE, Client, guarantee_of
-from discreet.federated.server import FINAL, LOG, PID, RESULT, SCHEDULE, RoundReport, Schedule
-from discreet.federated.settings import Federation, shared_label_names, with_label_names
+from discreet.federated.server import FINAL, LOG, PID, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
+from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
 from discreet.protections.base import GradientProtection, RepresentationProtection
@@ -117,19 +118,26 @@ def federate(settings: Federation, out: Path, options: FederateOptions | None = 
         options.say(remark)
     begin(workspace)
     path = workspace / SETTINGS
-    if path.exists() and Federation.read(path) != settings:
+    stored = Federation.read(path) if path.exists() else None
+    if corpus.units is not None and stored == replace(settings, partition=EQUAL):
+        settings = stored  # written before units changed the default; it divides the rows in the same way
+    if stored is not None and stored != settings:
         raise ModelError(
             f"Expected the settings with which {str(workspace)!r} was started, but something has changed. Resume with "
             "the same command, or delete the folder and begin again."
         )
+    if corpus.units is not None and settings.partition == EQUAL:
+        options.say(f"All rows of one {corpus.unit_name} are at one client, as with {setting('partition', UNIT)}.")
     write_atomic(path, settings.text(), private=False)
     if options.in_process:
-        result: dict[str, Any] | None = run_in_process(settings, workspace, options.watch, options.cache)
+        run = partial(run_in_process, settings, workspace, options.watch, options.cache, options.should_stop)
     else:
         from discreet.federated.processes import run_processes
 
-        result = run_processes(settings, workspace, options)
-    if result is None:
+        run = partial(run_processes, settings, workspace, options)
+    try:
+        result = run()
+    except StoppedError:
         return {"out": str(out), "finished": False}
     return write_run(settings, corpus, workspace, out, result, time.monotonic() - start, options)
 
@@ -139,6 +147,7 @@ def run_in_process(
     workspace: Path,
     watch: Callable[[RoundReport], None] = lambda report: None,
     cache: Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Run server and clients of a federation in this process, and return the server's result."""
     from discreet.federated.flower import serve
@@ -147,7 +156,7 @@ def run_in_process(
         Client(settings, number, client_folder(workspace, number), cache=cache) for number in range(settings.clients)
     ]
     try:
-        return serve(settings, workspace / SERVER, local_grid(clients), watch)
+        return serve(settings, workspace / SERVER, local_grid(clients), watch, should_stop)
     finally:
         for client in clients:
             client.close()

@@ -182,6 +182,8 @@ class SecureSum(Aggregation):
         elif stage == UPDATE:
             self._check_budget(plan.noise, local.memory[_FACTS])
             update = local.update()
+            if plan.noise is not None:
+                local.spend(plan.noise.event)
             answer = client.masked(message, plan.encode(update.arrays, update.weight))
         elif stage == "confirm":
             answer = client.confirm(message)

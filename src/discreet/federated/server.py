@@ -26,20 +26,20 @@ import numpy.typing as npt
 import torch
 
 from discreet.accounting.ledger import Budget, Ledger
-from discreet.core.errors import BudgetError, DataError
+from discreet.core.errors import BudgetError, DataError, DiscreetError, invalid, setting
 from discreet.core.files import save_tensors, write_atomic
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng, digest
 from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload, Round, RoundError, Total, numbers_of
-from discreet.federated.client import FINISH, HELLO, LOSS, STOPPED, Task
+from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
-from discreet.protections.base import GradientProtection, plain_defaults
+from discreet.protections.base import GradientProtection, Protection, plain_defaults
+from discreet.protections.texthide import TextHide
 from discreet.training import checkpoint
 from discreet.training.checkpoint import LEDGER, Progress, trained
 from discreet.training.loop import optimizer_for, set_rate
 
-CLIENT_UNIT = "client"
 SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
     "schedule.json",
     "progress.jsonl",
@@ -51,6 +51,10 @@ PID, FAILED = "pid", "failed.txt"  # of a ServerApp: its process, and why it fai
 _TOKEN = "token"
 _TRIES = 5  # times that a round is tried before the run stops
 _SMALL = 4_000_000  # weights that are saved after every round
+
+
+class StoppedError(DiscreetError):
+    """The run was stopped by its user, after a saved round."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,15 @@ class Schedule:
         batches = {client: max(1, round(size * count / total)) for client, count in sizes.items()}
         return cls(rounds * settings.local_steps, rounds, settings.local_steps, dict(sizes), batches)
 
+    def check(self, protect: Protection | None) -> None:
+        """Reject batches of a client that are too small for its protection, which would fail in every round."""
+        if not isinstance(protect, TextHide):
+            return
+        for client, size in self.batches.items():
+            if protect.mix > (rows := min(size, self.sizes[client])):
+                remedy = f"Use larger batches ({setting('batch_size')}), or mix fewer sentences ({setting('mix')})."
+                raise invalid("mix", protect.mix, f"<= {rows}, the rows in a batch of client {client}", remedy)
+
     def task(self, client: int, number: int) -> Task:
         """Return the task of a client in a round, counted from 1."""
         first = (number - 1) * self.local_steps
@@ -130,13 +143,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Progress of a federated run: the round, who took part, and the mean loss if nothing protects it."""
+    """Progress of a federated run: the round, how many took part and who did not, and the mean loss if it is public."""
 
     round: int
     rounds: int
     clients: int
     loss: float | None
     seconds_left: float
+    missing: tuple[int, ...] = ()
 
 
 class Server:
@@ -149,10 +163,12 @@ class Server:
         send: Send,
         lookup: Lookup,
         watch: Callable[[RoundReport], None] = lambda report: None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare the model; nothing is sent yet."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.settings, self.folder, self.send, self.lookup, self.watch = settings, folder, send, lookup, watch
+        self.settings, self.folder, self.send, self.lookup = settings, folder, send, lookup
+        self.watch, self.should_stop = watch, should_stop
         self.model = settings.build()
         self.recorder = Recorder(folder) if settings.record else None
         self.losses: dict[int, float] = {}
@@ -194,14 +210,17 @@ class Server:
                 losses = [self.losses[client] for client in total.clients if client in self.losses]
                 mean = float(np.mean(losses)) if losses else None
                 left = (time.monotonic() - start) / (number - began) * (schedule.rounds - number)
-                report = RoundReport(number, schedule.rounds, len(total.clients), mean, left)
-                at = Progress(step=number)
-                if small or time.monotonic() - saved > _SAVE_SECONDS or number == schedule.rounds:
+                missing = tuple(sorted(set(schedule.sizes) - set(total.clients)))
+                report = RoundReport(number, schedule.rounds, len(total.clients), mean, left, missing)
+                at, stops = Progress(step=number), number < schedule.rounds and self.should_stop()
+                if small or stops or time.monotonic() - saved > _SAVE_SECONDS or number == schedule.rounds:
                     checkpoint.save(self.folder, name, self.model, optimizer, at)
                     saved = time.monotonic()
                 with (self.folder / PROGRESS).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(report)) + "\n")
                 self.watch(report)
+                if stops:
+                    raise StoppedError(f"The run was stopped after round {number} of {schedule.rounds}. Resume it.")
             return self.finish(schedule, aggregation, ledger, at.step)
 
     def schedule(self) -> Schedule:
@@ -221,6 +240,7 @@ class Server:
         counts_units = isinstance(self.settings.protect, GradientProtection)
         sizes = {client: int(one.values["units" if counts_units else "rows"]) for client, one in sorted(facts.items())}  # type: ignore[arg-type]
         schedule = Schedule.make(self.settings, sizes, self.model.width)
+        schedule.check(self.settings.protect)
         write_atomic(path, schedule.text())
         return schedule
 
@@ -329,7 +349,8 @@ class Server:
             "rounds": rounds,
             "steps": rounds * schedule.local_steps,
             "clients": {
-                str(client): {**answer.values, **self._loss(client)} for client, answer in sorted(rows.items())
+                str(client): {**answer.values, **self._loss(client), "rounds": rounds - self._missed(client)}
+                for client, answer in sorted(rows.items())
             },
         }
         if ledger is not None:
@@ -338,6 +359,13 @@ class Server:
         save_tensors({name: torch.from_numpy(value) for name, value in weights.items()}, self.folder / FINAL)
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
         return result
+
+    def _missed(self, client: int) -> int:
+        """Return the number of rounds that ended without an update of a client; a repeated round is counted once."""
+        path = self.folder / PROGRESS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        missing = {one["round"]: one.get("missing", ()) for one in map(json.loads, lines)}
+        return sum(client in clients for clients in missing.values())
 
     def _loss(self, client: int) -> dict[str, float]:
         return {LOSS: self.losses[client]} if client in self.losses else {}
