@@ -41,7 +41,7 @@ from discreet.federated.settings import FILES, Federation
 from discreet.federated.wiretap import wiretap
 from discreet.models.classifier import Classifier
 from discreet.models.model_settings import ModelSettings
-from discreet.protections.base import Protection
+from discreet.protections.base import Protection, RepresentationProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.training.checkpoint import LEDGER
@@ -122,12 +122,18 @@ def central(settings: Federation, everything: str, cache: Path) -> dict[str, Any
     model = Classifier.build(settings.target, settings.model, rng=Rng(settings.seed).fork("model"))
     plan = TrainingPlan.make(model, corpus, protect=settings.protect, train=settings.train, seed=settings.seed)
     start = time.monotonic()
-    result = train(model, corpus, plan, job=Job(cache=cache))
+    secret = Rng.secret() if isinstance(plan.protect, RepresentationProtection) else None
+    result = train(model, corpus, plan, secret=secret, job=Job(cache=cache))
     model.eval()
-    scores = evaluate(model, ready(model, corpus.split("validation"), cache))
+    rows = ready(model, corpus.split("validation"), cache)
+    accuracy = evaluate(model, rows)["accuracy"]
+    views = None if secret is None else plan.protect.views(model.width, secret)  # type: ignore[union-attr]
+    averaged = None if views is None else evaluate(model, rows, query=views)["accuracy"]
     epsilon = None if result.guarantee is None or not result.guarantee.exists else result.guarantee.epsilon
     seconds = time.monotonic() - start
-    return {"accuracy": scores["accuracy"], "steps": result.steps, "epsilon": epsilon, "seconds": seconds}
+    return {
+        "accuracy": accuracy, "averaged": averaged, "steps": result.steps, "epsilon": epsilon, "seconds": seconds,
+    }  # fmt: skip
 
 
 def accuracy(options: argparse.Namespace) -> None:
@@ -153,6 +159,7 @@ def accuracy(options: argparse.Namespace) -> None:
                     method=method,
                     seed=seed,
                     accuracy=result["utility"]["accuracy"],
+                    averaged=result.get("utility_averaged", {}).get("accuracy"),
                     by_client=[one.get("accuracy") for one in result["clients"].values()],
                     steps=result["steps"],
                     rounds=result["rounds"],

@@ -4,8 +4,9 @@ python -m benchmarks.secure_sum protocol                       8 clients, 2 drop
 python -m benchmarks.secure_sum round --rows 800 --train all   a FedAvg round of one local epoch: secure sum over mean
 python -m benchmarks.secure_sum noise --runs 1000              certified epsilon beside central noise, and an audit
 
-Everything runs in one process, one client after the other, so that a time is that of all parties together. `round`
-gives seconds of processor time beside those of the clock: other work on the machine changes the latter.
+Everything runs in one process, one client after the other, so that a time is that of all parties together; with
+`--processes`, `round` runs Flower's processes and adds up their processor time. `round` gives seconds of processor time
+beside those of the clock: other work on the machine changes the latter.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
     aggregations: dict[str, Aggregation] = {"mean": Mean(), "secure-sum": SecureSum()}
     if options.noise:
         aggregations["secure-sum with noise"] = SecureSum(noise_multiplier=1.0)
-    batch = 8 * CLIENTS
+    batch = 8 * options.clients
     steps = max(1, options.rows // batch)
     rows: list[dict[str, Any]] = []
     for name, aggregation in aggregations.items():
@@ -101,7 +102,7 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
             data=TextSource(options.data, rows=options.rows),
             model=ModelSettings(encoder="minilm", train=options.train),
             train=TrainSettings(epochs=options.rounds, batch_size=batch, learning_rate=1e-5),
-            clients=CLIENTS,
+            clients=options.clients,
             exchange="weights",
             local_steps=steps,
             aggregation=aggregation,
@@ -109,14 +110,18 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
         settings, _ = settled(settings)
         clocks: list[tuple[float, float]] = []
         with tempfile.TemporaryDirectory() as folder:
-            run_in_process(settings, Path(folder), lambda report: clocks.append(_clock()))  # noqa: B023
+            if options.processes:
+                clocks = _clocks_of_processes(settings, Path(folder))
+            else:
+                run_in_process(settings, Path(folder), lambda report: clocks.append(_clock()))  # noqa: B023
         spent = np.diff(np.array(clocks), axis=0)  # the first round also reads text and builds models
         wall, cpu = np.median(spent, axis=0).tolist()
         rows.append(
             {
                 "train": options.train,
                 "rows": options.rows,
-                "clients": CLIENTS,
+                "clients": options.clients,
+                "processes": options.processes,
                 "aggregation": name,
                 "rounds_timed": len(spent),
                 "seconds": round(wall, 2),
@@ -131,6 +136,38 @@ def one_round(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _clock() -> tuple[float, float]:
     return time.monotonic(), time.process_time()
+
+
+def _clocks_of_processes(settings: Any, folder: Path) -> list[tuple[float, float]]:
+    """Run Flower's processes, and return the time and their processor time after each round."""
+    from discreet.federated.processes import running
+
+    clocks: list[tuple[float, float]] = []
+    progress, result = folder / "server" / "progress.jsonl", folder / "server" / "result.json"
+    with running(settings, folder) as cluster:
+        while not result.exists():
+            rounds = len(progress.read_text(encoding="utf-8").splitlines()) if progress.exists() else 0
+            if rounds > len(clocks):
+                clocks.append((time.monotonic(), _processor_seconds()))
+            cluster.supervise()
+            time.sleep(0.02)
+    return clocks
+
+
+def _processor_seconds() -> float:
+    """Return the processor time that all descendants of this process have used (Linux)."""
+    seconds, parents = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            values = path.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended in the meantime
+        number = int(path.parent.name)
+        parents[number], seconds[number] = int(values[1]), int(values[11]) + int(values[12])
+    mine = {os.getpid()}
+    while more := {number for number, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    return sum(seconds[number] for number in mine - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
 
 
 def noise(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -201,6 +238,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--train", default="all", choices=["all", "head", "lora"])
     parser.add_argument("--noise", action="store_true", help="also time a round with noise")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="clients of `round`")
+    parser.add_argument("--processes", action="store_true", help="time `round` over Flower's processes")
     parser.add_argument("--runs", type=int, default=1000, help="runs of the audit on each side")
     parser.add_argument("--multiplier", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)

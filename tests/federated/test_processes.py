@@ -27,6 +27,7 @@ from discreet.federated.processes import (
 from discreet.federated.run import run_in_process
 from discreet.federated.settings import Federation
 from discreet.federated.wiretap import wiretap
+from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.checkpoint import LEDGER
 
@@ -54,7 +55,9 @@ def rounds_of(folder: Path) -> int:
 
 
 def test_processes_give_the_model_of_one_process_and_the_wire_holds_no_text(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(clients=2, epochs=1, noise_seed=1, protect=DPSGD(noise_multiplier=1.0))
+    # An LSTM, so that the three processes with a model need not import the networks of transformers.
+    model = ModelSettings(encoder="bilstm", train="head", dropout=0.0)
+    settings = tiny(clients=2, epochs=1, model=model, noise_seed=1, protect=DPSGD(noise_multiplier=1.0))
     run_in_process(settings, tmp_path / "one")
     with wiretap() as tap, running(settings, tmp_path / "many", connect_to=tap.forward_to) as cluster:
         wait(cluster, (tmp_path / "many" / "server" / "result.json").exists)

@@ -25,7 +25,7 @@ from discreet.models.model_settings import ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
-from discreet.protections.texthide import TextHide
+from discreet.protections.texthide import AllMasks, TextHide
 from discreet.report.run_facts import read_facts
 from discreet.report.statement import statement
 from discreet.training.checkpoint import LEDGER, trained
@@ -119,7 +119,12 @@ def test_other_protections_run_at_the_clients(tiny: Tiny, tmp_path: Path, protec
     assert len(result["clients"]) == 3
     client = Client(settings, 0, client_folder(tmp_path, 0))
     if isinstance(protect, TextHide):
-        assert client.training(Task(1, 0, 1, result["steps"], 10)).plan.protect.mask_count == 2  # type: ignore[union-attr]
+        training = client.training(Task(1, 0, 1, result["steps"], 10))
+        assert training.plan.protect.mask_count == 2  # type: ignore[union-attr]
+        weights = {name: value.numpy() for name, value in final(tmp_path).items()}
+        row, views = result["clients"]["0"], training.views()
+        assert row["averaged_accuracy"] == client.evaluate(weights, views)["accuracy"]
+        assert isinstance(views, AllMasks) and len(views.masks) == 2
     client.close()
 
 
@@ -326,6 +331,32 @@ def test_an_old_answer_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
     server.run()
     assert "Stage update: the answer of client 2 was rejected" in log_of(tmp_path)
     assert from_records(to_records("update", Outgoing({"round": 1})))[1].values == {"round": 1}
+
+
+def test_a_registered_node_that_comes_back_is_recognized_and_may_answer_late(tiny: Tiny, tmp_path: Path) -> None:
+    from discreet.federated.flower import LocalGrid, Transport
+
+    grid = local_grid(clients_of(tiny(), tmp_path))
+
+    class Unsteady(LocalGrid):
+        present: tuple[int, ...] = (1, 2)
+        slow = True
+
+        def get_node_ids(self) -> tuple[int, ...]:
+            return self.present
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            self.slow = not self.slow
+            return super().pull_messages(message_ids) if self.slow else []
+
+    unsteady = Unsteady(grid.apps, grid.contexts)
+    transport = Transport(unsteady, 1.0)
+    seen = []
+    for present in ((1, 2), (1, 2), (2,), (1, 2), (1, 2)):
+        unsteady.present = present
+        transport.refresh()
+        seen.append(dict(transport.nodes))
+    assert seen == [{}, {0: 1, 1: 2}, {1: 2}, {1: 2}, {0: 1, 1: 2}] and unsteady.sent == 3
 
 
 def test_a_client_without_budget_leaves_and_the_others_go_on(tiny: Tiny, tmp_path: Path) -> None:

@@ -275,6 +275,8 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
             print_quality(result["quality"])
     else:
         line("Utility: not measured, because no rows were held out.")
+    if result.get("utility_averaged"):
+        table(result["utility_averaged"], title="Utility averaged over the pool of masks")
     _print_clients(result["clients"], noisy=settings.aggregation.is_noisy)
     if result["guarantee"] is None:
         line("Privacy: no guarantee for units; what clients sent was not protected.")

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from discreet.accounting.events import DpEvent, event_to_json
 from discreet.accounting.ledger import Budget, Ledger
@@ -56,6 +57,7 @@ from discreet.training.steps import OpenStep, Parts, Step
 HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides those of the aggregation
 STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
 LOSS, GUARANTEE = "loss", "guarantee"
+AVERAGED = "averaged_"  # begins the name of a score whose predictions are averaged over the client's masks
 CLIENT_UNIT, CLIENT_LEDGER = "client", "client.jsonl"
 BATCHES, ERRORS = "batches.jsonl", "errors.txt"
 _ANSWER, _MEMORY, _CACHE = "answer.safetensors", "memory", "vectors"
@@ -212,15 +214,18 @@ class Client:
             self._training = _Training(self, task.steps, task.batch_size)
         return self._training
 
-    def evaluate(self, weights: Arrays) -> dict[str, Value]:
-        """Return the utility of the received weights on the client's held-out rows, with its own mask."""
+    def evaluate(self, weights: Arrays, views: nn.Module | None = None) -> dict[str, Value]:
+        """Return the utility of the received weights on the client's held-out rows, with its own mask.
+
+        With several `views` of a row, as under all masks of a pool, predictions are averaged.
+        """
         if "validation" not in self.corpus.split_names:
             return {}
         if self._held_out is None:
             held_out = matched_split(self.corpus, self.model, "validation")
             self._held_out = ready(self.model, held_out, self.cache, self.settings.train.precision)
         self.load(weights)
-        scores = evaluate(self.model, self._held_out, self.settings.train.precision)
+        scores = evaluate(self.model, self._held_out, self.settings.train.precision, views)
         return {name: float(value) for name, value in scores.items() if math.isfinite(value)}
 
     def load(self, weights: Arrays) -> None:
@@ -233,8 +238,11 @@ class Client:
 
         If the server sees only sums, the row has no utility.
         """
-        stated = self.training(task).step.guarantee()
+        training = self.training(task)
+        stated, views = training.step.guarantee(), training.views()
         values: dict[str, Value] = {**self.describe(), **(self.evaluate(weights) if self.is_seen else {})}
+        if self.is_seen and views is not None:
+            values |= {AVERAGED + name: value for name, value in self.evaluate(weights, views).items()}
         if stated is not None:
             values[GUARANTEE] = json.dumps(stated.as_dict())
         self.close(finished=True)
@@ -374,6 +382,13 @@ class _Training:
         if self.plan.protect is not None:
             tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
             save_tensors(tensors, self.folder / _ANSWER, {"request": request})
+
+    def views(self) -> nn.Module | None:
+        """Return a module that applies all masks of the client's pool, or None if there is no pool."""
+        protect = self.plan.protect
+        if not isinstance(protect, RepresentationProtection) or self.secret is None:
+            return None
+        return protect.views(self.model.width, self.secret)
 
     def close(self, *, finished: bool = False) -> None:
         """Close the ledger, and the record of the same people on this machine."""

@@ -35,7 +35,7 @@ _VALUES, _WEIGHTS, _REQUEST, _SCALARS = "values", "weights", "request", "scalars
 _STAGE, _TOKEN = "stage", "token"
 _KINDS = {WHO: MessageType.QUERY, HELLO: MessageType.QUERY, FINISH: MessageType.QUERY, EVALUATE: MessageType.EVALUATE}
 _DELTA = 1e-5  # largest delta that a node with a limit accepts, besides the default for its number of units
-_SHORTEST, _LONGEST_PAUSE = 0.01, 0.3  # seconds between looks for answers
+_SHORTEST, _LONGEST_PAUSE = 0.01, 0.5  # seconds between looks for answers
 _CHECK_SECONDS = 2.0  # between looks for nodes that are gone or back
 _START_SECONDS = 120.0  # to wait for clients
 _SILENCE_SECONDS = 600.0  # a round without any answer is given up
@@ -227,7 +227,8 @@ class Transport:
         """Use a grid; nobody is known yet."""
         self.grid, self.patience = grid, patience
         self.nodes: dict[int, int] = {}  # node of each client
-        self.known: set[int] = set()
+        self.asked: set[int] = set()  # nodes that were asked for their client number
+        self.questions: dict[str, int] = {}  # node of each question that has no answer yet
         self.log: Callable[[str], None] = lambda text: None
 
     def lookup(self, wanted: int) -> tuple[int, ...]:
@@ -241,19 +242,27 @@ class Transport:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def refresh(self) -> None:
-        """Ask new nodes for their client number, and forget nodes that are gone."""
+        """Ask new nodes for their client number, read the answers so far, and forget nodes that are gone.
+
+        An answer may take long: Flower's own SuperNode starts a process for it, which imports torch.
+        """
         present = set(self.grid.get_node_ids())
         for client, node in list(self.nodes.items()):
             if node not in present:
                 self.log(f"Client {client} cannot be reached.")
                 del self.nodes[client]
-        new = sorted(present - self.known)
-        if not new:
-            return
-        sent = {node: Message(to_records(WHO, Outgoing({})), node, MessageType.QUERY) for node in new}
-        for node, answer in self._exchange(sent, _START_SECONDS / 4).items():
-            number = answer.request.values.get("client")
-            self.known.add(node)
+        self.asked &= present  # a registered node has the same number when it is back
+        self.questions = {name: node for name, node in self.questions.items() if node in present}
+        for node in sorted(present - self.asked):
+            self.asked.add(node)
+            question = Message(to_records(WHO, Outgoing({})), node, MessageType.QUERY)
+            self.questions |= dict.fromkeys(self.grid.push_messages([question]), node)
+        for reply in self.grid.pull_messages(list(self.questions)) if self.questions else ():
+            node = self.questions.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                self.asked.discard(node)  # so that it is asked again
+                continue
+            number = from_records(reply.content)[1].request.values.get("client")
             if isinstance(number, int):
                 if number in self.nodes:
                     self.log(f"Client {number} is back.")
@@ -300,24 +309,6 @@ class Transport:
                 checked = time.monotonic()
             pause = _SHORTEST if replies else min(2 * pause, _LONGEST_PAUSE)
             time.sleep(pause)
-        return answers
-
-    def _exchange(self, messages: Mapping[int, Message], seconds: float) -> dict[int, Outgoing]:
-        """Send messages to nodes and return the answers that arrive within some seconds."""
-        pending: dict[str, int] = {}
-        for node, message in messages.items():
-            for name in self.grid.push_messages([message]):
-                pending[name] = node
-        answers: dict[int, Outgoing] = {}
-        end, pause = time.monotonic() + seconds, _SHORTEST
-        while pending and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(pending)):
-                sender = pending.pop(reply.metadata.reply_to_message_id, None)
-                if sender is not None and not reply.has_error():
-                    answers[sender] = from_records(reply.content)[1]
-            if pending:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
         return answers
 
 

@@ -6,7 +6,7 @@ all other arguments are Flower's own. The process ends when its parent does.
 Flower starts a new process for every message. Loading torch, a model and the text takes seconds, so a SuperNode started
 here has a thread that keeps the ClientApp, and takes the messages from the SuperNode as Flower's own executor would.
 Flower's SuperNode looks for messages every 3 seconds; the one started here does so after 0.05 seconds, and less and
-less often while there are none.
+less often while there are none, because every look costs processor time here and at the SuperLink.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 FLAG = 2 * "-"  # how options of Flower's commands begin
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.4
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
 _ORPHAN_SECONDS = 0.5
 
 
@@ -107,12 +107,12 @@ def answer_messages(address: str, secret: bytes, certificate: bytes | None, arri
 class Pauses:
     """The time module as SuperNode uses it: it waits 3 seconds for a message, and half a second for its answer.
 
-    Pauses for messages begin short and double while there are none. A pause for an answer sets `arrived`.
+    Pauses begin short, and double while there is no message or no answer. A pause for an answer sets `arrived`.
     """
 
     def __init__(self, arrived: threading.Event) -> None:
         """Begin with a short pause."""
-        self.arrived, self.pause = arrived, SHORTEST_PAUSE
+        self.arrived, self.pause, self.waits = arrived, SHORTEST_PAUSE, False
 
     def __getattr__(self, name: str) -> Any:
         """Return anything else from the time module."""
@@ -120,13 +120,13 @@ class Pauses:
 
     def sleep(self, seconds: float) -> None:
         """Pause for a shorter time than Flower would."""
-        if seconds < 1:
+        waits = seconds < 1  # for the answer to a message that has arrived
+        if waits != self.waits:
+            self.pause, self.waits = SHORTEST_PAUSE, waits
+        if waits:
             self.arrived.set()
-            self.pause = SHORTEST_PAUSE
-            time.sleep(SHORTEST_PAUSE / 2)
-            return
         time.sleep(min(seconds, self.pause))
-        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+        self.pause = min(2 * self.pause, LONGEST_PAUSE / 4 if waits else LONGEST_PAUSE)
 
 
 def main(arguments: list[str]) -> None:

@@ -73,7 +73,7 @@ class Cluster:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
             "TOKENIZERS_PARALLELISM": "false",
         }

@@ -26,7 +26,7 @@ from discreet.core.errors import DataError, ExtraError, ModelError, setting
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
-from discreet.federated.client import GUARANTEE, Client, guarantee_of
+from discreet.federated.client import AVERAGED, GUARANTEE, Client, guarantee_of
 from discreet.federated.server import FINAL, LOG, PID, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
@@ -203,7 +203,9 @@ def write_run(
     utility: dict[str, Any] = {"utility": {}, "quality": None, "evaluated_on": None}
     if "validation" in corpus.split_names:
         if masked:  # the model reads masked vectors, and only clients have masks
-            utility = {**utility, "utility": mean_utility(clients, model.task), "evaluated_on": "validation"}
+            utility = {**utility, "utility": mean_utility(clients, MAIN[model.task]), "evaluated_on": "validation"}
+            averaged = mean_utility(clients, MAIN[model.task], AVERAGED)
+            utility |= {"utility_averaged": averaged} if averaged else {}
         else:
             rows = ready(model, with_label_names(corpus.split("validation"), settings.target), options.cache)
             quality, classes = assess_classes(model, rows)
@@ -284,11 +286,10 @@ def joint(guarantees: list[Guarantee | None]) -> Guarantee | None:
     )
 
 
-def mean_utility(clients: dict[int, dict[str, Any]], task: str) -> dict[str, float]:
-    """Return the mean utility that clients measured, each with its own mask."""
-    main = MAIN[task]
-    values = [values[main] for values in clients.values() if main in values]
-    return {main: sum(values) / len(values)} if values else {}
+def mean_utility(clients: dict[int, dict[str, Any]], metric: str, prefix: str = "") -> dict[str, float]:
+    """Return the mean of a metric that clients measured, each with its own masks."""
+    values = [values[prefix + metric] for values in clients.values() if prefix + metric in values]
+    return {metric: sum(values) / len(values)} if values else {}
 
 
 def tidy(workspace: Path, settings: Federation) -> None:
