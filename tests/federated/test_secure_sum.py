@@ -95,6 +95,14 @@ def test_noise_of_all_clients_is_in_the_sum(mechanism: str) -> None:
             exact[name] += value * min(1, 2.0 / norm)
     error = np.concatenate([(total.arrays[name] - exact[name]).ravel() for name in exact])
     assert abs(error.std() / 6.0 - 1) < 6 / math.sqrt(2 * len(error))
+    assert 6 * aggregation.error_std(6) == pytest.approx(6.0)  # what an attacker may know of it
+
+
+def test_the_error_of_rounding_is_known() -> None:
+    updates = random_updates(8, size=4000)
+    mean, exact = run_round(SecureSum(fraction_bits=12), updates), mean_of(updates)
+    error = np.concatenate([(mean.arrays[name] / mean.weight - exact[name]).ravel() for name in exact])
+    assert abs(error.std() / SecureSum(fraction_bits=12).error_std(8) - 1) < 6 / math.sqrt(2 * len(error))
 
 
 def test_a_budget_is_met_and_checked_by_the_clients() -> None:

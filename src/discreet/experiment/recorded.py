@@ -53,7 +53,7 @@ class Observed:
     clients: tuple[int, ...]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
-    rounding: float = 0.0  # standard deviation of its rounding error, if it follows from rounded weights
+    rounding: float = 0.0  # standard deviation of its error, if it follows from rounded weights or a rounded sum
 
 
 def has_record(folder: Path) -> bool:
@@ -83,7 +83,9 @@ class Recorded:
         if view == SERVER_VIEW:
             if self.settings.aggregation.visible == "sum":
                 return [
-                    Observed(one.number, tuple(one.counted), one.total, one.weights) for one in self.rounds if one.total
+                    Observed(one.number, one.counted, one.total, one.weights, self._error(one.counted))
+                    for one in self.rounds
+                    if one.total
                 ]
             return self._each_update()
         if view == WIRE_VIEW:
@@ -139,10 +141,16 @@ class Recorded:
                 for name, value in mean.items()
             }
             size = torch.cat([value.reshape(-1) for value in now.weights.values()]).square().mean().sqrt().item()
-            rounding = size * 2**-23 / rate * total / (total - weight)
+            rounding = math.hypot(size * 2**-23 / rate, self._error(now.counted)) * total / (total - weight)
             gradients = {name: value.float() for name, value in rest.items()}
             seen.append(Observed(now.number, others, gradients, now.weights, rounding))
         return seen
+
+    def _error(self, clients: Sequence[int]) -> float:
+        """Return the standard deviation of the error that the aggregation leaves in the mean of a round."""
+        schedule, parameters = self.schedule, sum(p.numel() for p in trained(self.model).values())
+        aggregation = self.settings.aggregation.resolve(len(schedule.sizes), schedule.rounds, parameters)
+        return aggregation.error_std(len(clients))
 
     def _train(self) -> TrainSettings:
         total, protect, part = sum(self.schedule.sizes.values()), self.settings.protect, self.settings.model.train

@@ -151,6 +151,10 @@ class Aggregation(ABC):
         """Delta of the guarantee for the unit "client"."""
         return 0.0
 
+    def error_std(self, clients: int) -> float:
+        """Return the standard deviation of the error in each number of a mean of so many updates: noise, rounding."""
+        return 0.0
+
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the guarantee for the unit "client" assumes, as sentences."""

@@ -125,6 +125,12 @@ class SecureSum(Aggregation):
         """Privacy event of one round for a client, under zero-out; None without noise."""
         return self.noise.event if self.is_noisy else None
 
+    def error_std(self, clients: int) -> float:
+        """Return the standard deviation of the error in each number of a mean: of noise, or of rounding to the step."""
+        if self.is_noisy:
+            return self.noise.sigma * self.noise.step / math.sqrt(clients)
+        return math.sqrt(clients / 12) * 2.0**-self.fraction_bits
+
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the guarantee for a client assumes."""
