@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from discreet.federated.run import FederateOptions, federate, run_in_process, se
 from discreet.federated.settings import FILES, Federation
 from discreet.federated.wiretap import wiretap
 from discreet.models.classifier import Classifier
-from discreet.models.model_settings import ModelSettings
+from discreet.models.model_settings import TEXTHIDE_HIDDEN, ModelSettings
 from discreet.protections.base import Protection, RepresentationProtection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
@@ -52,13 +53,27 @@ from discreet.training.plan import TrainingPlan
 from discreet.training.settings import TrainSettings
 
 CLIENTS = 4
-# Per method: protection, head, epochs, batch size of all clients together, exchange, steps of a client in a round.
-METHODS: dict[str, tuple[Protection | None, str, float, int, str, int]] = {
-    "plain, weights": (None, "linear", 20, 128, "weights", 79),
-    "plain, gradients": (None, "linear", 10, 1024, "gradients", 1),
-    "texthide (256, 4), weights": (TextHide(256, 4), "mlp", 20, 128, "weights", 79),
-    "texthide (256, 4), gradients": (TextHide(256, 4), "mlp", 10, 512, "gradients", 1),
-    "dp-sgd, epsilon 8": (DPSGD(epsilon=8.0), "linear", 10, 1250, "gradients", 1),
+
+
+class Method(NamedTuple):
+    """A method with its settings; the batch size is that of all clients together."""
+
+    protect: Protection | None
+    head: str
+    epochs: float
+    batch_size: int
+    exchange: str
+    local_steps: int = 1
+    learning_rate: float | None = None
+    hidden: tuple[int, ...] = TEXTHIDE_HIDDEN
+
+
+METHODS = {
+    "plain, weights": Method(None, "linear", 20, 128, "weights", 79),
+    "plain, gradients": Method(None, "linear", 10, 1024, "gradients"),
+    "texthide (256, 4), weights": Method(TextHide(256, 4), "mlp", 20, 128, "weights", 79),
+    "texthide (256, 4), gradients": Method(TextHide(256, 4), "mlp", 20, 512, "gradients", 1, 1e-2, (1024,)),
+    "dp-sgd, epsilon 8": Method(DPSGD(epsilon=8.0), "linear", 10, 1250, "gradients"),
 }
 
 
@@ -99,15 +114,15 @@ def write_rows(path: Path, corpus: Any) -> Path:
 
 
 def settings_of(method: str, seed: int, files: list[str], validation: str, names: tuple[str, ...]) -> Federation:
-    protect, head, epochs, size, exchange, local = METHODS[method]
+    about = METHODS[method]
     return Federation(
         TextSource(files[0], validation=validation, label_names=names),
-        ModelSettings(train="head", head=head),
-        TrainSettings(epochs=epochs, batch_size=size),
+        ModelSettings(train="head", head=about.head, hidden=about.hidden),
+        TrainSettings(epochs=about.epochs, batch_size=about.batch_size, learning_rate=about.learning_rate),
         CLIENTS,
-        protect,
-        exchange=exchange,
-        local_steps=local,
+        about.protect,
+        exchange=about.exchange,
+        local_steps=about.local_steps,
         partition=FILES,
         files=tuple(files),
         seed=seed,
@@ -171,20 +186,18 @@ def accuracy(options: argparse.Namespace) -> None:
 
 
 def summary(results: Results) -> None:
-    print("\n| method | central | 4 processes | difference | epsilon |\n|---|---|---|---|---|")
-    for method in METHODS:
+    print("\n| method | accuracy | central | 4 processes | difference | epsilon |\n|---|---|---|---|---|---|")
+    for method, (kind, label) in itertools.product(METHODS, (("accuracy", "one mask"), ("averaged", "all masks"))):
         means = {}
         for what in ("central", "processes"):
             rows = [row for row in results.rows if row.get("what") == what and row.get("method") == method]
+            rows = [row for row in rows if row.get(kind) is not None]
             if rows:
-                means[what] = (
-                    100 * statistics.mean(row["accuracy"] for row in rows),
-                    len(rows),
-                    rows[0].get("epsilon"),
-                )
+                mean = 100 * statistics.mean(row[kind] for row in rows)
+                means[what] = (mean, len(rows), rows[0].get("epsilon"))
         if len(means) == 2:
             (c, n, ce), (p, m, pe) = means["central"], means["processes"]
-            print(f"| {method} | {c:.2f} (n = {n}) | {p:.2f} (n = {m}) | {p - c:+.2f} | {ce} / {pe} |")
+            print(f"| {method} | {label} | {c:.2f} (n = {n}) | {p:.2f} (n = {m}) | {p - c:+.2f} | {ce} / {pe} |")
 
 
 def same(options: argparse.Namespace) -> None:
