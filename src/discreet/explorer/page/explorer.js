@@ -1,6 +1,7 @@
 // The form, the current request to the server, and its result.
 import { drawCurve, drawHistory } from "./curve.js";
 import { at, slider } from "./dials.js";
+import { drawTrainedModel } from "./trained_model.js";
 import { atMost, boundOf, by, make, percent } from "./words.js";
 
 const key = location.hash.slice(1);
@@ -261,6 +262,7 @@ const begin = async () => {
   by("setting").replaceChildren(new Option("custom", ""), ...offer.settings.map((one) => new Option(one.label, String(one.number))));
   by("setting-field").hidden = !offer.settings.length;
   drawDials();
+  drawTrainedModel(offer.trained_model);
   count();
   status("Type a sentence, or choose an example.");
 };
