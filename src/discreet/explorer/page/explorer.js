@@ -261,8 +261,7 @@ const begin = async () => {
   by("label-field").hidden = !offer.labels.length;
   by("setting").replaceChildren(new Option("custom", ""), ...offer.settings.map((one) => new Option(one.label, String(one.number))));
   by("setting-field").hidden = !offer.settings.length;
-  drawDials();
-  drawTrainedModel(offer.trained_model);
+  drawDials(); drawTrainedModel(offer.trained_model);
   count();
   status("Type a sentence, or choose an example.");
 };
@@ -294,8 +293,7 @@ by("setting").addEventListener("change", () => {
 by("protection").addEventListener("change", () => { by("setting").value = ""; drawDials(); changed(0); });
 by("by").addEventListener("change", () => { drawSliders(); changed(0); });
 by("attack").addEventListener("change", () => { picked = true; by("attack-words").textContent = attack().words; changed(0); });
-by("label").addEventListener("change", () => changed(0));
-by("live").addEventListener("change", () => changed(0));
+for (const name of ["label", "live"]) by(name).addEventListener("change", () => changed(0));
 by("stop").addEventListener("click", () => { tracing = false; clearTimeout(timer); if (asking) asking.abort(); });
 by("trace").addEventListener("click", trace);
 addEventListener("hashchange", () => location.reload());
