@@ -1,7 +1,7 @@
 """Audits beside the truth: how tight each is, how often it is above, and that every broken variant is caught.
 
 python -m benchmarks.audit gaussian             the Gaussian mechanism at epsilon 1, 4 and 8, 200 runs each
-python -m benchmarks.audit opake                the same scores in opake 0.16 (PYTHONPATH with opake-auditing and -base)
+python -m benchmarks.audit opake                the same scores in opake 0.16 (Python 3.13: opake, opake-auditing)
 python -m benchmarks.audit protections          every mechanism and protection: claim, many runs, one run
 python -m benchmarks.audit variants             every broken variant of the tests
 python -m benchmarks.audit words                word-level sanitizers at equal nominal epsilon, MiniLM's vocabulary

@@ -61,6 +61,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epsilons", type=float, nargs="*", default=[8.0, 3.0])
     parser.add_argument("--members", type=int, default=1000, help="members, and non-members")
     parser.add_argument("--texts", type=int, help="texts of each model of the tables; by default those of the paper")
+    parser.add_argument("--kappas", type=float, nargs="*", default=KAPPAS, help="directional noise of the tables")
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--batch-size", type=int, default=16, help="of plain training; private training has its own")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="of all layers, without privacy")
@@ -342,7 +343,7 @@ def tables(asked: argparse.Namespace, results: Results) -> None:
         loop = TrainSettings(batch_size=64 if name == "cola" else 256, **LOOP)  # type: ignore[arg-type]
         levels: list[tuple[str, Protection | None]] = [("none", None)]
         levels += [(f"gaussian {noise:g}", DPSGD(noise_multiplier=noise, clip_norm=1.0)) for noise in noises]
-        levels += [(f"von-mises-fisher {kappa:g}", DirDPSGD(kappa=kappa)) for kappa in KAPPAS]
+        levels += [(f"von-mises-fisher {kappa:g}", DirDPSGD(kappa=kappa)) for kappa in asked.kappas]
         for seed in asked.seeds:
             corpus = halves(whole, count, 0 if name == "cola" else asked.window, Rng(seed).fork("halves"))
             cache: dict[Any, Any] = {}
