@@ -47,6 +47,7 @@ EXAMPLES = [
     events.MetricDpEvent(0.5, "euclidean", 2.0),
     events.NoGuaranteeDpEvent("the „paper” proves none\n"),
     events.VisibleVectorsDpEvent(GAUSSIAN, 3, 9),
+    events.RandomAllocationDpEvent(GAUSSIAN, 5),
 ]
 
 

@@ -14,6 +14,7 @@ import torch
 from tests.conftest import WORDS
 
 from discreet.audit.canaries import FILE, GradientCanaries, TextCanaries, plant_texts, scores_of, token_canaries
+from discreet.audit.evidence import evidence_for
 from discreet.audit.run import audit_run
 from discreet.core.errors import DataError, ModelError, SettingError
 from discreet.core.guarantee import Adjacency
@@ -51,7 +52,8 @@ def request(encoder: Path, protect: Protection | None, **values: Any) -> RunRequ
 def test_scores_have_the_moments_of_sampled_gaussian_noise() -> None:
     """Excluded: N(0, T sigma^2). Included: mean q T, variance T (sigma^2 + q (1 - q))."""
     count, rate, sigma, steps = 4000, 0.25, 0.8, 30
-    canaries = GradientCanaries(np.arange(count) % 2 == 0, Poisson(rate), sigma, 0.1)
+    sampler = Poisson(rate)
+    canaries = GradientCanaries(np.arange(count) % 2 == 0, sampler, 0.1, evidence_for(count, sigma, sampler, None))
     for step in range(steps):
         sums = {"weight": torch.zeros(3)}
         canaries.plant(sums, step, Rng(1).fork("canaries"))
@@ -65,8 +67,36 @@ def test_scores_have_the_moments_of_sampled_gaussian_noise() -> None:
     assert float(inside.mean()) == pytest.approx(rate * steps, abs=error * (sigma**2 * steps + steps) ** 0.5)
     assert float(inside.var()) == pytest.approx(steps * (sigma**2 + rate * (1 - rate)), rel=1.5 * error)
     # the evidence is a log-likelihood ratio: its exponential has mean 1 for excluded canaries, up to its heavy tail
-    assert float(canaries.evidence[::2].mean()) > 0 > float(canaries.evidence[1::2].mean())
-    assert np.corrcoef(canaries.evidence, canaries.sums)[0, 1] > 0.9
+    evidence = canaries.evidence.total
+    assert float(evidence[::2].mean()) > 0 > float(evidence[1::2].mean())
+    assert np.corrcoef(evidence, canaries.sums)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {},
+        {"sampler": "random-allocation"},
+        {"correlation": "lambda-cgd", "decay": 0.6},
+        {"correlation": "banded", "bands": 3},
+    ],
+    ids=str,
+)
+def test_the_evidence_is_a_likelihood_ratio(method: dict[str, Any]) -> None:
+    """The mean of a ratio is 1 under its denominator, whichever of the two hypotheses that is."""
+    count, protect = 20_000, DPSGD(4.0, clip_norm=0.1, **method)
+    sampler, release = protect.sampler_for(count // 6, count), protect.releaser(Rng(1))
+    included = np.arange(count) % 2 == 0
+    evidence = evidence_for(count, protect.noise, sampler, protect.correlated)
+    canaries = GradientCanaries(included, sampler, 0.1, evidence)
+    for step in range(12):
+        sums = {"weight": torch.zeros(3)}
+        canaries.plant(sums, step, Rng(1).fork("canaries"))
+        canaries.read(release(sums, step))
+    ratio = evidence.total
+    assert float(ratio[1::2].exp().mean()) == pytest.approx(1.0, abs=0.04)
+    assert float((-ratio[::2]).exp().mean()) == pytest.approx(1.0, abs=0.04)
+    assert float(ratio[::2].mean()) > 0 > float(ratio[1::2].mean())
 
 
 def test_gradient_canaries_leave_the_model_and_its_noise_as_they_are(
@@ -86,8 +116,11 @@ def test_gradient_canaries_leave_the_model_and_its_noise_as_they_are(
         audit_run(tmp_path / "plain")
 
 
-def test_a_resumed_run_reads_the_same_of_its_canaries(tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
-    asked = request(tiny_encoder("bert"), DPSGD(epsilon=3.0, delta=1e-3), audit=100)
+@pytest.mark.parametrize("method", [{}, {"sampler": "random-allocation"}, {"correlation": "lambda-cgd"}], ids=str)
+def test_a_resumed_run_reads_the_same_of_its_canaries(
+    method: dict[str, Any], tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    asked = request(tiny_encoder("bert"), DPSGD(epsilon=3.0, delta=1e-3, **method), audit=100)
     run_training(asked, tmp_path / "whole", corpus=toy())
     stops = iter([False, False, True])
     stopped = run_training(

@@ -9,11 +9,20 @@ from scipy import stats
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     PoissonSampledDpEvent,
+    RandomAllocationDpEvent,
     SampledWithoutReplacementDpEvent,
 )
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.randomness import Rng
-from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
+from discreet.data.samplers import (
+    CyclicPoisson,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampler,
+    Shuffled,
+    TruncatedPoisson,
+)
 
 EVENT = ClippedSumDpEvent(1.0)
 rates = st.floats(1e-6, 1.0)
@@ -170,3 +179,73 @@ def test_a_poisson_draw_takes_little_more_than_a_random_byte_for_each_unit(monke
     monkeypatch.setattr(Rng, "words", lambda rng, count: drawn.append(8 * count) or right_words(rng, count))
     Poisson(0.01).draw(0, 67_349, Rng(0))
     assert 67_349 <= sum(drawn) < 1.2 * 67_349
+
+
+@given(st.integers(1, 12), st.integers(1, 80), st.integers(0, 3), st.integers(0, 5))
+def test_random_allocation_has_every_unit_once_in_an_epoch(bins: int, n: int, epoch: int, seed: int) -> None:
+    sampler = RandomAllocation(bins)
+    drawn = [sampler.draw(epoch * bins + step, n, Rng(seed)).tolist() for step in range(bins)]
+    assert sorted(unit for batch in drawn for unit in batch) == list(range(n))
+    assert sampler.spends(3 * bins + 1, n) == 4
+    assert sampler.spend(EVENT, bins + 1 if bins > 1 else 1, n) == (RandomAllocationDpEvent(EVENT, bins), "epoch 1")
+
+
+def test_random_allocation_is_uniform_independent_and_new_in_every_epoch() -> None:
+    bins, n, epochs = 5, 400, 200
+    place = np.empty((epochs, n), dtype=int)
+    for step in range(bins * epochs):
+        place[step // bins, RandomAllocation(bins).draw(step, n, Rng(3))] = step % bins
+    counts = np.bincount(place.ravel(), minlength=bins)
+    assert stats.chisquare(counts).pvalue > 1e-6
+    same = (place[1:] == place[:-1]).mean()
+    assert same == pytest.approx(1 / bins, abs=0.01)
+    assert (place[:, 1:] == place[:, :-1]).mean() == pytest.approx(1 / bins, abs=0.01)
+
+
+@given(rates, st.integers(1, 30), st.integers(1, 100), st.integers(0, 50))
+def test_a_truncated_batch_is_a_poisson_batch_or_a_part_of_it(rate: float, largest: int, n: int, step: int) -> None:
+    whole_batch = set(Poisson(rate).draw(step, n, Rng(1)).tolist())
+    drawn = TruncatedPoisson(rate, largest).draw(step, n, Rng(1))
+    assert set(drawn.tolist()) <= whole_batch
+    assert len(drawn) == min(len(whole_batch), largest) and (np.diff(drawn) > 0).all()
+
+
+def test_truncation_leaves_every_unit_the_same_chance() -> None:
+    counts = np.zeros(12)
+    for step in range(3000):
+        counts[TruncatedPoisson(0.6, 3).draw(step, 12, Rng(2))] += 1
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+@given(st.integers(1, 9), st.integers(1, 60), st.integers(0, 40), st.integers(0, 3))
+def test_a_cycle_has_every_unit_at_most_once_and_always_in_its_group(
+    groups: int, n: int, cycle: int, seed: int
+) -> None:
+    every = [CyclicPoisson(groups, 1.0).draw(cycle * groups + step, n, Rng(seed)).tolist() for step in range(groups)]
+    assert sorted(unit for batch in every for unit in batch) == list(range(n))
+    assert every == [CyclicPoisson(groups, 1.0).draw(step, n, Rng(seed)).tolist() for step in range(groups)]
+    some = [CyclicPoisson(groups, 0.5).draw(cycle * groups + step, n, Rng(seed)).tolist() for step in range(groups)]
+    assert all(set(few) <= set(many) for few, many in zip(some, every, strict=True))
+    assert CyclicPoisson(groups, 0.5).spend(EVENT, cycle * groups, n) == (
+        PoissonSampledDpEvent(0.5, EVENT),
+        f"cycle {cycle}",
+    )
+
+
+@pytest.mark.parametrize("sampler", [RandomAllocation(3), CyclicPoisson(3, 1.0)])
+def test_batches_of_an_epoch_need_a_source_that_repeats(sampler: Sampler) -> None:
+    with pytest.raises(SettingError, match="rng"):
+        sampler.draw(0, 9, Rng.secure())
+
+
+@pytest.mark.parametrize("sampler", [RandomAllocation(3), TruncatedPoisson(0.5, 3)])
+def test_only_sums_are_accounted_for(sampler: Sampler) -> None:
+    with pytest.raises(UnsupportedError, match="noisy sum"):
+        sampler.spend(EVENT, 0, 9, "each")
+
+
+def test_only_independently_sampled_units_hide_an_absence() -> None:
+    hidden = {type(one) for one in (Poisson(0.5), RandomAllocation(2)) if one.hides_absence}
+    assert hidden == {Poisson, RandomAllocation}
+    others = (FixedSize(2), Shuffled(2), TruncatedPoisson(0.5, 3), CyclicPoisson(2, 0.5))
+    assert not any(one.hides_absence for one in others)

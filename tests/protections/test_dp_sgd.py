@@ -4,11 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from discreet.accounting.events import ComposedDpEvent
 from discreet.accounting.interpret import epsilon
 from discreet.accounting.risk import most_true_positives
+from discreet.catalog import protection_from_table
 from discreet.clipping.tape import Tape
 from discreet.core.errors import SettingError
 from discreet.core.randomness import Rng
+from discreet.data.samplers import CyclicPoisson, Poisson
+from discreet.protections.base import Conditions
 from discreet.protections.dp_sgd import DPSGD, _training
 
 
@@ -57,6 +61,39 @@ def test_an_attack_bound_is_kept_and_not_wasted() -> None:
     assert most_true_positives(event(0.99 * found), 0.01) > 0.05
 
 
+METHODS = [
+    {"sampler": "truncated-poisson"},
+    {"sampler": "random-allocation"},
+    {"correlation": "lambda-cgd", "decay": 0.8},
+    {"correlation": "banded", "bands": 3},
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("steps", [1, 7, 23])
+def test_the_names_of_the_steps_compose_to_the_training(method: dict[str, object], steps: int) -> None:
+    """What the ledger counts, name by name, is what the noise is calibrated to; prefixes cost no more."""
+    protect = DPSGD(2.0, **method)
+    sampler = protect.sampler_for(10, 95)
+    named = dict(reversed(protect.step_cost(sampler, step, 95)) for step in range(steps))
+    counted = epsilon(ComposedDpEvent(list(named.values())), 1e-5, "zero-out")
+    assert counted == pytest.approx(epsilon(protect.training_cost(sampler, steps, 95), 1e-5, "zero-out"), rel=1e-6)
+    assert len(named) == sampler.spends(steps, 95)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_method_survives_its_calibration_and_its_settings_file(method: dict[str, object]) -> None:
+    asked = DPSGD(epsilon=2.0, clip_norm=0.3, **method)
+    conditions = Conditions(None, 95, 95, 10, 30, 3.0, 1e-3)
+    resolved = asked.resolve(conditions)
+    cost = resolved.training_cost(resolved.sampler_for(10, 95), 30, 95)
+    assert 1.99 < epsilon(cost, 1e-3, "zero-out") <= 2.0
+    assert all(getattr(resolved, name) == value for name, value in method.items())
+    assert protection_from_table(asked.as_table()) == asked
+    assert method.items() <= asked.facts().items()
+    assert "sampler" not in DPSGD(1.0).facts() and "correlation" not in DPSGD(1.0).facts()
+
+
 def test_without_noise_there_is_no_guarantee() -> None:
     assert math.isinf(epsilon(DPSGD(0.0).event, 1e-5))
 
@@ -67,6 +104,17 @@ def test_without_noise_there_is_no_guarantee() -> None:
         (lambda: DPSGD(-1.0), "noise_multiplier to be .*, got -1.0"),
         (lambda: DPSGD(1.0, clip_norm=0.0), "clip_norm to be > 0.*, got 0.0"),
         (lambda: DPSGD(1.0, clipping="flta"), "Did you mean 'flat'"),
+        (lambda: DPSGD(1.0, sampler="poison"), "Did you mean 'poisson'"),
+        (lambda: DPSGD(1.0, correlation="lambda"), "correlation to be one of"),
+        (lambda: DPSGD(1.0, correlation="banded", sampler="poisson"), "sampler to be left out with correlation"),
+        (lambda: DPSGD(1.0, decay=0.5), "decay to be used with correlation"),
+        (lambda: DPSGD(1.0, correlation="lambda-cgd", bands=3), "bands to be used with correlation"),
+        (lambda: DPSGD(1.0, correlation="lambda-cgd", decay=1.0), "decay to be in"),
+        (lambda: DPSGD(1.0, correlation="banded", bands=1), "bands to be"),
+        (lambda: DPSGD(1.0, correlation="banded", bands=9).sampler_for(20, 100), "bands to be <= 5"),
+        (lambda: DPSGD(1.0, correlation="banded").step_cost(Poisson(0.1), 0, 100), "sampler to be CyclicPoisson"),
+        (lambda: DPSGD(1.0, correlation="banded").step_cost(CyclicPoisson(3, 0.1), 0, 100), "groups to be >= 4"),
+        (lambda: DPSGD(1.0, correlation="lambda-cgd").step_cost(CyclicPoisson(3, 0.1), 0, 100), "rate to be 1"),
         (lambda: DPSGD.for_budget(-1.0, 1e-5, sampling_rate=0.1, steps=10), "epsilon to be .*, got -1.0"),
         (lambda: DPSGD.for_budget(1.0, 1e-5, sampling_rate=1.7, steps=10), "sampling_rate to be .*, got 1.7"),
         (lambda: DPSGD.for_budget(1.0, 1e-5, sampling_rate=0.0, steps=10), "sampling_rate to be .*, got 0.0"),

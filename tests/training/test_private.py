@@ -118,7 +118,16 @@ def test_a_budget_stops_training_before_it_is_exceeded(corpus: Corpus, tiny_enco
     assert done.guarantee is not None and 1.8 < done.guarantee.epsilon <= 2.0
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "directional"])
+METHODS: dict[str, dict[str, object]] = {
+    "gaussian": {},
+    "truncated": {"sampler": "truncated-poisson"},
+    "allocated": {"sampler": "random-allocation"},
+    "lambda": {"correlation": "lambda-cgd", "decay": 0.7},
+    "banded": {"correlation": "banded", "bands": 2},
+}
+
+
+@pytest.mark.parametrize("kind", [*METHODS, "directional"])
 def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
     kind: str, corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -126,8 +135,7 @@ def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
 
     def go(name: str, stop: int | None) -> tuple[torch.Tensor, int]:
         model = build(corpus, tiny_encoder("bert"), train="pooler+head")
-        gaussian = kind == "gaussian"
-        protect = DPSGD(1.0) if gaussian else DirDPSGD.for_model(model, 50.0)
+        protect = DPSGD(1.0, **METHODS[kind]) if kind in METHODS else DirDPSGD.for_model(model, 50.0)
         seen = iter(range(10**6))
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
@@ -149,6 +157,49 @@ def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
     assert torch.equal(whole, resumed)
     assert counted == spent
     assert len(part_ledger) < len((tmp_path / "part" / "ledger").read_bytes())
+
+
+@pytest.mark.parametrize("kind", [name for name in METHODS if name != "gaussian"])
+def test_a_budget_is_kept_by_every_sampler_and_correlation(
+    kind: str, corpus: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    """The noise is calibrated to the whole training, and the ledger composes its steps to the same figure."""
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    done = train(
+        model, corpus, TrainSettings(epochs=3, batch_size=9), seed=0, protect=DPSGD(epsilon=2, **METHODS[kind])
+    )
+    assert done.guarantee is not None and not done.out_of_budget and done.guarantee.certified
+    assert 1.98 < done.guarantee.epsilon <= 2.0
+    assert done.guarantee.adjacency is Adjacency.ZERO_OUT
+
+
+def test_a_budget_stops_correlated_noise_between_two_cycles(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    protect = DPSGD(3.0, epsilon=2.0, correlation="lambda-cgd")
+    done = train(model, corpus, TrainSettings(epochs=30, batch_size=10), seed=0, protect=protect)
+    assert done.out_of_budget and done.steps % 4 == 0 and 0 < done.steps < 120
+    assert done.guarantee is not None and done.guarantee.epsilon <= 2.0
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, id=name) for name in METHODS if name not in ("gaussian", "allocated")]
+)
+def test_a_population_needs_batches_that_hide_an_absence(
+    kind: str, corpus: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    with pytest.raises(SettingError, match="sampler to be Poisson under add/remove"):
+        train(model, corpus, TrainSettings(batch_size=10), protect=DPSGD(1.0, **METHODS[kind]), population=50)
+
+
+def test_a_population_can_be_allocated_at_random(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    model = build(corpus, tiny_encoder("bert"), train="head")
+    protect = DPSGD(epsilon=2.0, sampler="random-allocation")
+    done = train(model, corpus, TrainSettings(epochs=2, batch_size=10), protect=protect, population=50)
+    assert done.guarantee is not None and done.guarantee.adjacency is Adjacency.ADD_REMOVE
+    assert done.guarantee.certified and done.guarantee.epsilon <= 2.0 and done.steps == 10
 
 
 def test_another_secret_or_corpus_is_another_spend(

@@ -34,6 +34,7 @@ _ENOUGH_POINTS = 500
 _MOST_POINTS = 400_000
 _PER_DEVIATION = 16  # grid points per standard deviation of the loss: connect-the-dots adds 1/(6 · 16²) to its variance
 _ROUNDOFF = 2.0**-53
+_CROWD = 10_000  # records beyond the size of a truncated batch that are summed over
 _ESTIMATED = 30.0  # largest loss used to estimate the standard deviation; beyond it the grid is 1e-3 or coarser
 
 
@@ -331,6 +332,39 @@ def poisson(curve: Curve, rate: float) -> Curve:
         return np.where(rest > 0, safe * base_absent(np.log(rate) + np.minimum(eps, 30.0) - np.log(safe)), 0.0)
 
     return Curve(present, _sampled_high(curve.high, rate), absent, -math.log1p(-rate), 4 * rate * curve.rounding)
+
+
+def truncated_poisson(mu: float, rate: float, size: int, population: int) -> Curve:
+    """Return the curve of a Poisson-sampled sum of at most `size` of `population` records, under zero-out.
+
+    If more are sampled, a uniform subset of `size` remains. Given the other records that remain, the record is present
+    with probability `rate` if fewer than size - 1 remain, with another one if size - 1 do, and never if all places are
+    taken. A zeroed record keeps its place, so the others are equally distributed for both neighbours, and the curve is
+    the average over them: exact if they are known to the attacker.
+    """
+    from scipy.stats import binom
+
+    others, usual = population - 1, poisson(gaussian(mu), rate)
+    full = float(binom.pmf(size - 1, others, rate))
+    crowd = np.arange(size, min(others, size + _CROWD) + 1)
+    kept = float(np.dot(binom.pmf(crowd, others, rate), size / (crowd + 1.0)))
+    beyond = float(binom.sf(size + _CROWD, others, rate))  # counted as if the record always remained
+    present = rate * (full + kept + beyond)
+    edge = present + (1 - rate) * full  # probability that size - 1 others remain
+    if edge <= 0:
+        return usual
+    inside, crowded = float(binom.cdf(size - 2, others, rate)), poisson(gaussian(mu), min(present / edge, 1.0))
+
+    def average(one: Deltas, other: Deltas) -> Deltas:
+        def half(eps: Array) -> Array:  # a binomial probability has a relative error below 1e-10
+            return np.asarray(np.minimum((1 + 1e-9) * (inside * one(eps) + edge * other(eps)), 1.0), dtype=np.float64)
+
+        return half
+
+    forward = average(usual.present, crowded.present)
+    backward = average(usual.absent or usual.present, crowded.absent or crowded.present)
+    low = max(one.high if one.high_absent is None else one.high_absent for one in (usual, crowded))
+    return Curve(dual(forward, backward), max(usual.high, crowded.high), dual(backward, forward), low, crowded.rounding)
 
 
 def _sampled_high(high: float, rate: float) -> float:

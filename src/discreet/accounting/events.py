@@ -46,6 +46,7 @@ from dp_accounting.dp_event import (
     RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     ZCDpEvent,
 )
 
@@ -78,10 +79,12 @@ __all__ = [
     "NoOpDpEvent",
     "NonPrivateDpEvent",
     "PoissonSampledDpEvent",
+    "RandomAllocationDpEvent",
     "RandomizedResponseDpEvent",
     "SampledWithoutReplacementDpEvent",
     "SelfComposedDpEvent",
     "SkellamDpEvent",
+    "TruncatedSubsampledGaussianDpEvent",
     "VisibleVectorsDpEvent",
     "VonMisesFisherDpEvent",
     "ZCDpEvent",
@@ -276,6 +279,22 @@ class VisibleVectorsDpEvent(DpEvent):  # type: ignore[misc]
         whole("population", self.population, self.drawn, "It must be at least `drawn`.")
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class RandomAllocationDpEvent(DpEvent):  # type: ignore[misc]
+    """`bins` noisy sums, such as those of an epoch, and each record is in exactly one of them, chosen at random.
+
+    Every record is assigned uniformly and independently of the others, and only the sums are visible. `event` is one
+    sum, for a record that is in it. Also known as balls-and-bins sampling.
+    """
+
+    event: DpEvent
+    bins: int
+
+    def __attrs_post_init__(self) -> None:
+        """Check the number of sums."""
+        whole("bins", self.bins, 1, "It is the number of sums, of which each record is in one.")
+
+
 # Listed explicitly: a name read from a file must never decide which code is loaded.
 _LIBRARY = (
     "NoOpDpEvent",
@@ -307,6 +326,7 @@ _OURS = (
     MetricDpEvent,
     NoGuaranteeDpEvent,
     VisibleVectorsDpEvent,
+    RandomAllocationDpEvent,
 )
 KNOWN: dict[str, type[Any]] = {
     **{name: getattr(dp_accounting.dp_event, name) for name in _LIBRARY},

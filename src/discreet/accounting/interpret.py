@@ -36,8 +36,10 @@ from discreet.accounting.events import (
     LocalDpEvent,
     MetricDpEvent,
     PoissonSampledDpEvent,
+    RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
@@ -171,6 +173,9 @@ def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
     """Return the mu of Gaussian differential privacy: exact without sampling, a central-limit estimate with it."""
     total = parts.mu_squared
     for use, count in parts.uses:
+        if isinstance(use, TruncatedSubsampledGaussianDpEvent):
+            total += central_limit_mu(1 / use.noise_multiplier, sampling_rate(use), count) ** 2
+            continue
         inside = decompose(use.event, adjacency) if hasattr(use, "event") else None
         if inside is None or inside.uses or not inside.mu_squared:
             raise unsupported(
@@ -178,6 +183,8 @@ def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
             )
         if isinstance(use, PoissonSampledDpEvent) and adjacency is not Adjacency.REPLACE_ONE:
             total += central_limit_mu(inside.mu, use.sampling_probability, count) ** 2
+        elif isinstance(use, RandomAllocationDpEvent):
+            total += central_limit_mu(inside.mu, sampling_rate(use), count * use.bins) ** 2
         elif isinstance(use, FIXED_SIZE) and adjacency is Adjacency.REPLACE_ONE:
             total += central_limit_mu_fixed(inside.mu, sampling_rate(use), count) ** 2
         else:
@@ -196,6 +203,19 @@ def _assumptions(parts: Parts, adjacency: Adjacency) -> list[str]:
                 )
             if isinstance(use.event, ClippedSumDpEvent):
                 assumptions.append("only the noisy sum is visible")
+        elif isinstance(use, RandomAllocationDpEvent):
+            assumptions.append(
+                "each record is in one of the sums of an epoch, chosen at random, and nobody learns in which"
+            )
+            if adjacency is Adjacency.ADD_REMOVE:
+                assumptions.append(
+                    "rate, divisor, steps and delta were chosen without looking at the number of records"
+                )
+            assumptions.append("only the noisy sum is visible")
+        elif isinstance(use, TruncatedSubsampledGaussianDpEvent):
+            assumptions.append("records are drawn independently at the stated rate and nobody learns which were drawn")
+            assumptions.append("a record that is emptied keeps its place in a truncated batch")
+            assumptions.append("only the noisy sum is visible")
         elif isinstance(use, FIXED_SIZE):
             assumptions.append("a fixed number of records is drawn at random and nobody learns which or in what order")
         elif isinstance(use, RandomizedResponseDpEvent) and adjacency is Adjacency.ZERO_OUT:

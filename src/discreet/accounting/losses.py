@@ -12,6 +12,7 @@ import numpy as np
 
 from discreet.accounting import curve as curves
 from discreet.accounting import von_mises_fisher as vmf
+from discreet.accounting.allocation import random_allocation
 from discreet.accounting.curve import Array, Curve
 from discreet.accounting.discrete_sums import gaussian_sum, lines_of
 from discreet.accounting.events import (
@@ -24,8 +25,10 @@ from discreet.accounting.events import (
     LocalDpEvent,
     MetricDpEvent,
     PoissonSampledDpEvent,
+    RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
     SkellamDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
@@ -115,6 +118,11 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
         return _poisson(use, adjacency)
     if isinstance(use, FIXED_SIZE):
         return _fixed(use, sampling_rate(use), adjacency)
+    if isinstance(use, RandomAllocationDpEvent):
+        return random_allocation(decompose(use.event, adjacency).mu, use.bins)
+    if isinstance(use, TruncatedSubsampledGaussianDpEvent):
+        size, population = int(use.truncated_batch_size), int(use.dataset_size)
+        return curves.truncated_poisson(1 / use.noise_multiplier, sampling_rate(use), size, population)
     mu = gaussian_mu_of(use, adjacency)
     if mu is not None:
         return curves.gaussian(mu)

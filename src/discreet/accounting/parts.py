@@ -33,10 +33,12 @@ from discreet.accounting.events import (
     NonPrivateDpEvent,
     NoOpDpEvent,
     PoissonSampledDpEvent,
+    RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
     SkellamDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     VisibleVectorsDpEvent,
     VonMisesFisherDpEvent,
     ZCDpEvent,
@@ -114,7 +116,7 @@ def _no_guarantee(event: DpEvent) -> str | None:
         return "a release was made without protection"
     if isinstance(event, MetricDpEvent) and event.diameter is None and event.epsilon_per_distance > 0:
         return f"metric privacy over an unbounded {event.metric} distance protects near records only"
-    if isinstance(event, GaussianDpEvent | LaplaceDpEvent | ClippedSumDpEvent) and event.noise_multiplier == 0:
+    if isinstance(event, _WITH_MULTIPLIER) and event.noise_multiplier == 0:
         return "no noise was added"
     if isinstance(event, RandomizedResponseDpEvent) and event.noise_parameter == 0 and event.num_buckets > 1:
         return "every answer was given truthfully"
@@ -134,7 +136,8 @@ def gaussian_mu_of(event: DpEvent, adjacency: Adjacency) -> float | None:
 
 
 FIXED_SIZE = (SampledWithoutReplacementDpEvent, VisibleVectorsDpEvent)
-SAMPLED = (PoissonSampledDpEvent, *FIXED_SIZE)
+SAMPLED = (PoissonSampledDpEvent, RandomAllocationDpEvent, *FIXED_SIZE)
+_WITH_MULTIPLIER = (GaussianDpEvent, LaplaceDpEvent, ClippedSumDpEvent, TruncatedSubsampledGaussianDpEvent)
 
 
 def simplify(event: DpEvent) -> DpEvent:
@@ -190,6 +193,10 @@ def _sampled(event: DpEvent) -> DpEvent:
             return NoOpDpEvent()
         if event.sampling_probability == 1:
             return inner
+    if isinstance(event, RandomAllocationDpEvent):
+        if event.bins == 1 or isinstance(inner, NoOpDpEvent):
+            return inner
+        return event if inner is event.event else RandomAllocationDpEvent(inner, event.bins)
     if inner is event.event:
         return event
     if isinstance(event, PoissonSampledDpEvent):
@@ -217,8 +224,10 @@ def draws_all(event: DpEvent) -> bool:
 
 def sampling_rate(event: DpEvent) -> float:
     """Return the probability with which a sampling event takes a record."""
-    if isinstance(event, PoissonSampledDpEvent):
+    if isinstance(event, PoissonSampledDpEvent | TruncatedSubsampledGaussianDpEvent):
         return float(event.sampling_probability)
+    if isinstance(event, RandomAllocationDpEvent):
+        return 1 / event.bins
     if isinstance(event, VisibleVectorsDpEvent):
         return event.drawn / event.population
     return float(event.sample_size / event.source_dataset_size)
@@ -248,6 +257,11 @@ def _check(event: DpEvent) -> None:
         probability(
             "sampling_rate", event.sampling_probability, "It is a probability: expected batch size / corpus size."
         )
+    elif isinstance(event, TruncatedSubsampledGaussianDpEvent):
+        non_negative("noise_multiplier", event.noise_multiplier, "It is the noise scale divided by the sensitivity.")
+        probability("sampling_rate", event.sampling_probability, "It is a probability.")
+        whole("truncated_batch_size", event.truncated_batch_size)
+        whole("dataset_size", event.dataset_size)
     elif isinstance(event, SampledWithoutReplacementDpEvent):
         whole("sample_size", event.sample_size)
         whole("source_dataset_size", event.source_dataset_size, event.sample_size)
@@ -296,6 +310,10 @@ def _unproven(use: DpEvent, adjacency: Adjacency) -> str | None:
         return _poisson(use.event, adjacency)
     if isinstance(use, FIXED_SIZE):
         return _fixed(use, adjacency)
+    if isinstance(use, RandomAllocationDpEvent):
+        return _allocated(use.event, adjacency)
+    if isinstance(use, TruncatedSubsampledGaussianDpEvent):
+        return None if adjacency is Adjacency.ZERO_OUT else "Truncation depends on the number of records. Use zero-out."
     if isinstance(use, MetricDpEvent):
         return None if adjacency is Adjacency.REPLACE_ONE else "A distance is between two records. Use replace-one."
     if isinstance(use, _PER_RECORD):
@@ -326,6 +344,14 @@ def _poisson(inner: DpEvent, adjacency: Adjacency) -> str | None:
     if adjacency is Adjacency.ZERO_OUT and not all(isinstance(part, _SUMS) for part, _ in leaves(inner)):
         return "Its null record differs from a record that is not sampled."
     return None
+
+
+def _allocated(inner: DpEvent, adjacency: Adjacency) -> str | None:
+    if adjacency is Adjacency.REPLACE_ONE:
+        return "Random allocation is covered under add/remove and zero-out."
+    if all(isinstance(part, GaussianDpEvent | ClippedSumDpEvent) for part, _ in leaves(inner)):
+        return None
+    return "Random allocation is covered for Gaussian noise on a sum only."
 
 
 def _fixed(use: DpEvent, adjacency: Adjacency) -> str | None:

@@ -34,6 +34,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from discreet.audit.evidence import Evidence, evidence_for, sampled_canaries
 from discreet.audit.one_run import Bits, Scores
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting, whole
 from discreet.core.files import write_atomic
@@ -42,7 +43,7 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.canaries import Canary, Space, plant_labels, planted
 from discreet.data.corpus import Corpus
-from discreet.data.samplers import Poisson
+from discreet.data.samplers import Sampler
 from discreet.models.base import TextModel
 from discreet.models.classifier import classifier_of
 from discreet.models.language_model import LanguageModel, token_losses
@@ -65,27 +66,28 @@ _BEGINNING = 16  # tokens before the last one of a token canary
 class GradientCanaries(StepCanaries):
     """Canaries of gradients: coordinate i of an appended vector is the clip norm if canary i is included and sampled.
 
-    `sums` is the total of each canary's coordinate over the steps, in units of the clip norm. `evidence` is the total
+    `sums` is the total of each canary's coordinate over the steps, in units of the clip norm. `evidence` has the total
     log-likelihood ratio of included against excluded: the optimal score.
     """
 
     included: Bits
-    sampler: Poisson
-    noise_multiplier: float
+    sampler: Sampler
     norm: float
+    evidence: Evidence
     sums: Tensor = field(init=False)
-    evidence: Tensor = field(init=False)
+    possible: Bits = field(init=False)  # the canaries that the current step may have sampled
+    step: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         """Start with nothing read."""
         self.sums = torch.zeros(len(self.included), dtype=torch.float64)
-        self.evidence = torch.zeros(len(self.included), dtype=torch.float64)
+        self.possible = np.ones(len(self.included), dtype=bool)
 
     @classmethod
     def of(cls, count: int, plan: TrainingPlan, rng: Rng) -> GradientCanaries:
         """Return the canaries of a training run with DP-SGD."""
         protect = plan.protect
-        if not isinstance(protect, DPSGD) or not isinstance(plan.sampler, Poisson):
+        if not isinstance(protect, DPSGD):
             name = "no protection" if protect is None else protect.name
             raise invalid(
                 "audit_canaries",
@@ -95,7 +97,8 @@ class GradientCanaries(StepCanaries):
             )
         if protect.noise == 0:
             raise UnsupportedError("Expected noise to audit. Without noise nothing is claimed.")
-        return cls(coins(count, rng), plan.sampler, protect.noise, protect.clip.sensitivity)
+        evidence = evidence_for(count, protect.noise, plan.sampler, protect.correlated)
+        return cls(coins(count, rng), plan.sampler, protect.clip.sensitivity, evidence)
 
     def describe(self) -> object:
         """Return the coins."""
@@ -104,28 +107,25 @@ class GradientCanaries(StepCanaries):
     def plant(self, sums: dict[str, Tensor], step: int, rng: Rng) -> None:
         """Append the canaries' coordinates to the sums of a step."""
         like = next(iter(sums.values()))
-        sampled = np.zeros(len(self.included), dtype=bool)
-        sampled[self.sampler.draw(step, len(self.included), rng)] = True
+        sampled, self.possible = sampled_canaries(self.sampler, step, len(self.included), rng)
+        self.step = step
         contribution = torch.from_numpy((sampled & self.included).astype(np.float32)) * self.norm
         sums[_ENTRY] = contribution.to(like.device, like.dtype)
 
     def read(self, released: dict[str, Tensor]) -> None:
         """Add what was released of the canaries' coordinates."""
         scores = released.pop(_ENTRY).double().cpu() / self.norm
-        rate, variance = self.sampler.rate, self.noise_multiplier**2
         self.sums += scores
-        # ln(1 - q + q e^x), x the log-ratio of a sampled canary
-        absent = torch.log1p(torch.tensor(-rate, dtype=torch.float64))
-        present = (scores - 0.5) / variance + np.log(rate)
-        self.evidence += torch.logaddexp(absent, present) if rate < 1 else present
+        self.evidence.add(scores, self.step, self.possible)
 
     def state(self) -> dict[str, Tensor]:
-        """Return both totals."""
-        return {"sums": self.sums, "evidence": self.evidence}
+        """Return the totals."""
+        return {"sums": self.sums, **self.evidence.state}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from both totals."""
-        self.sums, self.evidence = (state[name].double().cpu() for name in ("sums", "evidence"))
+        """Continue from the totals."""
+        self.sums = state["sums"].double().cpu()
+        self.evidence.state = {name: state[name].double().cpu() for name in self.evidence.state}
 
     def record(self) -> dict[str, Any]:
         """Return what an audit reads, as plain values; none of it depends on the private text."""
@@ -133,7 +133,7 @@ class GradientCanaries(StepCanaries):
             "format": _FORMAT,
             "kind": GRADIENT,
             "included": self.included.astype(int).tolist(),
-            "scores": self.evidence.tolist(),
+            "scores": self.evidence.total.tolist(),
             "sums": self.sums.tolist(),
         }
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.local_layer import Sending
+from discreet.audit.steps import has_steps, resolved, steps_subject
 from discreet.audit.subject import Subject
 from discreet.audit.trade_off import Family, priv_unit
 from discreet.catalog import protection
@@ -244,6 +245,8 @@ def _conditions(model: nn.Module, delta: float) -> Conditions:
 
 def _dp_sgd(asked: Protection, delta: float) -> Subject:
     assert isinstance(asked, DPSGD)
+    if has_steps(asked):
+        return steps_subject(resolved(asked, delta))
     return dp_sgd_subject(asked.resolve(_conditions(Layers(STEP_LAYERS, _STEP_WIDTH), delta)))
 
 
@@ -309,7 +312,8 @@ PROTECTIONS: dict[str, Callable[[Protection, float], Subject]] = {
 def protection_subject(asked: Protection | str, settings: Mapping[str, Any] | None = None, *, delta: float) -> Subject:
     """Return the audit of one release of a protection: an instance, or a name of the catalog with settings.
 
-    A budget is that of the audited release alone, so its noise is calibrated to one step.
+    A budget is that of the audited release alone, so its noise is calibrated to one step, or to the audited steps where
+    one of them is not a release of its own (samplers and correlated noise of dp-sgd).
     """
     if isinstance(asked, str):
         asked = protection(asked, settings or {})

@@ -20,10 +20,15 @@ import numpy as np
 from discreet.accounting import curve as curves
 from discreet.accounting.curve import Array, Curve
 from discreet.accounting.events import (
+    ClippedSumDpEvent,
     DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
     PoissonSampledDpEvent,
+    RandomAllocationDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     VisibleVectorsDpEvent,
 )
 from discreet.accounting.gdp import bisect_up
@@ -182,7 +187,16 @@ def family_of(event: DpEvent, adjacency: Adjacency) -> Family:
     return of_events("this mechanism with any strength of noise", lambda factor: scaled(event, factor), adjacency)
 
 
-_WRAPPERS = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent, VisibleVectorsDpEvent)
+_WRAPPERS = (
+    PoissonSampledDpEvent,
+    RandomAllocationDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+    VisibleVectorsDpEvent,
+)
+
+
+_MULTIPLIED = (GaussianDpEvent, ClippedSumDpEvent, LaplaceDpEvent, TruncatedSubsampledGaussianDpEvent)
 
 
 def scaled(event: DpEvent, factor: float) -> DpEvent:
@@ -193,7 +207,7 @@ def scaled(event: DpEvent, factor: float) -> DpEvent:
 
     non_negative("factor", factor)
     kind = type(event)
-    if kind in (events.GaussianDpEvent, events.ClippedSumDpEvent, events.LaplaceDpEvent):
+    if kind in _MULTIPLIED:
         return attr.evolve(event, noise_multiplier=event.noise_multiplier / factor)
     if kind is events.VonMisesFisherDpEvent:
         return attr.evolve(event, kappa=event.kappa * factor)

@@ -44,6 +44,24 @@ class Sampler(ABC):
     def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
         """Return the event of one step under this sampling, if its sum or each vector of it is visible."""
 
+    @property
+    def hides_absence(self) -> bool:
+        """Whether all other units are sampled as before if one unit is removed, as add/remove requires."""
+        return False
+
+    def spend(self, event: DpEvent, step: int, n: int, visible: Visible = "sum") -> tuple[DpEvent, str]:
+        """Return the event to record before a step, and its name; steps of the same name are counted once."""
+        return self.amplify(event, n, visible), f"step {step}"
+
+    def spends(self, steps: int, n: int) -> int:
+        """Return the number of names under which so many steps are recorded."""
+        return steps
+
+    @property
+    def facts(self) -> dict[str, float | int | str]:
+        """The public settings, for the results of a run."""
+        return dict(vars(self))
+
 
 @dataclass(frozen=True)
 class Poisson(Sampler):
@@ -88,6 +106,11 @@ class Poisson(Sampler):
         sampled = lead < first
         sampled[within] = True
         return np.flatnonzero(sampled).astype(np.int64, copy=False)
+
+    @property
+    def hides_absence(self) -> bool:
+        """Return True: units are sampled independently."""
+        return True
 
     def expected_size(self, n: int) -> float:
         """Return n times the rate: the divisor of the noisy sum, never the actual size."""
@@ -210,6 +233,215 @@ class Shuffled(Sampler):
         """Return the event of an epoch under zero-out or replace-one: one use, because the batches are disjoint."""
         return event
 
+    def spend(self, event: DpEvent, step: int, n: int, visible: Visible = "sum") -> tuple[DpEvent, str]:
+        """Return the event of the epoch of a step, under the name of the epoch."""
+        return self.per_epoch(event), f"epoch {step // self.steps_per_epoch(n)}"
+
+    def spends(self, steps: int, n: int) -> int:
+        """Return the number of epochs that so many steps begin."""
+        return -(-steps // self.steps_per_epoch(n))
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson(Sampler):
+    """Poisson batches of at most `largest` units: of a larger one, a uniform subset remains.
+
+    Guarantee: that of the clipped and noised sum under zero-out, where an emptied unit keeps its place in a batch and
+    the number of units is public; it holds as long as the sampled units stay secret.
+
+    >>> TruncatedPoisson(0.25, largest=4).draw(step=3, n=12, rng=Rng(7))  # of 0, 3, 5, 8, 9, 10
+    array([ 0,  5,  9, 10])
+    """
+
+    rate: float
+    largest: int
+
+    def __post_init__(self) -> None:
+        """Reject an invalid sampling rate and an empty batch."""
+        Poisson(self.rate)
+        whole("largest", self.largest, remedy="It is the largest number of units in a batch.")
+
+    @classmethod
+    def expecting(cls, size: int, n: int) -> TruncatedPoisson:
+        """Return the sampler with this expected size, truncated six standard deviations above, where it costs nothing.
+
+        >>> TruncatedPoisson.expecting(4096, 67349).largest
+        4472
+        """
+        rate = Poisson.expecting(size, n).rate
+        above = math.ceil((size + 6 * math.sqrt(size * (1 - rate))) / 8) * 8
+        return cls(rate, min(above, n))
+
+    def draw(self, step: int, n: int, rng: Rng) -> Indices:
+        """Return the sampled units of a step in increasing order; the batch may be empty."""
+        units = Poisson(self.rate).draw(step, n, rng)
+        if len(units) <= self.largest:
+            return units
+        kept = _distinct(self.largest, len(units), rng.fork("truncate", step))
+        return np.sort(units[kept])
+
+    def expected_size(self, n: int) -> float:
+        """Return n times the rate; truncation is so rare that it does not change the divisor."""
+        return n * self.rate
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Return the number of steps in which each unit is sampled once on average."""
+        return Poisson(self.rate).steps_per_epoch(n)
+
+    def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
+        """Return the event of a truncated batch; raise an error for anything but a noisy sum of clipped vectors."""
+        from discreet.accounting.events import TruncatedSubsampledGaussianDpEvent
+
+        noise = _noise_of(event, self, visible)
+        return TruncatedSubsampledGaussianDpEvent(n, self.rate, self.largest, noise)
+
+    @property
+    def facts(self) -> dict[str, float | int | str]:
+        """The name and the fields."""
+        return {"name": "truncated-poisson", **vars(self)}
+
+
+@dataclass(frozen=True)
+class RandomAllocation(Sampler):
+    """Each unit is in exactly one of the `bins` batches of an epoch, chosen at random and independently of the others.
+
+    Guarantee: the amplification is that of the clipped and noised sums of an epoch, each divided by the expected size;
+    it holds under add/remove and zero-out as long as the assignment stays secret.
+
+    >>> [RandomAllocation(3).draw(step, 5, Rng(7)).tolist() for step in range(3)]
+    [[0, 2, 4], [1], [3]]
+    """
+
+    bins: int
+
+    def __post_init__(self) -> None:
+        """Reject an epoch without batches."""
+        whole("bins", self.bins, remedy="It is the number of batches in an epoch.")
+
+    @classmethod
+    def expecting(cls, size: int, n: int) -> RandomAllocation:
+        """Return the sampler with batches of at most this expected size."""
+        return cls(math.ceil(n / whole("size", size)))
+
+    @property
+    def hides_absence(self) -> bool:
+        """Return True: units are assigned independently."""
+        return True
+
+    def draw(self, step: int, n: int, rng: Rng) -> Indices:
+        """Return the units of a step in increasing order; the batch may be empty."""
+        _check_repeatable(rng)
+        epoch, place = divmod(step, self.bins)
+        return np.flatnonzero(_bins(rng.fork("epoch", epoch).bytes(16), n, self.bins) == place).astype(np.int64)
+
+    def expected_size(self, n: int) -> float:
+        """Return the expected number of units in a batch: the divisor of the noisy sum, never the actual size."""
+        return n / self.bins
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Return the number of batches."""
+        return self.bins
+
+    def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
+        """Raise an error: the cost of an epoch is not a composition of the costs of its steps."""
+        raise UnsupportedError(f"Expected sampler={self!r} to account for whole epochs (RandomAllocation.spend).")
+
+    def spend(self, event: DpEvent, step: int, n: int, visible: Visible = "sum") -> tuple[DpEvent, str]:
+        """Return the event of the epoch of a step, under the name of the epoch."""
+        from discreet.accounting.events import NoGuaranteeDpEvent, RandomAllocationDpEvent
+
+        if visible == "each":
+            raise _only_sums(self)
+        allocated = event if isinstance(event, NoGuaranteeDpEvent) else RandomAllocationDpEvent(event, self.bins)
+        return allocated, f"epoch {step // self.bins}"
+
+    def spends(self, steps: int, n: int) -> int:
+        """Return the number of epochs that so many steps begin."""
+        return -(-steps // self.bins)
+
+    @property
+    def facts(self) -> dict[str, float | int | str]:
+        """The name and the fields."""
+        return {"name": "random-allocation", **vars(self)}
+
+
+@dataclass(frozen=True)
+class CyclicPoisson(Sampler):
+    """Units are divided once into `groups` of equal size; step t samples group t mod `groups`, each unit at `rate`.
+
+    At rate 1 every unit is in the same batch of every cycle.
+
+    Guarantee: under zero-out, where the number of units is public, a unit can be in one step of a cycle only, so a
+    cycle costs one Poisson-sampled use. Noise that is correlated over at most `groups` steps has the same cost with
+    the norm of a column of its matrix (docs/accounting.md).
+
+    >>> [CyclicPoisson(3, 1.0).draw(step, 5, Rng(7)).tolist() for step in range(4)]
+    [[1, 2], [0, 4], [3], [1, 2]]
+    """
+
+    groups: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        """Reject an invalid sampling rate and no groups."""
+        Poisson(self.rate)
+        whole("groups", self.groups)
+
+    def draw(self, step: int, n: int, rng: Rng) -> Indices:
+        """Return the units of a step in increasing order."""
+        _check_repeatable(rng)
+        group = np.sort(_order(rng.fork("groups").bytes(16), n)[step % self.groups :: self.groups])
+        return group[Poisson(self.rate).draw(step, len(group), rng)] if len(group) else group
+
+    def expected_size(self, n: int) -> float:
+        """Return the average number of units in a batch."""
+        return n * self.rate / self.groups
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Return the number of steps in which each unit is sampled once on average."""
+        return math.ceil(round(self.groups / self.rate, 9))
+
+    def amplify(self, event: DpEvent, n: int, visible: Visible = "sum") -> DpEvent:
+        """Return the event of a cycle, in which a unit can be sampled once."""
+        return Poisson(self.rate).amplify(event, n, visible)
+
+    def spend(self, event: DpEvent, step: int, n: int, visible: Visible = "sum") -> tuple[DpEvent, str]:
+        """Return the event of the cycle of a step, under the name of the cycle."""
+        return self.amplify(event, n, visible), f"cycle {step // self.groups}"
+
+    def spends(self, steps: int, n: int) -> int:
+        """Return the number of cycles that so many steps begin."""
+        return -(-steps // self.groups)
+
+    @property
+    def facts(self) -> dict[str, float | int | str]:
+        """The name and the fields."""
+        return {"name": "cyclic-poisson", **vars(self)}
+
+
+def _noise_of(event: DpEvent, sampler: Sampler, visible: Visible) -> float:
+    """Return the noise multiplier of a sum of clipped vectors; raise an error for any other event."""
+    from discreet.accounting.events import ClippedSumDpEvent, NoGuaranteeDpEvent
+
+    if isinstance(event, NoGuaranteeDpEvent):
+        return 0.0
+    if visible == "each" or not isinstance(event, ClippedSumDpEvent) or event.occurrences != 1:
+        raise _only_sums(sampler)
+    return event.noise_multiplier
+
+
+def _only_sums(sampler: Sampler) -> UnsupportedError:
+    return UnsupportedError(
+        f"Expected sampler={sampler!r} to be Poisson or FixedSize. Its cost is proven only for a noisy sum of clipped "
+        "vectors."
+    )
+
+
+def _check_repeatable(rng: Rng) -> None:
+    if rng.is_secure:
+        remedy = "The batches of an epoch are recomputed at every step; use Rng.secret(), or Poisson batches."
+        raise invalid("rng", rng, "reproducible", remedy)
+
 
 def _distinct(count: int, n: int, source: Rng) -> Indices:
     """Return `count` distinct numbers below n: the first distinct ones of a stream of uniform samples."""
@@ -221,6 +453,14 @@ def _distinct(count: int, n: int, source: Rng) -> Indices:
         _, where = np.unique(stream, return_index=True)
         distinct = stream[np.sort(where)]
     return distinct[:count]
+
+
+@lru_cache(maxsize=4)
+def _bins(tag: bytes, n: int, bins: int) -> Indices:
+    # n * 2^-53 bounds the bias of any number: below 2e-9 for ten million units.
+    places = (Rng(int.from_bytes(tag, "little")).uniform(n) * bins).astype(np.int64)
+    places.setflags(write=False)
+    return places
 
 
 @lru_cache(maxsize=4)

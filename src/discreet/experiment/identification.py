@@ -129,14 +129,14 @@ def _simulate_training(gram: Floats, protect: Any, updates: Updates, rng: Rng, d
 
 def updates_of_run(run: Run, protect: Any) -> Updates | None:
     """Return the updates of a finished run under a protection, or None if the run recorded no sampler."""
-    from discreet.training.plan import step_cost
-
     stored, metrics = run.metrics.get("sampler"), run.metrics
     units = int(metrics.get("units") or metrics.get("population") or 0)
     if not isinstance(stored, dict) or not metrics.get("steps") or not units:
         return None
     steps = int(metrics["steps"])
     sampler: Poisson | FixedSize | None = None
+    if "name" in stored:
+        return None  # the updates of other samplers are not independent
     if "rate" in stored:
         sampler = Poisson(float(stored["rate"]))
     elif "size" in stored:
@@ -144,7 +144,7 @@ def updates_of_run(run: Run, protect: Any) -> Updates | None:
     rate = sampling_rate(sampler, units)
     if sampler is None or rate is None:
         return None
-    step = _UNPROTECTED if protect is None else step_cost(protect, sampler, 0, units)[0]
+    step = _UNPROTECTED if protect is None else protect.step_cost(sampler, 0, units)[0]
     stated = metrics.get("guarantee") or {}
     # A fixed seed does not invalidate the bound: the attacked noise is simulated here.
     caveats = frozenset(map(Caveat, stated.get("caveats", ()))) - {Caveat.FIXED_SEED}

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from discreet.accounting.events import SelfComposedDpEvent
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger
 from discreet.audit.canaries import EXAMPLES, GRADIENT, TOKENS, GradientCanaries, TextCanaries, plant_texts
@@ -215,8 +214,7 @@ def check_canaries(count: int, plan: TrainingPlan) -> None:
     if plan.budget is not None:
         check_enough(count, plan.budget.epsilon)
     elif isinstance(plan.protect, GradientProtection) and plan.adjacency is not None and plan.delta is not None:
-        event = SelfComposedDpEvent(plan.step_cost(0)[0], plan.steps)
-        stated = guarantee(event, delta=plan.delta, adjacency=plan.adjacency)
+        stated = guarantee(plan.training_cost(), delta=plan.delta, adjacency=plan.adjacency)
         if stated.exists:
             check_enough(count, stated.epsilon)
 
@@ -443,7 +441,7 @@ def describe_guarantee(plan: TrainingPlan, trained: Trained, ledger: Ledger | No
         "guarantee": {**trained.guarantee.as_dict(), "sentence": trained.guarantee.sentence()},
         "epsilon_by_adjacency": columns,
         "protection": plan.protect.facts(),
-        "sampler": vars(plan.sampler) if at_gradient else None,
+        "sampler": plan.sampler.facts if at_gradient else None,
         **({"units": plan.units} if plan.population is None else {"population": plan.population}),
         "out_of_budget": trained.out_of_budget,
     }

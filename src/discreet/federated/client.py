@@ -319,7 +319,7 @@ class _Training:
         kind = TRAINING if plan.noise_seed is None else FIXED_SEED
         planned: dict[str, int] = {}
         if isinstance(plan.protect, GradientProtection):
-            planned[event_to_json(plan.step_cost(0)[0])] = plan.steps
+            planned[event_to_json(plan.step_cost(0)[0])] = plan.sampler.spends(plan.steps, plan.units)
         about = About(kind, plan.delta, self.folder, plan.protect.name)
         return Entry.of(People(), self.client.split, ledger, about, planned)
 

@@ -22,6 +22,7 @@ from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.language_model import LanguageModel
 from discreet.protections.base import GradientProtection, Protection, RepresentationProtection
+from discreet.protections.dp_sgd import ALLOCATION, DPSGD
 from discreet.protections.texthide import TextHide
 from discreet.training.evaluate import matched
 from discreet.training.settings import TrainSettings
@@ -161,6 +162,11 @@ def check_place(protect: Protection | None) -> None:
 
     The noise of gradients is renewed with the weights that the server sends; stored or priced vectors are not.
     """
+    if isinstance(protect, DPSGD) and (protect.correlated is not None or protect.sampler == ALLOCATION):
+        value = protect.correlation if protect.correlated is not None else protect.sampler
+        name = "correlation" if protect.correlated is not None else "sampler"
+        remedy = "Rounds are separate releases, whose batches and noise cannot depend on each other; leave it out."
+        raise invalid(name, value, "left out at a client", remedy)
     if protect is None or isinstance(protect, GradientProtection):
         return
     if isinstance(protect, RepresentationProtection) and not protect.priced:

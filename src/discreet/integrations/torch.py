@@ -521,7 +521,7 @@ class PrivateTraining:
             released = {name: self._sums[name] for name in self.parameters}  # noise is drawn in this order
             self._processes.sum_to_first(released)
             if self._processes.is_first:
-                released = self.protect.release(released, self._source.fork("noise", self.position))
+                released = self.protect.releaser(self._source)(released, self.position)
             released = self._processes.share(released)
             divisor = self.plan.sampler.expected_size(self.plan.units)
             means = torch._foreach_div([released[name] for name in self.parameters], divisor)

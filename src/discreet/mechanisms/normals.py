@@ -18,7 +18,7 @@ import hashlib
 import importlib.util
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -110,14 +110,19 @@ def add_normal(values: Tensor, std: float, rng: Rng) -> Tensor:
 
 def add_normals(values: Mapping[str, Tensor], std: float, rng: Rng) -> dict[str, Tensor]:
     """Return several tensors plus normal noise, each from a separate stream; NaN and infinity are rejected."""
-    if not _all_finite([value.detach() for value in values.values()]):
-        raise DataError("Expected finite values, got NaN or infinity. Clean them first: noise does not hide them.")
+    check_finite(values.values())
     if std == 0:
         return {name: value.clone() for name, value in values.items()}
     source = NormalSource(rng)
     with torch.no_grad():
         noisy = {name: source.add(value, std, number) for number, (name, value) in enumerate(values.items())}
     return {name: passed_through(values[name], released) for name, released in noisy.items()}
+
+
+def check_finite(values: Iterable[Tensor]) -> None:
+    """Reject NaN and infinity, which noise does not hide."""
+    if not _all_finite([value.detach() for value in values]):
+        raise DataError("Expected finite values, got NaN or infinity. Clean them first: noise does not hide them.")
 
 
 def _all_finite(values: list[Tensor]) -> bool:

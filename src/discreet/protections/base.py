@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from discreet.clipping.record import Record
+    from discreet.data.samplers import Sampler
     from discreet.models.classifier import Classifier
 
 
@@ -37,6 +38,7 @@ Sampling = Literal["shuffled", "fixed", "coins"]
 Position = Literal["sentence", "token"]
 Rows = npt.NDArray[np.int64]
 C = TypeVar("C")
+Release = Callable[[dict[str, Tensor], int], dict[str, Tensor]]  # the sums and the number of a step
 
 FEW_UNITS = 5000  # with fewer units, protected training of all layers mostly learns nothing
 FROZEN = ("head", "pooler+head")  # values of `train` that leave the encoder frozen
@@ -57,7 +59,7 @@ class Conditions:
 
     `model` is a `TextModel`; a protection of gradients takes any `nn.Module`. `public` returns the vectors of a public
     corpus under the frozen encoder, and its labels if it has any. `most_rows` is the largest number of rows of one
-    unit.
+    unit. `sampler` is the one of the training, if it is not the one that the protection chooses.
     """
 
     model: Any
@@ -70,6 +72,7 @@ class Conditions:
     public: Callable[[], tuple[Tensor, Tensor | None]] | None = None
     pairs: bool = False
     most_rows: int = 1
+    sampler: Sampler | None = None
 
     @property
     def sampling_rate(self) -> float:
@@ -243,6 +246,32 @@ class GradientProtection(Protection):
     @abstractmethod
     def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
         """Return the protected sums."""
+
+    def releaser(self, source: Rng) -> Release:
+        """Return the function that protects the sums of each step of one training run; `source` is that of all steps.
+
+        By default every step has noise of its own.
+        """
+        return lambda sums, step: self.release(sums, source.fork("noise", step))
+
+    def sampler_for(self, size: int, units: int) -> Sampler:
+        """Return the sampler that the accounting assumes: Poisson for sums, a fixed size for visible vectors."""
+        from discreet.data.samplers import FixedSize, Poisson
+
+        return FixedSize(size) if self.visible == "each" else Poisson.expecting(size, units)
+
+    def check_sampler(self, sampler: Sampler) -> None:
+        """Reject a sampler under which the cost of a training run is not proven."""
+
+    def step_cost(self, sampler: Sampler, step: int, units: int) -> tuple[DpEvent, str]:
+        """Return the event to record before a step, and its name; steps of the same name are counted once."""
+        return sampler.spend(self.event, step, units, self.visible)
+
+    def training_cost(self, sampler: Sampler, steps: int, units: int) -> DpEvent:
+        """Return the event of so many steps together."""
+        from discreet.accounting.events import SelfComposedDpEvent
+
+        return SelfComposedDpEvent(self.step_cost(sampler, 0, units)[0], sampler.spends(steps, units))
 
 
 class TextProtection(Protection):

@@ -6,9 +6,10 @@ Differs: clipping in one backward pass; automatic and per-layer clipping; the di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -29,12 +30,15 @@ from discreet.core.errors import (
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
+from discreet.data.samplers import CyclicPoisson, Poisson, RandomAllocation, Sampler, TruncatedPoisson
+from discreet.mechanisms.correlated import Banded, CorrelatedNormals, Correlation, LambdaCGD
 from discreet.mechanisms.normals import add_normals
 from discreet.protections.base import (
     DELTA,
     FROZEN,
     Conditions,
     GradientProtection,
+    Release,
     TrainDefaults,
     Visible,
     check_budget,
@@ -43,6 +47,9 @@ from discreet.protections.base import (
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
+POISSON, TRUNCATED, ALLOCATION = SAMPLERS = ("poisson", "truncated-poisson", "random-allocation")
+INDEPENDENT, LAMBDA_CGD, BANDED = CORRELATIONS = ("independent", "lambda-cgd", "banded")
+_DECAY, _BANDS = 0.9, 4
 _CLIPPINGS: dict[str, Callable[[float], Clip]] = {"flat": Flat, "per-layer": PerLayer, "automatic": Automatic}
 
 
@@ -81,6 +88,16 @@ class DPSGD(GradientProtection):
     false_positive_rate: float = option_field(
         0.01, "False positive rate at which the true positive rate is limited.", "Budget", show=False
     )
+    sampler: str | None = option_field(
+        None, "poisson, truncated-poisson or random-allocation.", "Method", "poisson; set by the correlation"
+    )
+    correlation: str | None = option_field(
+        None, "Noise between steps: independent, lambda-cgd or banded.", "Method", "independent"
+    )
+    decay: float | None = option_field(
+        None, "Share of the last step's noise that lambda-cgd subtracts.", "Method", str(_DECAY)
+    )
+    bands: int | None = option_field(None, "Steps over which banded noise is correlated.", "Method", str(_BANDS))
     name: ClassVar[str] = "dp-sgd"
     learns_little: ClassVar[bool] = True
 
@@ -95,32 +112,60 @@ class DPSGD(GradientProtection):
             open_probability("false_positive_rate", self.false_positive_rate)
         positive("clip_norm", self.clip_norm, "It bounds what one unit adds to the sum.")
         one_of("clipping", self.clipping, _CLIPPINGS)
+        self._check_correlation()
         if self.noise_multiplier is None and self.epsilon is None and self.true_positive_rate is None:
             raise SettingError(
                 f"Expected {setting('epsilon')}, {setting('noise_multiplier')} or {setting('true_positive_rate')} for "
                 f"dp-sgd. One of them sets the noise; {setting('epsilon', 3)} is a common start."
             )
 
+    def _check_correlation(self) -> None:
+        if self.sampler is not None:
+            one_of("sampler", self.sampler, SAMPLERS)
+        if self.correlation is not None:
+            one_of("correlation", self.correlation, CORRELATIONS)
+        correlated = self.correlated  # rejects a decay or a number of bands outside its range
+        if self.sampler is not None and correlated is not None:
+            remedy = "Correlated noise has batches of its own; the amplification of other batches does not hold for it."
+            raise invalid("sampler", self.sampler, f"left out with {setting('correlation', self.correlation)}", remedy)
+        for name, needed in (("decay", LAMBDA_CGD), ("bands", BANDED)):
+            if getattr(self, name) is not None and self.correlation != needed:
+                remedy = "Add it, or leave this out."
+                raise invalid(name, getattr(self, name), f"used with {setting('correlation', needed)}", remedy)
+
     def resolve(self, conditions: Conditions) -> DPSGD:
         """Return the protection with its noise: the one that was set, or the largest that a target needs."""
         if self.noise_multiplier is not None:
             return self.without_budget()
-        candidates: list[DPSGD] = []
-        shared: dict[str, Any] = {
-            "sampling_rate": conditions.sampling_rate,
-            "steps": conditions.steps,
-            "clip_norm": self.clip_norm,
-            "clipping": self.clipping,
-        }
+        sampler = conditions.sampler or self.sampler_for(conditions.batch_size, conditions.units)
+        self.check_sampler(sampler)
+
+        def training(noise: float) -> DpEvent:
+            return self.with_noise(noise).training_cost(sampler, conditions.steps, conditions.units)
+
+        noises = []
         if self.epsilon is not None:
-            candidates.append(DPSGD.for_budget(self.epsilon, conditions.delta, **shared).without_budget())
+            noises.append(_noise_for_budget(training, self.epsilon, conditions.delta, Adjacency.ZERO_OUT))
         if self.true_positive_rate is not None:
-            candidates.append(DPSGD.for_risk(self.true_positive_rate, self.false_positive_rate, **shared))
-        return max(candidates, key=lambda one: one.noise)
+            rates = self.true_positive_rate, self.false_positive_rate
+            noises.append(_noise_for_risk(training, *rates, Adjacency.ZERO_OUT))
+        return self.with_noise(max(noises))
 
     def without_budget(self) -> DPSGD:
         """Return the same protection without its budget, which the plan keeps."""
-        return DPSGD(self.noise_multiplier, self.clip_norm, self.clipping)
+        return self.with_noise(self.noise_multiplier)
+
+    def with_noise(self, noise_multiplier: float | None) -> DPSGD:
+        """Return the same method with this noise and without a budget."""
+        return DPSGD(
+            noise_multiplier,
+            self.clip_norm,
+            self.clipping,
+            sampler=self.sampler,
+            correlation=self.correlation,
+            decay=self.decay,
+            bands=self.bands,
+        )
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
         """Return large batches, so that many gradients share one noise, but not so large that few steps remain.
@@ -136,7 +181,8 @@ class DPSGD(GradientProtection):
     def identity(self) -> object:
         """Return the settings that determine its random values."""
         names = ("noise_multiplier", "clip_norm", "clipping")
-        return "DPSGD", {name: getattr(self, name) for name in names}
+        described = "DPSGD", {name: getattr(self, name) for name in names}
+        return described if self.correlated is None else (*described, self.correlated)
 
     @property
     def noise(self) -> float:
@@ -156,7 +202,65 @@ class DPSGD(GradientProtection):
     @property
     def noise_scale(self) -> float:
         """Standard deviation of the noise on each coordinate of a sum."""
-        return self.noise * self.clip_norm
+        return self.noise * self.clip_norm * (1.0 if self.correlated is None else self.correlated.deviation)
+
+    @property
+    def correlated(self) -> Correlation | None:
+        """How the noise of different steps is correlated, or None if it is independent."""
+        if self.correlation in (None, INDEPENDENT):
+            return None
+        if self.correlation == LAMBDA_CGD:
+            return LambdaCGD(_DECAY if self.decay is None else self.decay)
+        return Banded(_BANDS if self.bands is None else self.bands)
+
+    def sampler_for(self, size: int, units: int) -> Sampler:
+        """Return the sampler of a training run: the one that was chosen, or the one that the correlation needs."""
+        if isinstance(self.correlated, LambdaCGD):
+            return CyclicPoisson(math.ceil(units / size), 1.0)
+        if isinstance(self.correlated, Banded):
+            bands, batches = self.correlated.bands, math.ceil(units / size)
+            if bands > batches:
+                remedy = "Each band has a group of units of its own; use fewer bands or smaller batches."
+                raise invalid("bands", bands, f"<= {batches}, the number of batches in an epoch", remedy)
+            return CyclicPoisson(bands, min(size * bands / units, 1.0))
+        if self.sampler == TRUNCATED:
+            return TruncatedPoisson.expecting(size, units)
+        if self.sampler == ALLOCATION:
+            return RandomAllocation.expecting(size, units)
+        return Poisson.expecting(size, units)
+
+    def check_sampler(self, sampler: Sampler) -> None:
+        """Reject a sampler under which noise of this correlation has no proof."""
+        correlated = self.correlated
+        if correlated is None:
+            return
+        remedy = "Leave the sampler out: amplification for independent noise does not hold for correlated noise."
+        if not isinstance(sampler, CyclicPoisson):
+            raise invalid("sampler", sampler, f"CyclicPoisson with {self.correlation}", remedy)
+        if isinstance(correlated, LambdaCGD) and sampler.rate != 1:
+            raise invalid("rate", sampler.rate, f"1 with {self.correlation}", remedy)
+        if isinstance(correlated, Banded) and sampler.groups < correlated.bands:
+            raise invalid("groups", sampler.groups, f">= {correlated.bands}, the number of bands", remedy)
+
+    def step_cost(self, sampler: Sampler, step: int, units: int) -> tuple[DpEvent, str]:
+        """Return the event of a step and its name; with lambda-cgd what its cycle adds to the squared sensitivity.
+
+        Gaussian costs add up in the square, so the cycles so far compose to exactly the sensitivity of all their rows.
+        """
+        self.check_sampler(sampler)
+        if isinstance(self.correlated, LambdaCGD) and isinstance(sampler, CyclicPoisson) and self.noise > 0:
+            cycle, period = step // sampler.groups, sampler.groups
+            added = float(self.correlated.squared_cycles(period, cycle + 1)[-1])
+            return _sum_event(self.noise / math.sqrt(added)), f"cycle {cycle}"
+        return super().step_cost(sampler, step, units)
+
+    def training_cost(self, sampler: Sampler, steps: int, units: int) -> DpEvent:
+        """Return the event of so many steps together."""
+        self.check_sampler(sampler)
+        if isinstance(self.correlated, LambdaCGD) and isinstance(sampler, CyclicPoisson) and self.noise > 0:
+            squared = self.correlated.squared_cycles(sampler.groups, sampler.spends(steps, units)).sum()
+            return _sum_event(self.noise / math.sqrt(float(squared)))
+        return super().training_cost(sampler, steps, units)
 
     @classmethod
     def for_budget(
@@ -174,10 +278,7 @@ class DPSGD(GradientProtection):
 
         It keeps the budget, so that a training run with more steps or larger batches stops there.
         """
-        from discreet.accounting.calibrate import least_noise
-
-        positive("epsilon", epsilon, "It is the budget of the whole training.")
-        noise = least_noise(_training(sampling_rate, steps), epsilon=epsilon, delta=delta, adjacency=adjacency)
+        noise = _noise_for_budget(_training(sampling_rate, steps), epsilon, delta, adjacency)
         return cls(noise, clip_norm, clipping, epsilon, delta)
 
     @classmethod
@@ -193,24 +294,20 @@ class DPSGD(GradientProtection):
         adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     ) -> DPSGD:
         """Return the protection with the least noise under which no membership attack exceeds these rates."""
-        from discreet.accounting.risk import least_noise_for_risk
-
-        noise = least_noise_for_risk(
-            _training(sampling_rate, steps),
-            true_positive_rate=true_positive_rate,
-            false_positive_rate=false_positive_rate,
-            adjacency=adjacency,
-        )
+        noise = _noise_for_risk(_training(sampling_rate, steps), true_positive_rate, false_positive_rate, adjacency)
         return cls(noise, clip_norm, clipping)
 
     @property
     def event(self) -> DpEvent:
-        """Privacy event of one noisy sum, for a unit that is in it with certainty."""
-        from discreet.accounting.events import ClippedSumDpEvent, NoGuaranteeDpEvent
+        """Privacy event of one noisy sum, for a unit that is in it with certainty.
+
+        Correlated noise also shows the unit in later sums: the event is that of all of them, for one use.
+        """
+        from discreet.accounting.events import NoGuaranteeDpEvent
 
         if self.noise == 0:
             return NoGuaranteeDpEvent("no noise was added")
-        return ClippedSumDpEvent(self.noise)
+        return _sum_event(self.noise / (1.0 if self.correlated is None else self.correlated.column_norm))
 
     @property
     def visible(self) -> Visible:
@@ -234,6 +331,43 @@ class DPSGD(GradientProtection):
     def release(self, sums: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
         """Return the sums with noise added; each parameter has its own stream of noise."""
         return add_normals(sums, self.noise * self.clip.sensitivity, rng)
+
+    def releaser(self, source: Rng) -> Release:
+        """Return the function that adds the noise of a step, which correlated noise computes from earlier ones."""
+        if self.correlated is None or self.noise == 0:
+            return super().releaser(source)
+        return CorrelatedNormals(self.correlated, self.noise * self.clip.sensitivity, source).add
+
+
+def _sum_event(noise: float) -> DpEvent:
+    from discreet.accounting.events import ClippedSumDpEvent
+
+    return ClippedSumDpEvent(noise)
+
+
+def _noise_for_budget(
+    training: Callable[[float], DpEvent], epsilon: float, delta: float, adjacency: Adjacency | str
+) -> float:
+    from discreet.accounting.calibrate import least_noise
+
+    positive("epsilon", epsilon, "It is the budget of the whole training.")
+    return least_noise(training, epsilon=epsilon, delta=delta, adjacency=adjacency)
+
+
+def _noise_for_risk(
+    training: Callable[[float], DpEvent],
+    true_positive_rate: float,
+    false_positive_rate: float,
+    adjacency: Adjacency | str,
+) -> float:
+    from discreet.accounting.risk import least_noise_for_risk
+
+    return least_noise_for_risk(
+        training,
+        true_positive_rate=true_positive_rate,
+        false_positive_rate=false_positive_rate,
+        adjacency=adjacency,
+    )
 
 
 def _training(sampling_rate: float, steps: int) -> Callable[[float], DpEvent]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from discreet.accounting.events import NoGuaranteeDpEvent
 from discreet.accounting.interpret import Meter
+from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.risk import most_true_positives_at
 from discreet.core.errors import OutputError, SettingError, UnsupportedError, spelled
 from discreet.core.files import load_tensors, save_tensors
@@ -268,13 +269,21 @@ def _privacy(plan: TrainingPlan, steps: int) -> dict[str, Any]:
     if not isinstance(plan.protect, GradientProtection):
         return facts
     protect = plan.protect
-    meter = Meter(plan.step_cost(0)[0], plan.delta, protect.adjacency)
+    delta = plan.delta
+    meter = Meter(plan.step_cost(0)[0], delta, protect.adjacency)
+    equal = plan.step_cost(0)[0] == plan.step_cost(steps - 1)[0] if steps else True
+
+    def after(count: int) -> float:
+        if equal:
+            return meter.epsilon(plan.sampler.spends(count, plan.units))
+        return epsilon_of(plan.training_cost(count), delta, protect.adjacency)
+
     at = sorted({max(1, round(steps * (i + 1) / _POINTS)) for i in range(_POINTS)})
     return {
         **facts,
         "sampling_rate": sampling_rate(plan.sampler, plan.units),
         "adjacency": str(protect.adjacency),
-        "epsilon_over_training": [[count, meter.epsilon(count)] for count in at],
+        "epsilon_over_training": [[count, after(count)] for count in at],
     }
 
 

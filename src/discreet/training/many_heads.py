@@ -24,7 +24,7 @@ from discreet.data.corpus import Corpus
 from discreet.data.samplers import Shuffled
 from discreet.mechanisms.von_mises_fisher import VonMisesFisher
 from discreet.models.model_settings import ModelSettings
-from discreet.protections.base import Protection
+from discreet.protections.base import GradientProtection, Protection
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.plan import TrainingPlan
@@ -107,6 +107,11 @@ class _Together:
         self.settings = self.plan.settings
         self.optimizer = self._optimizer()
         self.units = [Grouped.of(unit_numbers(job.corpus)) for job in jobs]
+        self.releasers = [
+            protect.releaser(job.secret)
+            for job in jobs
+            if isinstance(protect := job.plan.protect, GradientProtection) and job.secret is not None
+        ]
         self.orders: tuple[int, list[Ints]] = (-1, [])  # an epoch, and the order of each head's rows in it
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -174,7 +179,7 @@ class _Together:
             assert job.secret is not None
             divisor = job.plan.sampler.expected_size(job.plan.units)
             sums = {WEIGHT: weight[number], BIAS: bias[number]}
-            released = protect.release(sums, job.secret.fork("noise", step))
+            released = self.releasers[number](sums, step)
             noisy_weights.append(released[WEIGHT] / divisor)
             noisy_biases.append(released[BIAS] / divisor)
         return torch.stack(noisy_weights), torch.stack(noisy_biases)

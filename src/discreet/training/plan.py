@@ -44,6 +44,7 @@ from discreet.protections.base import (
     most_rows,
     plain_defaults,
 )
+from discreet.protections.dp_sgd import DPSGD
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ class TrainingPlan:
         if isinstance(protect, RepresentationProtection):
             classifier_of(model, protect.name)
         conditions = _conditions(model, split, settings, units, delta, public, max_per_unit)
+        if isinstance(protect, GradientProtection):
+            given = sampler or protect.sampler_for(conditions.batch_size, units)
+            steps = max(1, round(settings.passes * given.steps_per_epoch(units)))
+            conditions = replace(conditions, sampler=given, steps=steps)
         resolved = protect.resolve(conditions)
         if isinstance(resolved, RepresentationProtection):
             resolved.check(min(settings.size, len(split)), len(split))
@@ -200,6 +205,9 @@ class TrainingPlan:
         if whole("batch_size", batch_size) > count:
             remedy = "A batch holds at most all units."
             raise invalid("batch_size", batch_size, f"<= {count:,}, the number of units", remedy)
+        if isinstance(protect, DPSGD) and protect.correlated is not None:
+            remedy = "Correlated noise is implemented for discreet's own training loop; use independent noise here."
+            raise invalid("correlation", protect.correlation, "independent in your own training loop", remedy)
         sampler = sampler_for(protect, batch_size, count, count)
         per_epoch = sampler.steps_per_epoch(count)
         if steps is None:
@@ -207,7 +215,7 @@ class TrainingPlan:
             steps = max(1, round(positive("epochs", epochs, "One epoch samples every unit once.") * per_epoch))
         whole("steps", steps)
         delta = delta_for(count) if protect.delta is None else protect.delta
-        conditions = Conditions(model, count, count, batch_size, steps, steps / per_epoch, delta)
+        conditions = Conditions(model, count, count, batch_size, steps, steps / per_epoch, delta, sampler=sampler)
         return cls(
             TrainSettings(epochs=steps / per_epoch, batch_size=batch_size),
             protect.resolve(conditions),
@@ -280,11 +288,15 @@ class TrainingPlan:
     def step_cost(self, step: int) -> tuple[DpEvent, str]:
         """Return the event of a step that protects gradients, and the name under which it is recorded.
 
-        The disjoint batches of a shuffled epoch share one name: together they use every unit once, and are counted
-        once.
+        Steps that share a name are counted once: the batches of a shuffled epoch together use every unit once.
         """
         assert isinstance(self.protect, GradientProtection)
-        return step_cost(self.protect, self.sampler, step, self.units)
+        return self.protect.step_cost(self.sampler, step, self.units)
+
+    def training_cost(self, steps: int | None = None) -> DpEvent:
+        """Return the event of so many steps that protect gradients, by default of all steps."""
+        assert isinstance(self.protect, GradientProtection)
+        return self.protect.training_cost(self.sampler, self.steps if steps is None else steps, self.units)
 
     def spends(self, model: TextModel, split: Corpus, ledger: Ledger) -> dict[str, int]:
         """Return the most spends of each event in a training run; empty if only the release determines its cost.
@@ -306,12 +318,14 @@ class TrainingPlan:
                 names[name] = event_to_json(event)
             return dict(Counter(names.values()))
         event, _ = self.step_cost(0)
-        steps = self.steps
-        if isinstance(self.sampler, Shuffled):
-            steps = -(-steps // self.sampler.steps_per_epoch(self.units))
+        spends = self.sampler.spends(self.steps, self.units)
+        last, _ = self.step_cost(self.steps - 1)
+        if event != last:  # every cycle has a cost of its own
+            names = {name: event_to_json(one) for one, name in map(self.step_cost, range(self.steps))}
+            return dict(Counter(names.values()))
         if ledger.budget is not None:
-            steps = min(steps, ledger.statement.spends + ledger.remaining(event))
-        return {event_to_json(event): steps}
+            spends = min(spends, ledger.statement.spends + ledger.remaining(event))
+        return {event_to_json(event): spends}
 
     def queries(self, held_out: Corpus, secret: Rng | None) -> Corpus:
         """Return held-out text, rewritten if the protection rewrites queries too."""
@@ -388,8 +402,7 @@ def sampler_for(protect: Protection, size: int, units: int, rows: int) -> Sample
     Protections of gradients sample units: Poisson for sums, a fixed size for visible vectors. Others sample rows.
     """
     if isinstance(protect, GradientProtection):
-        batch = min(size, units)
-        return FixedSize(batch) if protect.visible == "each" else Poisson.expecting(batch, units)
+        return protect.sampler_for(min(size, units), units)
     batch = min(size, rows)
     if isinstance(protect, RepresentationProtection) and not protect.stored:
         if protect.sampling == "coins":
@@ -397,13 +410,6 @@ def sampler_for(protect: Protection, size: int, units: int, rows: int) -> Sample
         if protect.sampling == "fixed":
             return FixedSize(batch)
     return Shuffled(batch)
-
-
-def step_cost(protect: GradientProtection, sampler: Sampler, step: int, n: int) -> tuple[DpEvent, str]:
-    """Return the event of a step and the name it is recorded under; the batches of a shuffled epoch share one."""
-    if isinstance(sampler, Shuffled):
-        return sampler.per_epoch(protect.event), f"epoch {step // sampler.steps_per_epoch(n)}"
-    return sampler.amplify(protect.event, n, protect.visible), f"step {step}"
 
 
 def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
@@ -514,12 +520,17 @@ def _check_sampler(
         counted = sampler_for(protect, settings.size, units, rows)
         if sampler != counted:
             raise invalid("sampler", sampler, f"{counted}, as counted", "Leave it out.")
+    if isinstance(protect, GradientProtection):
+        protect.check_sampler(sampler)
     if population is not None:
-        check_poisson(sampler)
+        check_hides_absence(sampler)
 
 
-def check_poisson(sampler: Sampler) -> None:
-    """Reject any sampler but Poisson, as add/remove requires."""
-    if not isinstance(sampler, Poisson):
-        remedy = "Removing one unit would change all batches; use Poisson, or account under zero-out."
+def check_hides_absence(sampler: Sampler) -> None:
+    """Reject a sampler whose batches would reveal the absence of a unit, as add/remove requires."""
+    if not sampler.hides_absence:
+        remedy = (
+            "Removing one unit would change the batches of others; use Poisson or random allocation, or account under "
+            "zero-out."
+        )
         raise invalid("sampler", sampler, "Poisson under add/remove", remedy)

@@ -22,9 +22,9 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
-from discreet.protections.base import GradientProtection
+from discreet.protections.base import GradientProtection, Release
 from discreet.training.parts import Part, PrivateParts
-from discreet.training.plan import TrainingPlan, check_poisson
+from discreet.training.plan import TrainingPlan, check_hides_absence
 from discreet.training.steps import Parts, Step, StepCanaries
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class PrivateStep(Step):
         expected = max(1, math.ceil(self.plan.sampler.expected_size(self.count)))
         self.parts = PrivateParts.of(self.model, self.tape, self.rows, self.plan.settings.precision, expected)
         self.limit = self.plan.limit_beside(self.ledger)
+        self._releaser: tuple[str, Release] | None = None
 
     @classmethod
     def of(cls, parts: Parts, ledger: Ledger, secret: Rng) -> PrivateStep:
@@ -205,7 +206,7 @@ class PrivateStep(Step):
         sums, loss, count = gathered
         if self.canaries is not None:
             self.canaries.plant(sums, step, self.source.fork("canaries"))
-        released = self.protect.release(sums, self.source.fork("noise", step))
+        released = self.released(sums, step)
         if self.canaries is not None:
             self.canaries.read(released)
         divisor = self.plan.sampler.expected_size(self.count)
@@ -214,6 +215,12 @@ class PrivateStep(Step):
             parameter.grad = mean.to(parameter.dtype)
         self.optimizer.step()
         return loss, count
+
+    def released(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        """Return the protected sums of a step; noise may depend on that of earlier steps of the same run."""
+        if self._releaser is None or self._releaser[0] != self.run:
+            self._releaser = self.run, self.protect.releaser(self.source)
+        return self._releaser[1](sums, step)
 
     def gather(self, units: Rows, step: int) -> tuple[dict[str, Tensor], Tensor | None, int]:
         """Return the protected sum over the sampled units before its release, the mean loss and the number of rows."""
@@ -288,7 +295,7 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
     if not isinstance(plan.protect, GradientProtection):
         remedy = "Each text or vector is visible, and so is its absence; open the ledger as the plan does."
         raise invalid("adjacency", statement.adjacency.value, f"{plan.adjacency!s} in the ledger", remedy)
-    check_poisson(plan.sampler)
+    check_hides_absence(plan.sampler)
     if plan.population is None:
         remedy = (
             "Rate, divisor, delta and steps would reveal the number of units; set a public number "
