@@ -177,7 +177,7 @@ def test_a_budget_stops_correlated_noise_between_two_cycles(
     corpus: Corpus, tiny_encoder: Callable[[str], Path]
 ) -> None:
     model = build(corpus, tiny_encoder("bert"), train="head")
-    protect = DPSGD(3.0, epsilon=2.0, correlation="lambda-cgd")
+    protect = DPSGD(8.0, epsilon=2.0, correlation="lambda-cgd")
     done = train(model, corpus, TrainSettings(epochs=30, batch_size=10), seed=0, protect=protect)
     assert done.out_of_budget and done.steps % 4 == 0 and 0 < done.steps < 120
     assert done.guarantee is not None and done.guarantee.epsilon <= 2.0
