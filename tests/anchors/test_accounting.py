@@ -10,8 +10,10 @@ from discreet.accounting.events import (
     DpEvent,
     GaussianDpEvent,
     PoissonSampledDpEvent,
+    RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     VisibleVectorsDpEvent,
 )
 from discreet.accounting.gdp import gaussian_noise
@@ -111,3 +113,26 @@ def test_calibration_by_loss_distributions_prices_few_trainings() -> None:
     assert len(tried) <= 30, tried
     assert noise == pytest.approx(1.567, abs=0.002)
     assert epsilon(training(noise, 0.01, 10_000), 1e-5) <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "bins", "epochs", "below", "above"),
+    [
+        (1.0, 16, 1, 1.768614, 1.807287),
+        (1.0, 16, 40, 10.307532, 10.395463),
+        (2.0, 17, 40, 3.416733, 3.515598),
+        (1.0, 100, 10, 1.664411, 1.739825),
+    ],
+)
+def test_random_allocation_lies_between_the_bounds_of_pld_accounting(
+    noise: float, bins: int, epochs: int, below: float, above: float
+) -> None:
+    """Lower and upper bound of gaussian_allocation_epsilon_range of PyPI's pld-accounting 2.0, at delta 1e-5."""
+    event = SelfComposedDpEvent(RandomAllocationDpEvent(ClippedSumDpEvent(noise), bins), epochs)
+    assert below <= epsilon(event, 1e-5) <= above
+
+
+def test_a_truncated_batch_costs_what_dp_accounting_computes() -> None:
+    """dp_accounting 0.6, PLDAccountant under REPLACE_SPECIAL, interval 1e-4: 4.057364."""
+    event = TruncatedSubsampledGaussianDpEvent(67_349, 4096 / 67_349, 4400, 2.0)
+    assert epsilon(SelfComposedDpEvent(event, 660), 1.5e-6, "zero-out") == pytest.approx(4.057364, rel=5e-4)
