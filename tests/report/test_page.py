@@ -17,8 +17,10 @@ from sample import NOISES, NOTE, write_sample
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.report.figures import noise_curves
-from discreet.report.page import blanks, cell, readings, write_report
+from discreet.report.page import cell, write_report
 from discreet.report.reading import pieces
+from discreet.report.tables import blanks
+from discreet.report.texts import readings
 from discreet.report.words import at_most, badge_of, verdict, verdict_of
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
@@ -85,7 +87,7 @@ def test_what_is_proven_is_rounded_up_everywhere(tmp_path: Path) -> None:
     (tmp_path / "risk.json").write_text(json.dumps([row]))
     written = write_report(tmp_path)
     page, text = written.page.read_text(), written.markdown.read_text()
-    assert "ε 2.35<" in page and "ε 2.34<" not in page
+    assert "ε 2.343<" in page and "ε 2.342<" not in page and "epsilon 2.343, delta" in page
     assert "proven at most 12.4%" in page and "proven at most 12.3%" not in page
     for figure in ("1.966", "5%", "1.235"):
         assert f">{figure}<" in page and f"| {figure} |" in text
@@ -314,9 +316,9 @@ def test_a_heading_sorts_its_column_both_ways(folder: Path, browser: Browser) ->
     assert browser.run(column) == sorted(rising, reverse=True)
     assert "falling" in browser.run("document.getElementById('told').textContent")
     # what has no figure goes last, whichever way
-    epsilon = f"{rows}.map(r => r.cells[5].dataset.v)"
+    epsilon = f"{rows}.map(r => r.cells[4].dataset.v)"
     for _ in range(2):
-        browser.click("#settings table.sorts thead th:nth-child(6) button")
+        browser.click("#settings table.sorts thead th:nth-child(5) button")
         assert browser.run(epsilon)[-1] == ""
 
 
@@ -361,7 +363,7 @@ def test_light_and_dark_are_legible_and_can_be_switched(folder: Path, browser: B
       };
       const of = s => getComputedStyle(document.querySelector(s));
       const page = of('body').backgroundColor, card = of('.card').backgroundColor;
-      return [ratio(of('body').color, page), ratio(of('.lead').color, page), ratio(of('.from').color, card),
+      return [ratio(of('body').color, page), ratio(of('.lead').color, page), ratio(of('.share').color, card),
               ratio(of('mark').color, of('mark').backgroundColor), ratio(of('.badge').color, card)];
     })()"""
     for scheme in ("light", "dark"):
@@ -374,12 +376,55 @@ def test_light_and_dark_are_legible_and_can_be_switched(folder: Path, browser: B
     browser.scheme("light")
 
 
+CUT = """(() => {
+  const edge = document.documentElement.clientWidth + 1;
+  const seen = (e) => e.getClientRects().length && !e.closest('.unseen, .skip, thead');
+  const out = [...document.querySelectorAll('main *')].filter(e => seen(e) && e.getBoundingClientRect().right > edge);
+  const boxes = [...document.querySelectorAll('.wide, pre, .card, nav ul')].filter(seen);
+  return [...out, ...boxes.filter(e => e.scrollWidth > e.clientWidth + 1)].map(e => e.outerHTML.slice(0, 120));
+})()"""
+
+
 @in_browser
-def test_it_fits_a_telephone(folder: Path, browser: Browser) -> None:
-    browser.call("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
+def test_nothing_is_cut_on_a_telephone_folded_or_open(folder: Path, browser: Browser) -> None:
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
     browser.open(folder / "report.html")
-    assert browser.run("document.documentElement.scrollWidth") <= 360
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.run(CUT) == []
+    browser.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert browser.run(CUT) == []
     browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+@in_browser
+def test_the_answer_fits_the_first_screen_and_the_folded_page_is_short(folder: Path, browser: Browser) -> None:
+    browser.call("Emulation.setDeviceMetricsOverride", width=1400, height=900, deviceScaleFactor=1, mobile=False)
+    browser.open(folder / "report.html")
+    assert browser.run("document.getElementById('verdict').getBoundingClientRect().bottom") <= 900
+    assert browser.run("document.documentElement.scrollHeight") <= 6000
+    assert browser.run(CUT) == []  # the tables fit their box
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+@in_browser
+def test_paper_has_no_folds_and_the_page_is_folded_again_afterwards(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html")
+    folded = "document.querySelectorAll('details:not([open]):not(.bulk)').length"
+    before = browser.run(folded)
+    assert before >= 5
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(folded) == 0
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(folded) == before
+
+
+@in_browser
+def test_a_link_to_a_footnote_opens_its_list(tmp_path: Path, browser: Browser) -> None:
+    write_without_dager(tmp_path, {"not_attacked": {"dager": "Not mixed."}})
+    browser.open(write_report(tmp_path).page)
+    assert not browser.run("document.getElementById('note1').closest('details').open")
+    browser.run("(() => { location.hash = 'note1'; return new Promise(done => setTimeout(done, 50)); })()")
+    assert browser.run("document.getElementById('note1').closest('details').open")
 
 
 @in_browser

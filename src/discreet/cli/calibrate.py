@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discreet.cli.options import Json
-from discreet.cli.output import as_json, line, note, paragraph, stderr, stop_on_interrupt
+from discreet.cli.output import as_json, document, line, note, paragraph, stderr, stop_on_interrupt, working
 
 if TYPE_CHECKING:
+    from discreet.report.page import Written
     from discreet.study import IncompleteError, Study
     from discreet.study.sweep import Standing
 
@@ -69,9 +70,9 @@ def calibrate(
 
         files = write_report(out)
         facts |= {"report": str(files.page), "verdict": list(files.verdict)}
+        facts |= _first_screen(files)
         if not json:
-            paragraph(" ".join(files.verdict))
-            line(f"Report: {files.page}")
+            _print_verdict(files)
     if json:
         as_json(facts)
     elif not report:
@@ -151,6 +152,9 @@ def time_left(standing: Standing) -> str:
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder written by `discreet calibrate`.")],
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also write report.pdf; needs Chromium, Chrome or Edge on this machine.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write report.html, report.md and model_card.md into a study's folder.
@@ -162,8 +166,15 @@ def report(
 
     check_installed()
     from discreet.report.page import write_report
+    from discreet.report.pdf import find_browser, write_pdf
 
+    if pdf:
+        find_browser()
     files = write_report(folder)
+    printed = folder / "report.pdf"
+    if pdf:
+        with working("printing"):
+            write_pdf(files.page, printed)
     if json:
         as_json(
             {
@@ -171,8 +182,30 @@ def report(
                 "markdown": str(files.markdown),
                 "card": str(files.card),
                 "verdict": list(files.verdict),
+                **_first_screen(files),
+                **({"pdf": str(printed)} if pdf else {}),
             }
         )
         return
+    _print_verdict(files)
+    if pdf:
+        line(f"PDF: {printed}")
+
+
+def _first_screen(files: Written) -> dict[str, str | None]:
+    """Return the answer of a report and the next command, as JSON values."""
+    command = files.brief.command
+    return {"answer": str(files.brief.answer), "command": None if command is None else str(command)}
+
+
+def _print_verdict(files: Written) -> None:
+    """Print the answer, the verdict, the command to run next, and where the report is."""
+    paragraph(files.brief.sentence)
+    line()
     paragraph(" ".join(files.verdict))
+    if files.brief.command is not None:
+        line()
+        line("Train it for release with:")
+        document(files.brief.command.lines() + "\n")
+        line()
     line(f"Report: {files.page}")

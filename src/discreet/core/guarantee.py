@@ -33,6 +33,15 @@ _MEANING = {
 }
 
 
+def neighbours(adjacency: Adjacency, unit: str) -> str:
+    """Return how two neighbouring data sets differ, in words.
+
+    >>> neighbours(Adjacency.ADD_REMOVE, "note")
+    'one note is present or absent'
+    """
+    return _MEANING[adjacency].format(unit=unit)
+
+
 class Strength(enum.StrEnum):
     """How strong the guarantee of an epsilon is, in one word.
 
@@ -183,15 +192,14 @@ class Guarantee:
 
     def sentence(self, *, assumptions: bool = True) -> str:
         """Return the guarantee as one line of text, with or without its assumptions."""
-        neighbours = _MEANING[self.adjacency].format(unit=self.unit)
         if not self.exists:
             because = f": {self.reason}" if self.reason else ""
             return f"No guarantee for any {self.unit}{because}."
         kind = "Certified" if self.certified else "Estimate, not a bound"
         text = (
             f"{kind}: differential privacy with epsilon = {in_digits(self.epsilon)} and "
-            f"delta = {in_digits(self.delta)} for each {self.unit} (neighbours: {neighbours}), "
-            f"by the {self.accountant} accountant."
+            f"delta = {in_digits(self.delta)} for each {self.unit} (neighbours: "
+            f"{neighbours(self.adjacency, self.unit)}), by the {self.accountant} accountant."
         )
         text += words_for_size(self.epsilon)
         if not self.certified:

@@ -14,11 +14,13 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from discreet.core.guarantee import in_digits
-from discreet.report.words import at_most, interval, metric_words, of_rows
+from discreet.report.words import at_most, ceiling_words, interval, metric_words, of_rows
 from discreet.study.frontier import Point, frontier
 from discreet.study.grid import LESS_IS_MORE
 
 WIDTH, HEIGHT = 640.0, 400.0
+LETTER = 6.9  # width of a letter of a label, in the units of a figure
+WIDE = 10.0  # a ratio of the largest to the smallest leakage from which its axis is logarithmic
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 18.0, 16.0, 52.0
 SHAPES = 6
 
@@ -51,7 +53,8 @@ class Axis:
         """
         if self.log:
             first, last = math.floor(math.log10(self.low) + 1e-9), math.ceil(math.log10(self.high) - 1e-9)
-            every = [m * 10.0**p for p in range(first, last + 1) for m in ((1,) if last - first > 2 else (1, 2, 5))]
+            few = self.high > 400 * self.low
+            every = [m * 10.0**p for p in range(first, last + 1) for m in ((1,) if few else (1, 2, 5))]
             return [v for v in every if self.low * 0.999 <= v <= self.high * 1.001] or [self.low, self.high]
         span = (self.high - self.low) or 1.0
         step = 10 ** math.floor(math.log10(span / 4))
@@ -73,16 +76,21 @@ class Mark:
     y_low: float | None = None
     y_high: float | None = None
     chosen: bool = False
+    label: str = ""  # what is written beside it; the part before " · " is left out on a narrow screen
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points: solid for measurements, dashed for bounds, dotted for limits."""
+    """A line through points: solid for measurements, dashed for bounds, dotted for limits.
+
+    `label` is written at its last point.
+    """
 
     points: tuple[tuple[float, float], ...]
     series: int | None = None
     style: str = "solid"
     words: str = ""
+    label: str = ""
 
 
 @dataclass
@@ -115,9 +123,44 @@ class Figure:
             *(self._line(line) for line in self.lines),
             f'<g class="marks" role="list" aria-label="{escape(self.title)}">',
             *(self._mark(mark, number == 0) for number, mark in enumerate(self.marks)),
-            "</g></svg>",
+            "</g>",
+            *self._labels(),
+            "</svg>",
         ]
         return Markup("".join(parts))
+
+    def _labels(self) -> list[str]:
+        """Return the labels of lines and marks; one that would lie on another, or on a mark, is left out.
+
+        The recommended mark is labelled first. Every mark has its name for a pointer or a screen reader too.
+        """
+        places = [self._at(mark.x, mark.y) for mark in self.marks]
+        taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in places]
+        parts = []
+        for line in self.lines:
+            if line.label and line.points:
+                x, y = self._at(*line.points[-1])
+                upright = line.points[0][0] == line.points[-1][0]
+                at, anchor = ((x + 5, y + 13), "start") if upright else ((x - 4, y - 6), "end")
+                if upright and x + 5 + LETTER * len(line.label) > WIDTH - RIGHT:
+                    at, anchor = (x - 5, y + 13), "end"
+                box = _box(at, anchor, len(line.label))
+                taken.append(box)
+                parts.append(_text("note", at, anchor, line.label))
+        order = sorted(range(len(self.marks)), key=lambda number: not self.marks[number].chosen)
+        for number in order:
+            mark, (x, y) = self.marks[number], places[number]
+            for at, anchor in (((x + 10, y + 4), "start"), ((x - 10, y + 4), "end"), ((x, y - 12), "middle"),
+                               ((x, y + 21), "middle"), ((x + 9, y - 9), "start"), ((x - 9, y - 9), "end"),
+                               ((x + 9, y + 17), "start"), ((x - 9, y + 17), "end")):  # fmt: skip
+                box = _box(at, anchor, len(mark.label))
+                inside = box[0] >= LEFT and box[2] <= WIDTH - 2 and box[1] >= 2 and box[3] <= HEIGHT - BOTTOM
+                if not mark.label or not inside or any(_overlap(box, other) for other in taken):
+                    continue
+                taken.append(box)
+                parts.append(_text("label chosen" if mark.chosen else "label", at, anchor, mark.label))
+                break
+        return parts
 
     def _at(self, x: float, y: float) -> tuple[float, float]:
         return (
@@ -171,6 +214,29 @@ class Figure:
             f'<g class="mark s{mark.series % SHAPES}" role="listitem" tabindex="{0 if first else -1}" '
             f'aria-label="{escape(mark.words)}">{ring}{bars}{shape(mark.series, x, y)}</g>'
         )
+
+
+Box = tuple[float, float, float, float]
+
+
+def _box(at: tuple[float, float], anchor: str, letters: int) -> Box:
+    """Return the left, upper, right and lower end of a text."""
+    width = LETTER * letters
+    left = at[0] - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    return left, at[1] - 10, left + width, at[1] + 3
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _text(kind: str, at: tuple[float, float], anchor: str, text: str) -> str:
+    name, dot, rest = text.rpartition(" · ")
+    who = f'<tspan class="who">{escape(name)} </tspan>' if dot else ""
+    return (
+        f'<text class="{kind}" x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{anchor}" aria-hidden="true">'
+        f"{who}{escape(rest)}</text>"
+    )
 
 
 def shape(series: int, x: float, y: float, r: float = 5.5) -> str:
@@ -233,16 +299,18 @@ def utility_against_leakage(
     low, high = around(ys or [0.0, 1.0], least=0.02)
     figure = Figure(
         f"{utility} against {metric_words(leakage)}; the upper left corner is best",
-        Axis("leakage", 0.0, most_of(known, leakage)),  # the attack and metric are in the heading above the figure
+        leakage_axis(known, leakage, ceiling),  # the attack and metric are in the heading above the figure
         Axis(utility, max(low, 0.0) if min(ys or [0.0]) >= 0 else low, min(high, 1.0)),
     )
     if ceiling is not None:
         ends = ((ceiling, figure.y.low), (ceiling, figure.y.high))
-        figure.lines.append(Line(ends, style="limit", words=f"ceiling {ceiling:g}"))
+        words = f"ceiling {ceiling_words(ceiling)}"
+        figure.lines.append(Line(ends, style="limit", words=words, label=words))
     if levels:
         level = sum(levels) / len(levels)
-        ends = ((0.0, level), (figure.x.high, level))
-        figure.lines.append(Line(ends, None, "chance", f"constant answer {level:.3f}"))
+        ends = ((figure.x.low, level), (figure.x.high, level))
+        words = f"constant answer {level:.3f}"
+        figure.lines.append(Line(ends, None, "chance", words, words))
     best = frontier(known, leakage, utility)
     if len(best) > 1:
         steps: list[tuple[float, float]] = []
@@ -268,9 +336,43 @@ def utility_against_leakage(
                 useful.low,
                 useful.high,
                 chosen=p is chosen,
+                label=short_label(p),
             )
         )
     return figure
+
+
+def leakage_axis(points: Sequence[Point], leakage: str, ceiling: float | None = None) -> Axis:
+    """Return the axis of a leakage: logarithmic where its values differ by a factor of 10 or more and none is 0.
+
+    On a linear axis a few settings that leak nearly everything press all others against its end.
+    """
+    values = [point.leakage[leakage].value for point in points]
+    high = most_of(points, leakage)
+    if not values or min(values) <= 0 or max(values) < WIDE * min(values):
+        return Axis("leakage", 0.0, high)
+    chances = [c for point in points if (c := point.leakage[leakage].chance) is not None and c > 0]
+    least = min([*values, *chances, *([ceiling] if ceiling else [])])
+    return Axis("leakage (logarithmic)", least / 1.5, high * 1.15, log=True)
+
+
+_SIGNS = {
+    "epsilon": "ε", "epsilon_per_word": "ε per word", "epsilon_per_message": "ε per message",
+    "noise_multiplier": "noise", "kappa": "κ",
+}  # fmt: skip
+
+
+def short_label(point: Point) -> str:
+    """Return the name of a setting for the mark of a figure: its protection, and its strength after a dot.
+
+    >>> short_label(Point("dp-sgd, epsilon 1.4", {"name": "dp-sgd", "epsilon": 1.4}, {}, {}, None))
+    'dp-sgd · ε 1.4'
+    """
+    strength = point.strength
+    if strength is None:
+        return point.label
+    name, value = strength
+    return f"{point.variant or point.name} · {_SIGNS.get(name, name.replace('_', ' '))} {value:g}"
 
 
 def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figure]]:
@@ -296,7 +398,8 @@ def noise_curves(points: Sequence[Point], leakage: str) -> list[tuple[str, Figur
         bounds = [(x, p.leakage[leakage].bound) for x, p in rows]
         proven = tuple((x, b) for x, b in bounds if b is not None)
         if len(proven) > 1:
-            figure.lines.append(Line(proven, series[name], "bound", "certified bound: no attack does better"))
+            words = "certified bound: no attack does better"
+            figure.lines.append(Line(proven, series[name], "bound", words))
         figure.lines.append(Line(tuple((x, p.leakage[leakage].value) for x, p in rows), series[name], "solid"))
         chances = [c for _, p in rows if (c := p.leakage[leakage].chance) is not None]
         if chances:

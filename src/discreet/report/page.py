@@ -16,16 +16,25 @@ from markupsafe import Markup
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import in_digits
 from discreet.core.randomness import Rng
-from discreet.core.types import Trial
-from discreet.releases.description import describe_release
+from discreet.metrics.table import label_of
 from discreet.report import figures
+from discreet.report.brief import Brief, brief_of
 from discreet.report.figures import SHAPES, Figure, shape
-from discreet.report.reading import pieces
+from discreet.report.tables import (
+    adjacency_rows,
+    blanks,
+    first_points,
+    grouped,
+    guarantees,
+    metrics_by_attack,
+    setting_rows,
+    shared_baseline,
+)
+from discreet.report.texts import by_attack, readings
 from discreet.report.words import (
     GLOSSARY,
     at_most,
     badge_of,
-    epsilon_words,
     interval,
     metric_words,
     of_rows,
@@ -40,17 +49,16 @@ from discreet.study.frontier import Point, WellBehaved, frontier, well_behaved
 from discreet.study.grid import LESS_IS_MORE
 from discreet.study.result import StudyResult, read_result
 
-TEXTS = 12  # the largest number of original texts shown, each with what was read under every protection
-
 
 @dataclass(frozen=True)
 class Written:
-    """Where a report was written, and its verdict."""
+    """Where a report was written, its verdict in three sentences, and its first screen."""
 
     page: Path
     markdown: Path
     card: Path
     verdict: tuple[str, str, str]
+    brief: Brief
 
 
 def write_report(folder: Path) -> Written:
@@ -60,8 +68,9 @@ def write_report(folder: Path) -> Written:
     """
     result = read_result(folder)
     sentences = verdict_of(result)
-    values = _values(result, sentences)
-    written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", sentences)
+    brief = brief_of(result)
+    values = _values(result, sentences, brief)
+    written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", sentences, brief)
     plain = _environment(html=False)
     write_atomic(written.page, render_page(values))
     write_atomic(written.markdown, plain.get_template("report.md.j2").render(values))
@@ -92,7 +101,7 @@ def _environment(html: bool) -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
-    made.filters |= {"of_rows": of_rows, "badge": badge_of, "size": size_words}
+    made.filters |= {"of_rows": of_rows, "badge": badge_of, "size": size_words, "label_of": label_of}
     made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "in_digits": in_digits}
     return made
 
@@ -117,22 +126,6 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def blanks(result: StudyResult) -> tuple[dict[tuple[str, str], int], list[str]]:
-    """Return the number of the footnote of every cell without a value, by setting and leakage, and the footnotes."""
-    notes: list[str] = []
-    cells: dict[tuple[str, str], int] = {}
-    for point in result.points:
-        skipped = point.trials[0].details.get("not_attacked") or {}
-        for name in result.leakages:
-            if name in point.leakage:
-                continue
-            why = str(skipped.get(name.partition("/")[0], "Not measured in this study."))
-            if why not in notes:
-                notes.append(why)
-            cells[point.label, name] = notes.index(why) + 1
-    return cells, notes
-
-
 def model_verdicts(result: StudyResult) -> list[tuple[str, str, str]]:
     """Return what every attack on the trained model found, in words: the setting, the attack, and the verdict."""
     return [
@@ -143,7 +136,7 @@ def model_verdicts(result: StudyResult) -> list[tuple[str, str, str]]:
     ]
 
 
-def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, Any]:
+def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) -> dict[str, Any]:
     """Return everything that the templates need, as plain values and SVG figures."""
     from discreet import __version__
 
@@ -181,6 +174,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
         "study": result.study,
         "title": result.title,
         "verdict": sentences,
+        "brief": brief,
         "utility": result.utility,
         "goal": result.goal,
         "chosen": result.recommended,
@@ -198,7 +192,11 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
         if exposed is None
         else {"svg": exposed.svg("exposed"), "legend": legend(exposed, result.points)},
         "spent": None if spent is None else {"svg": spent.svg("spent"), "legend": legend(spent, result.points)},
-        "readings": readings(result),
+        "readings": by_attack(readings(result), result),
+        "rows": setting_rows(result, first_points(result)),
+        "baseline": shared_baseline(result),
+        "all_rows": setting_rows(result, result.points),
+        "metrics": metrics_by_attack(result),
         "trials": list(result.trials.values()),
         "failures": result.failures,
         "risk": result.noise,
@@ -216,8 +214,8 @@ def _values(result: StudyResult, sentences: tuple[str, str, str]) -> dict[str, A
         ],
         "blanks": numbers,
         "notes": notes,
-        "adjacency_columns": _adjacencies(result.points),
-        "guarantee_groups": _grouped(guarantees(result.points)),
+        "adjacency_columns": adjacency_rows(result.points),
+        "guarantee_groups": grouped(guarantees(result.points)),
         "shapes": [Markup(shape(number, 9, 9)) for number in range(SHAPES)],
     }
 
@@ -235,79 +233,3 @@ def _behaved(points: Sequence[Point], leakage: str, name: str) -> WellBehaved | 
         return None
     turn = -1.0 if rows[0][0][0] in LESS_IS_MORE else 1.0
     return well_behaved([turn * at[1] for at, _ in rows], [p.leakage[leakage] for _, p in rows], rng=Rng(0))
-
-
-def readings(result: StudyResult) -> list[dict[str, Any]]:
-    """Return original texts with what was read of each under every protection, and from which release."""
-    groups: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for point in result.points:
-        trial = point.trials[0]
-        for text in trial.details.get("texts", ()):
-            key = (str(text["attack"]), str(text["truth"]), trial.seed)
-            if key not in groups and len(groups) >= TEXTS:
-                continue
-            group = groups.setdefault(key, {"attack": key[0], "truth": key[1], "rows": []})
-            row, rows = _reading(point, trial, text, result), group["rows"]
-            if rows and rows[-1]["label"] == row["label"]:  # several guesses of one text: show the worst case
-                rows[-1] = max(rows[-1], row, key=lambda one: float(one["share"]))
-            else:
-                rows.append(row)
-    return list(groups.values())
-
-
-def _reading(point: Point, trial: Trial, text: Mapping[str, Any], result: StudyResult) -> dict[str, Any]:
-    facts = trial.details.get("attacks", {}).get(text["attack"], {})
-    truth, guess = str(text["truth"]), str(text["guess"])
-    kept = pieces(truth, guess)
-    count = sum(len(piece.text.split()) for piece in kept if piece.right)
-    guarantee = facts.get("guarantee")
-    stopped = "; the search was stopped by the time limit" if facts.get("stopped_by_time_limit") else ""
-    return {
-        "label": point.label,
-        "series": figures.series_of(result.points)[point.name],
-        "chosen": point is result.recommended,
-        "truth": kept,
-        "guess": pieces(guess, truth),
-        "share": count / max(1, sum(len(piece.text.split()) for piece in kept)),
-        "release": describe_release(facts.get("release", {})) + stopped,
-        "epsilon": epsilon_words(guarantee, facts.get("epsilon_by_adjacency", {})),
-    }
-
-
-def _adjacencies(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return the epsilon of every attacked release under each adjacency, one row per setting and attack."""
-    rows = []
-    for point in points:
-        for attack, facts in point.trials[0].details.get("attacks", {}).items():
-            columns = facts.get("epsilon_by_adjacency") or {}
-            rows.append(
-                {
-                    "label": point.label,
-                    "attack": attack,
-                    "release": describe_release(facts.get("release", {})),
-                    "columns": {name: columns.get(name) for name in ("add/remove", "zero-out", "replace-one")},
-                }
-            )
-    return rows
-
-
-def guarantees(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return each setting's guarantee as a sentence, and its assumptions as a list."""
-    rows = []
-    for point in points:
-        guarantee = point.guarantee
-        if guarantee is None:
-            sentence = "No guarantee: the training was not protected."
-        else:
-            sentence = guarantee.sentence(assumptions=False)
-        assumptions = () if guarantee is None else guarantee.assumptions
-        rows.append({"label": point.label, "sentence": sentence, "assumptions": assumptions})
-    return rows
-
-
-def _grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return guarantees grouped by their assumptions, so that every assumption is listed once."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row["assumptions"]), []).append(row)
-    return [{"assumptions": list(assumptions), "rows": kept} for assumptions, kept in groups.items()]

@@ -85,13 +85,22 @@ def metric_words(name: str) -> str:
 def percent(value: float) -> str:
     """Return a share as a percentage, with more digits for small shares.
 
-    >>> [percent(v) for v in (1.0, 0.943, 0.0478, 0.0004)]
-    ['100%', '94%', '4.8%', '0.04%']
+    >>> [percent(v) for v in (1.0, 0.943, 0.0478, 0.0004, 2e-12)]
+    ['100%', '94%', '4.8%', '0.04%', '0%']
     """
     shown = 100 * value
-    if shown >= 99.95 or shown == 0:
+    if shown >= 99.95 or shown < 1e-6:
         return f"{shown:.0f}%"
     return f"{shown:.0f}%" if shown >= 10 else f"{shown:.1f}%" if shown >= 1 else f"{shown:.2g}%"
+
+
+def ceiling_words(share: float) -> str:
+    """Return a share that the user chose as a percentage, with the digits that it has.
+
+    >>> [ceiling_words(share) for share in (0.05, 0.125, 0.8)]
+    ['5%', '12.5%', '80%']
+    """
+    return f"{100 * share:g}%"
 
 
 def at_most(value: float, places: int = 3) -> str:
@@ -145,8 +154,37 @@ def of_rows(measured: Measured, metric: str) -> str:
     over = f" over {measured.seeds} seeds" if measured.seeds > 1 else ""
     if measured.chance is None:
         return f"{rows}{over}; baseline not recorded"
+    return f"{rows}{over}; {constant_words(measured, metric)}"
+
+
+def constant_words(measured: Measured, metric: str) -> str:
+    """Return the utility of a constant answer in words, or an empty text if it is not recorded.
+
+    >>> constant_words(Measured(0.8, 0.7, 0.9, seeds=2, chance=0.4), "accuracy")
+    'always answering the most frequent class: 0.400'
+    """
+    if measured.chance is None:
+        return ""
     what = "always answering the most frequent class" if metric == "accuracy" else "a constant answer"
-    return f"{rows}{over}; {what}: {measured.chance:.3f}"
+    return f"{what}: {measured.chance:.3f}"
+
+
+def price(open_point: Point | None, point: Point, utility: str) -> str:
+    """Return how much lower or higher a utility is than without protection, or an empty text if that is not measured.
+
+    >>> def measured(value): return {"accuracy": Measured(value, value - 0.05, value + 0.05, seeds=1)}
+    >>> bare, private = (Point(n, {"name": n}, measured(v), {}, None) for n, v in (("none", 0.857), ("ldp", 0.532)))
+    >>> price(bare, private, "accuracy")
+    '0.325 lower than without protection (0.857)'
+    """
+    if open_point is None or open_point is point or utility not in open_point.utility or utility not in point.utility:
+        return ""
+    bare, private = open_point.utility[utility], point.utility[utility]
+    difference = private.value - bare.value
+    which = "lower" if difference < 0 else "higher"
+    apart = private.high < bare.low or bare.high < private.low
+    unsure = "" if apart else "; their 95% intervals overlap"
+    return f"{abs(difference):.3f} {which} than without protection ({bare.value:.3f}{unsure})"
 
 
 def useless(points: Sequence[Point], utility: str) -> list[str]:
@@ -200,6 +238,16 @@ def verdict(
     )
 
 
+def advice(result: StudyResult) -> str:
+    """Return the recommendation of a study in one sentence, or why there is none and what to do."""
+    return _advice(result.points, result.recommended, result.goal, result.utility, result.noise)
+
+
+def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
+    """Return whether no trial measured the leakage of a goal, as in trials of an earlier version."""
+    return not any(goal.leakage in point.leakage for point in points)
+
+
 def verdict_of(result: StudyResult) -> tuple[str, str, str]:
     """Return the verdict on the result of a study."""
     return verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
@@ -239,7 +287,7 @@ def _advice(
     what = metric_words(goal.leakage).replace(": ", " (", 1) + ")"
     if chosen is None:
         where = released(goal.scope, next((p for p in points if p.name != "none"), None))
-        if not any(goal.leakage in p.leakage for p in points):
+        if unmeasured_goal(points, goal):
             return (
                 f"Nothing is recommended: these trials are of an earlier version, which attacked one update, and the "
                 f'goal is about {where}. Run the study into a new folder, or set release = "update" in its goal.'
@@ -339,18 +387,14 @@ def _cost(open_point: Point | None, chosen: Point | None, goal: Goal | None, uti
     if chosen is None or goal is None:
         return "Measured leakage holds for these attacks and texts; only figures marked certified are proven."
     parts = []
-    if open_point is not None and utility in open_point.utility and open_point is not chosen:
-        lost = open_point.utility[utility].value - chosen.utility[utility].value
-        spread = max(open_point.utility[utility].high - open_point.utility[utility].low, 0.0) / 2
-        if abs(lost) <= spread:
-            parts.append(f"the cost in {utility} is not significant ({lost:+.3f})")
-        else:
-            parts.append(f"the cost is {lost:.3f} in {utility} compared with no protection")
+    lost = price(open_point, chosen, utility)
+    if lost:
+        parts.append(f"{utility} {chosen.utility[utility].value:.3f} is {lost}")
     guarantee = chosen.guarantee
     if guarantee is not None and guarantee.exists:
         kind = "certified" if guarantee.certified else "estimated"
         parts.append(
-            f"the whole training has {kind} epsilon {in_digits(guarantee.epsilon, 3)} for each {guarantee.unit} "
+            f"the whole training has {kind} epsilon {in_digits(guarantee.epsilon)} for each {guarantee.unit} "
             f"({guarantee.adjacency}; {size_words(guarantee.epsilon)})"
         )
     else:
@@ -373,13 +417,3 @@ def badge_of(guarantee: Guarantee | None) -> str:
     if guarantee is None or not guarantee.exists or strength(guarantee.epsilon) is Strength.NONE:
         return "none"
     return "proven" if guarantee.certified and guarantee.epsilon <= GREEN else "estimate"
-
-
-def epsilon_words(guarantee: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> str:
-    """Return the epsilon of a release in words, under each adjacency that has one."""
-    if guarantee is None or guarantee.get("epsilon") is None:
-        return "no guarantee"
-    kind = "certified" if guarantee.get("certified") else "estimated"
-    figures = ", ".join(f"{in_digits(value)} {name}" for name, value in columns.items() if value is not None)
-    delta = in_digits(guarantee["delta"], 6)
-    return f"{kind} epsilon of this release {figures or in_digits(guarantee['epsilon'])} (delta {delta})"

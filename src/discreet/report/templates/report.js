@@ -59,6 +59,23 @@
     });
   }
 
+  // Paper has no folds: open them to print, but for the longest lists, and fold them again afterwards.
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = all("details:not([open]):not(.bulk)");
+    for (const one of folded) one.open = true;
+  });
+  addEventListener("afterprint", () => { for (const one of folded) one.open = false; folded = []; });
+
+  // A link to a footnote opens the list it is in.
+  const reveal = () => {
+    const at = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const fold = at && at.closest("details");
+    if (fold && !fold.open) { fold.open = true; at.scrollIntoView(); }
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
+
   // Tables: a heading sorts its column, again turns it round; what has no number goes last.
   for (const table of all("table.sorts")) {
     const heads = all("thead th", table);

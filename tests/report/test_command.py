@@ -1,0 +1,82 @@
+"""The command of a report trains what the trials of the setting trained."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from discreet.catalog import PROTECTIONS, settings_of_protection
+from discreet.cli.main import main
+from discreet.report.command import _SWITCHES, Command, train_command
+from discreet.study.file import NONE, Study, check
+from discreet.study.trial import corpus_of, training_request
+
+DATA = {"source": "notes", "rows": 120, "unit": None, "max_per_unit": 2, "label_names": None, "validation": "0.2"}
+OWN: dict[str, dict[str, Any]] = {
+    NONE: {},
+    "dp-sgd": {"epsilon": 2.5, "clip_norm": 0.3, "delta": 1e-4},
+    "dir-dp-sgd": {"kappa": 3000.0},
+    "texthide": {"mix": 4, "fresh_masks": True},
+    "dp-ie": {"epsilon": 8.0},
+    "ldp": {"epsilon_per_message": 6.0, "mechanism": "gaussian", "dimension": 16},
+    "santext": {"epsilon_per_word": 14.0, "keep_marks": False, "rewrite_queries": False},
+    "santext+": {"epsilon_per_word": 14.0, "keep_marks": True, "rewrite_queries": True},
+    "word-noise": {"epsilon_per_word": 20.0},
+}
+
+
+@pytest.mark.parametrize("name", [NONE, *PROTECTIONS])
+def test_the_command_trains_what_the_trials_trained(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    protection = {"name": name, **OWN[name]}
+    if name == "santext+":
+        (tmp_path / "words.txt").write_text("knee\n")
+        protection["sensitive"] = str(tmp_path / "words.txt")
+    model = {"embeddings": False} if name == "dp-sgd" else {}
+    if name in {"dp-ie", "ldp", "texthide"}:
+        model = {"train": "head"}
+    study: dict[str, Any] = {
+        "name": "a study: of <notes>",
+        "data": DATA,
+        "model": {**model, "max_length": 40},
+        "training": {"epochs": 2.5, "batch_size": 40, "learning_rate": 0.0007},
+        "protections": [protection],
+        "attacks": [],
+    }
+    check(Study(**study))
+    requests: list[Any] = []
+
+    def stopped(request: Any, out: Any, **rest: Any) -> dict[str, Any]:
+        requests.append((request, str(out)))
+        return {"finished": False, "steps": 0}
+
+    monkeypatch.setattr("discreet.experiment.run_training", stopped)
+    command = train_command(study, protection)
+    assert shlex.split(str(command)) == list(command.words)
+    assert shlex.split(command.lines().replace("\\\n", "")) == list(command.words)
+    assert main(list(command.words[1:])) == 130
+    request, out = requests[0]
+    settings = {key: study[key] for key in ("data", "model", "training")}
+    trial = training_request({**settings, "protection": protection}, corpus_of(DATA), 0)
+    assert replace(trial, noise_seed=None) == request
+    assert out == "runs/a-study-of-notes-release" and command.missing == ()
+
+
+def test_every_switch_of_a_protection_is_known() -> None:
+    fields = {
+        name: field
+        for one in PROTECTIONS
+        for name, field in settings_of_protection(one).items()
+        if field.default is False
+    }
+    assert set(fields) == _SWITCHES
+
+
+def test_what_no_option_sets_is_named() -> None:
+    study = {"name": "s", "data": {"source": "a b.csv", "label_names": ["x", "y"]}, "training": {"momentum": 0.8}}
+    command = train_command(study, {"name": "dp-sgd", "epsilon": 3.0})
+    assert command.missing == ("training.momentum",)
+    assert "'a b.csv' --classes x,y --train all" in str(command) and "--momentum" not in str(command)
+    assert Command(("a", "--b", "c d")).lines() == "a --b 'c d'"
