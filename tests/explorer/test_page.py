@@ -114,6 +114,26 @@ def test_typed_moved_and_read(page: Page) -> None:
     assert "Without protection, rss: 100%" in page.text("legend")
 
 
+def test_the_first_view_shows_what_noise_does(page: Page) -> None:
+    page.until("document.getElementById('lesson-said').textContent")
+    shares = page.run("[...document.querySelectorAll('#ladder .share')].map(e => parseFloat(e.textContent))")
+    assert len(shares) == 5 and shares[0] == 100 and min(shares) == shares[-1] < 50
+    rungs = page.run("[...document.querySelectorAll('#ladder strong')].map(e => e.textContent)")
+    assert rungs[0] == "no noise" and all(words.startswith("epsilon ") for words in rungs[1:])
+    assert page.run("[...document.querySelectorAll('#ladder meter')].map(e => e.value)")[0] == 1
+    assert page.run("document.querySelectorAll('#ladder li:first-child mark').length") >= 1
+    assert page.readings() == 0 and page.run("document.getElementById('sentence').value") == ""
+    # an attack of the user's own comes first
+    page.browser.click("#lesson-again")
+    page.choose("protection", "none")
+    page.choose("attack", "rss")
+    page.type(TYPED)
+    page.browser.click("#go")
+    page.until("document.getElementById('history').rows.length === 1")
+    page.done()
+    page.until("!document.getElementById('lesson-again').disabled")
+
+
 def test_the_curve_is_traced_and_its_points_speak(page: Page) -> None:
     page.run("document.getElementById('live').click()")
     page.choose("protection", "dp-sgd")

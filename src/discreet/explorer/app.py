@@ -53,7 +53,7 @@ _FILES = {
     "/explorer.css": ("discreet.explorer", "page/explorer.css", "text/css"),
     **{
         f"/{name}.js": ("discreet.explorer", f"page/{name}.js", "text/javascript")
-        for name in ("explorer", "curve", "dials", "trained_model", "words")
+        for name in ("explorer", "curve", "dials", "lesson", "stream", "trained_model", "words")
     },
     "/report.css": (
         "discreet.report",

@@ -1,6 +1,8 @@
 // The form, the current request to the server, and its result.
 import { drawCurve, drawHistory } from "./curve.js";
 import { at, slider } from "./dials.js";
+import { teach } from "./lesson.js";
+import { stream } from "./stream.js";
 import { drawTrainedModel } from "./trained_model.js";
 import { atMost, boundOf, by, make, percent } from "./words.js";
 
@@ -18,6 +20,7 @@ nameTheme();
 
 let offer = null;
 let asking = null; // the current request, which a newer one aborts
+let lesson = null; // the releases of the first view, which an attack of the user's own aborts
 let timer = 0;
 let tracing = false;
 let picked = false; // whether the user chose the attack
@@ -91,8 +94,9 @@ const question = () => {
   };
 };
 
-// Send a request; the server streams lines of JSON until it is done.
+// Run an attack and show its result.
 const ask = async (asked) => {
+  if (lesson) lesson.abort();
   if (asking) asking.abort();
   const mine = asking = new AbortController();
   by("busy").hidden = false;
@@ -100,32 +104,15 @@ const ask = async (asked) => {
   by("reading").classList.add("old");
   status("Sent …");
   try {
-    const answer = await fetch("/v1/readings", {
-      method: "POST",
-      headers: { "content-type": "application/json", "x-discreet-key": key },
-      body: JSON.stringify(asked),
-      signal: mine.signal,
+    const last = await stream(asked, key, mine.signal, (message) => {
+      if (message.state === "waiting") status("Waiting for the previous attack to stop.");
+      else status(`${message.stage || "Running"} … ${Math.floor(message.seconds)} s`);
     });
-    if (!answer.ok) { status((await answer.json()).error, true); return false; }
-    const reader = answer.body.getReader();
-    const decoder = new TextDecoder();
-    let rest = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) { status("Expected a result, but the connection was closed. Is the command still running?", true); return false; }
-      rest += decoder.decode(value, { stream: true });
-      const lines = rest.split("\n");
-      rest = lines.pop();
-      for (const line of lines) {
-        const message = JSON.parse(line);
-        if (message.state === "done") { show(message.reading, asked); return true; }
-        if (message.state === "waiting") status("Waiting for the previous attack to stop.");
-        else if (message.state === "running") status(`${message.stage || "Running"} … ${Math.floor(message.seconds)} s`);
-        else if (message.state === "superseded") { status("Superseded by a newer attack, perhaps in another window."); return false; }
-        else if (message.state === "cancelled") { status("Stopped. There is no result."); return false; }
-        else { status(message.error || "Expected another request.", true); return false; }
-      }
-    }
+    if (last.state === "done") { show(last.reading, asked); return true; }
+    if (last.state === "superseded") status("Superseded by a newer attack, perhaps in another window.");
+    else if (last.state === "cancelled") status("Stopped. There is no result.");
+    else status(last.error || "Expected another request.", true);
+    return false;
   } catch (error) {
     if (mine.signal.aborted) { if (asking === mine) status("Stopped. There is no result."); }
     else status("Expected a response from the server, got none. Start `discreet explore` again and open its address.", true);
@@ -264,6 +251,13 @@ const begin = async () => {
   drawDials(); drawTrainedModel(offer.trained_model);
   count();
   status("Type a sentence, or choose an example.");
+  startLesson();
+};
+const startLesson = () => {
+  if (lesson) lesson.abort();
+  if (asking) asking.abort();
+  lesson = new AbortController();
+  teach(offer, key, lesson.signal);
 };
 const count = () => { by("count").textContent = `${by("sentence").value.length} of ${offer ? offer.longest : ""} characters`; };
 
@@ -296,5 +290,6 @@ by("attack").addEventListener("change", () => { picked = true; by("attack-words"
 for (const name of ["label", "live"]) by(name).addEventListener("change", () => changed(0));
 by("stop").addEventListener("click", () => { tracing = false; clearTimeout(timer); if (asking) asking.abort(); });
 by("trace").addEventListener("click", trace);
+by("lesson-again").addEventListener("click", () => { tracing = false; startLesson(); });
 addEventListener("hashchange", () => location.reload());
 begin();
