@@ -165,8 +165,8 @@ def report(
     from discreet.report import check_installed
 
     check_installed()
+    from discreet.cli.pdf import find_browser, write_pdf
     from discreet.report.page import write_report
-    from discreet.report.pdf import find_browser, write_pdf
 
     if pdf:
         find_browser()
@@ -194,8 +194,7 @@ def report(
 
 def _first_screen(files: Written) -> dict[str, str | None]:
     """Return the answer of a report and the next command, as JSON values."""
-    command = files.brief.command
-    return {"answer": str(files.brief.answer), "command": None if command is None else str(command)}
+    return {"answer": str(files.brief.answer), "command": files.command}
 
 
 def _print_verdict(files: Written) -> None:
@@ -204,8 +203,10 @@ def _print_verdict(files: Written) -> None:
     line()
     paragraph(" ".join(files.verdict))
     if files.brief.command is not None:
+        from discreet.report.page import WIDTH, command_text
+
         line()
         line("Train it for release with:")
-        document(files.brief.command.lines() + "\n")
+        document(command_text(files.brief.command, WIDTH) + "\n")
         line()
     line(f"Report: {files.page}")

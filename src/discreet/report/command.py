@@ -1,10 +1,10 @@
-"""Write the training of one setting of a study as a command, so that the model for release can be trained at once."""
+"""The command that trains one setting of a study for release: its options from the study, its text from a template."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,39 +17,16 @@ _OPPOSITES = {"rewrite_queries": "keep-queries"}
 # Options that are false by default and can only be switched on.
 _SWITCHES = frozenset({"fresh_masks", "keep_marks"})
 
+Option = tuple[str, str | None]  # a name, and its value unless it is a switch
+
 
 @dataclass(frozen=True)
 class Command:
-    """A command as its words, and the settings of the study that it cannot express, such as `training.momentum`."""
+    """A training run as its data and options, and the settings that no option sets, such as `training.momentum`."""
 
-    words: tuple[str, ...]
+    source: str
+    options: tuple[Option, ...]
     missing: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """Return the command for a shell, on one line."""
-        return shlex.join(self.words)
-
-    def lines(self, width: int = 76) -> str:
-        """Return the command for a shell on several lines, each option beside its value.
-
-        >>> print(Command(("discreet", "train", "notes", "--epsilon", "3")).lines(width=24))
-        discreet train notes \\
-          --epsilon 3
-        """
-        pairs: list[str] = []
-        for word in self.words:
-            quoted = shlex.quote(word)
-            if pairs and pairs[-1].startswith("--") and " " not in pairs[-1] and not word.startswith("--"):
-                pairs[-1] += f" {quoted}"
-            else:
-                pairs.append(quoted)
-        rows = [pairs[0]]
-        for pair in pairs[1:]:
-            if len(rows[-1]) + 1 + len(pair) > width - 2:
-                rows.append("  " + pair)
-            else:
-                rows[-1] += f" {pair}"
-        return " \\\n".join(rows)
 
 
 def train_command(study: Mapping[str, Any], protection: Mapping[str, Any]) -> Command:
@@ -59,42 +36,62 @@ def train_command(study: Mapping[str, Any], protection: Mapping[str, Any]) -> Co
     trial draws it from a fixed seed, and planted canaries are left out.
 
     >>> study = {"name": "a", "data": {"source": "notes", "rows": 600}, "model": {"train": "head"}}
-    >>> str(train_command(study, {"name": "dp-sgd", "epsilon": 3.0}))
-    'discreet train notes --rows 600 --train head --head linear --protect dp-sgd --epsilon 3 --out runs/a-release'
+    >>> train_command(study, {"name": "dp-sgd", "epsilon": 3.0}).options[-3:]
+    (('protect', 'dp-sgd'), ('epsilon', '3'), ('out', 'runs/a-release'))
     """
     data = dict(study["data"])
+    source = str(data.pop("source"))
     # a study has these defaults for every protection; the command chooses its own by protection and size
     model = {"train": "all", "head": "linear", **(study.get("model") or {})}
     training = dict(study.get("training") or {})
-    own = {key: value for key, value in protection.items() if key != "name"}
-    words = ["discreet", "train", str(data.pop("source"))]
-    for table in (data, model, training):
-        words += _options(table)
+    options = [option for table in (data, model, training) for option in _options(table)]
     if protection["name"] != "none":
-        words += ["--protect", str(protection["name"]), *_options(own)]
+        own = {key: value for key, value in protection.items() if key != "name"}
+        options += [("protect", str(protection["name"])), *_options(own)]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(study["name"])).strip("-.") or "study"
     tables = {"model": model, "training": training}
     missing = [f"{table}.{key}" for table, values in tables.items() for key in values if key in _WITHOUT_OPTION]
     if data.get("label", "") is None:
         missing.append("data.label")
-    return Command((*words, "--out", f"runs/{name}-release"), tuple(missing))
+    return Command(source, (*options, ("out", f"runs/{name}-release")), tuple(missing))
 
 
-def _options(table: Mapping[str, Any]) -> Iterator[str]:
+def _options(table: Mapping[str, Any]) -> Iterator[Option]:
     for key, value in table.items():
-        if value is None or key in _WITHOUT_OPTION:
+        if value is None or key in _WITHOUT_OPTION or (value is False and key in _SWITCHES):
             continue
-        name = "--" + _NAMES.get(key, key).replace("_", "-")
+        name = _NAMES.get(key, key).replace("_", "-")
         if isinstance(value, bool):
-            if not value and key in _SWITCHES:
-                continue
-            opposite = _OPPOSITES.get(key, f"no-{name.removeprefix('--')}")
-            yield name if value else f"--{opposite}"
+            yield (name if value else _OPPOSITES.get(key, f"no-{name}")), None
         else:
-            yield name
-            yield ",".join(map(str, value)) if isinstance(value, list | tuple) else _plain(value)
+            yield name, ",".join(map(str, value)) if isinstance(value, list | tuple) else _plain(value)
 
 
 def _plain(value: Any) -> str:
     short = f"{value:g}" if isinstance(value, float) else ""
     return short if short and float(short) == value else str(value)
+
+
+def quoted(value: str) -> str:
+    """Return a value for a shell.
+
+    >>> quoted("a b.csv"), quoted("0.5")
+    ("'a b.csv'", '0.5')
+    """
+    return shlex.quote(value)
+
+
+def wrapped(parts: Sequence[str], width: float) -> str:
+    """Return the parts of a command on lines of a width, each but the last with a backslash at its end.
+
+    >>> print(wrapped(["discreet train notes", "--epsilon 3"], 24))
+    discreet train notes \\
+      --epsilon 3
+    """
+    rows = [parts[0]]
+    for part in parts[1:]:
+        if len(rows[-1]) + 1 + len(part) > width - 2:
+            rows.append("  " + part)
+        else:
+            rows[-1] += f" {part}"
+    return " \\\n".join(rows)

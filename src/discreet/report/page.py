@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from discreet.core.randomness import Rng
 from discreet.metrics.table import label_of
 from discreet.report import figures
 from discreet.report.brief import Brief, brief_of
+from discreet.report.command import Command, quoted, wrapped
 from discreet.report.figures import SHAPES, Figure, shape
 from discreet.report.tables import (
     adjacency_rows,
@@ -49,16 +51,19 @@ from discreet.study.frontier import Point, WellBehaved, frontier, well_behaved
 from discreet.study.grid import LESS_IS_MORE
 from discreet.study.result import StudyResult, read_result
 
+WIDTH = 76  # of a command
+
 
 @dataclass(frozen=True)
 class Written:
-    """Where a report was written, its verdict in three sentences, and its first screen."""
+    """Where a report was written, its verdict in three sentences, its first screen, and the next command."""
 
     page: Path
     markdown: Path
     card: Path
     verdict: tuple[str, str, str]
     brief: Brief
+    command: str | None = None
 
 
 def write_report(folder: Path) -> Written:
@@ -69,13 +74,20 @@ def write_report(folder: Path) -> Written:
     result = read_result(folder)
     sentences = verdict_of(result)
     brief = brief_of(result)
+    command = None if brief.command is None else command_text(brief.command)
     values = _values(result, sentences, brief)
-    written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", sentences, brief)
+    written = Written(folder / "report.html", folder / "report.md", folder / "model_card.md", sentences, brief, command)
     plain = _environment(html=False)
     write_atomic(written.page, render_page(values))
     write_atomic(written.markdown, plain.get_template("report.md.j2").render(values))
     write_atomic(written.card, plain.get_template("card.md.j2").render(values))
     return written
+
+
+def command_text(command: Command, width: float = math.inf) -> str:
+    """Return a command for a shell, on one line or on lines of a width."""
+    text = _environment(html=False).get_template("command.j2").render(command=command)
+    return wrapped(text.splitlines(), width)
 
 
 def render_page(values: Mapping[str, Any]) -> str:
@@ -92,7 +104,7 @@ def render_page(values: Mapping[str, Any]) -> str:
 def _environment(html: bool) -> Any:
     from jinja2 import DictLoader, Environment, StrictUndefined
 
-    names = ("report.html.j2", "report.md.j2", "card.md.j2")
+    names = ("report.html.j2", "report.md.j2", "card.md.j2", "command.j2")
     made = Environment(
         loader=DictLoader({name: _file(name) for name in names}),
         autoescape=html,
@@ -101,7 +113,7 @@ def _environment(html: bool) -> Any:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": percent, "interval": interval, "metric": metric_words, "cell": cell}
-    made.filters |= {"of_rows": of_rows, "badge": badge_of, "size": size_words, "label_of": label_of}
+    made.filters |= {"of_rows": of_rows, "badge": badge_of, "size": size_words, "label_of": label_of, "quoted": quoted}
     made.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "in_digits": in_digits}
     return made
 
@@ -175,6 +187,7 @@ def _values(result: StudyResult, sentences: tuple[str, str, str], brief: Brief) 
         "title": result.title,
         "verdict": sentences,
         "brief": brief,
+        "command": None if brief.command is None else command_text(brief.command, WIDTH),
         "utility": result.utility,
         "goal": result.goal,
         "chosen": result.recommended,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 
 from browser import CHROMIUM
 from sample import write_sample
 
 from discreet.cli.main import main
+from discreet.cli.pdf import find_browser, write_pdf
 from discreet.core.errors import ExtraError, OutputError
-from discreet.report.pdf import find_browser, write_pdf
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -33,7 +33,7 @@ def test_without_a_browser_the_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_sample(tmp_path, seeds=1)
-    monkeypatch.setattr("discreet.report.pdf.BROWSERS", ("no-such-browser",))
+    monkeypatch.setattr("discreet.cli.pdf.BROWSERS", ("no-such-browser",))
     with pytest.raises(ExtraError, match="Install Chromium"):
         find_browser()
     assert main(["report", str(tmp_path), "--pdf"]) == 2
@@ -45,7 +45,7 @@ def test_a_browser_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho it broke >&2\nexit 3\n")
     broken.chmod(0o700)
-    monkeypatch.setattr("discreet.report.pdf.BROWSERS", (str(broken),))
+    monkeypatch.setattr("discreet.cli.pdf.BROWSERS", (str(broken),))
     (tmp_path / "page.html").write_text("<p>a</p>")
     with pytest.raises(OutputError, match=r"status 3 \(it broke\)"):
         write_pdf(tmp_path / "page.html", tmp_path / "page.pdf")
