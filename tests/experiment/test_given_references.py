@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from discreet.attacks.membership.likelihood import Lira, ReferenceThreshold, Rmia
 from discreet.attacks.membership.shadow import ShadowClassifier
 from discreet.catalog import attack_of
+from discreet.cli.main import main
 from discreet.core.errors import DataError, ModelError, SettingError, UnsupportedError
 from discreet.core.randomness import Rng
 from discreet.data.sources import TextSource
@@ -138,3 +140,14 @@ def test_bad_references_are_rejected(runs: Path, scene: Scene, tmp_path: Path) -
     (runs / "shorter.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="now gives"):
         run_attack(request_for("lira", (moved, runs / "runs/h2")), scene)
+
+
+def test_the_command_names_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attack = ["attack", str(runs / "runs/a"), "--attack", "lira", "--device", "cpu", "--references-from"]
+    assert main([*attack, str(runs / "runs"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["leakage"][0]["metric"] == "auc" and any(
+        "6 reference models" in one for one in found["release"]["given"]
+    )
+    assert main([*attack, str(runs / "runs/h1")]) == 2
+    assert "--references-from to be at least 2 runs" in " ".join(capsys.readouterr().err.split())
