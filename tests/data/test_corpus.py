@@ -105,3 +105,10 @@ def test_corpora_of_the_same_kind_can_be_joined() -> None:
         joined(corpus(), corpus(units=None))
     with pytest.raises(DataError, match="same label_names"):
         joined(corpus(), corpus(label_names=("x", "y")))
+
+
+def test_the_range_of_scores_depends_on_held_out_rows_only() -> None:
+    splits = ("train", "validation", "validation", "train")
+    corpus = Corpus("scores", ("a", "b", "c", "d"), scores=(-7.0, 0.4, 4.2, 99.0), splits=splits)
+    assert corpus.score_range == (0.0, 5.0)
+    assert corpus.split("train").score_range == (0.0, 1.0)

@@ -12,11 +12,13 @@ from discreet.data.corpus import Corpus
 from discreet.data.partition import keep_per_unit
 from discreet.data.sources import Columns
 from discreet.models.classifier import Classifier
+from discreet.models.pairs import PAIR_WIDTH
+from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
-from discreet.training.plan import TrainingPlan, delta_for, public_corpus, resumed_delta
+from discreet.training.plan import TrainingPlan, delta_for, model_settings, public_corpus, resumed_delta
 
 TEXTS = ("a bright film", "the plot was slow", "nobody laughed", "two good jokes")
 
@@ -79,3 +81,31 @@ def test_an_unfinished_run_keeps_the_delta_of_its_budget(tmp_path: Path) -> None
         pass
     assert resumed_delta(protect, path) == 5e-5
     assert resumed_delta(DPSGD(epsilon=3.0, delta=1e-6), path) is None and resumed_delta(None, path) is None
+
+
+@pytest.mark.parametrize(
+    ("protect", "task", "encoder", "expected"),
+    [
+        (DPSGD(epsilon=3.0), "classification", "minilm", ("separate", "head", "linear")),
+        (TextHide(), "regression", "minilm", ("separate", "head", "absolute")),
+        (InstanceEncoding(epsilon=8.0), "regression", "minilm", ("separate", "head", "linear")),
+        (None, "regression", "minilm", ("separate", "head", "linear")),
+        (None, "classification", "minilm", ("joint", "all", "linear")),
+        (DPSGD(epsilon=3.0), "classification", "bilstm", ("joint", "all", "linear")),
+    ],
+)
+def test_pairs_are_read_separately_where_that_learns_more(
+    protect: Protection | None, task: str, encoder: str, expected: tuple[str, str, str]
+) -> None:
+    chosen = model_settings({"encoder": encoder}, protect, 20_000, task, pairs=True)
+    assert (chosen.pairs, chosen.train, chosen.head) == expected
+    single = model_settings({"encoder": encoder}, protect, 20_000, task)
+    assert single.pairs == "joint"
+    set_by_user = model_settings({"encoder": encoder, "pairs": "joint"}, protect, 20_000, task, pairs=True)
+    assert set_by_user == single
+
+
+def test_a_private_head_on_pairs_reads_all_of_them_in_every_step() -> None:
+    defaults = DPSGD(epsilon=3.0).defaults("head", 3000, PAIR_WIDTH)
+    assert (defaults.batch_size, defaults.epochs) == (3000, 200)
+    assert DPSGD(epsilon=3.0).defaults("head", 3000, 384).batch_size < 3000

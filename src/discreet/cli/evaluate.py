@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from discreet.cli.options import Device, Json, OwnData, RunColumns, RunFolder, generated
-from discreet.cli.output import as_json, note, print_quality, table, working
+from discreet.cli.output import as_json, note, print_classes, print_quality, table, working
 from discreet.core.errors import SettingError
 from discreet.core.guarantee import Adjacency
 
@@ -37,7 +37,7 @@ def evaluate(
         from discreet.catalog import CORPORA
         from discreet.data.batches import tokens_for
         from discreet.data.sources import Columns, load
-        from discreet.training.evaluate import assess, matched
+        from discreet.training.evaluate import assess_classes, matched
         from discreet.training.parts import find_device
         from discreet.training.run_folder import check_split, load_run
 
@@ -85,13 +85,14 @@ def evaluate(
     if tokens.truncated:
         note(f"{tokens.truncated} of {len(rows)} texts were truncated to {model.max_length} tokens.")
     with working(f"evaluating {len(rows):,} rows"):
-        quality = assess(model, tokens)
+        quality, classes = assess_classes(model, tokens)
     if json:
         as_json(
             {
                 "run": str(run),
                 "utility": quality.metrics,
                 "quality": quality.as_dict(),
+                **({"utility_by_class": classes} if classes else {}),
                 "rows": len(rows),
                 "split": name,
                 "truncated": tokens.truncated,
@@ -101,6 +102,7 @@ def evaluate(
         return
     table(quality.metrics, title=f"Utility on {len(rows)} rows of {data}" + (f" ({name})" if name else ""))
     print_quality(quality.as_dict())
+    print_classes(classes)
 
 
 def check_held_out(data: str, split: str | None, options: dict[str, tuple[object, object]]) -> None:

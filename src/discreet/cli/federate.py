@@ -16,6 +16,7 @@ from discreet.cli.output import (
     line,
     note,
     paragraph,
+    print_classes,
     print_quality,
     stop_on_interrupt,
     table,
@@ -199,7 +200,8 @@ def settings_for(
             remedy = f"Rows of one {corpora[0].unit_name} stay at one client; leave this out, or use {UNIT}."
             raise invalid("partition", EQUAL, f"{UNIT} if a column names units", remedy)
         partition = partition or (UNIT if named else EQUAL)
-    chosen = model_settings(model, protect, units, "lm" if task == "lm" else options.task)
+    pairs = bool(corpora) and corpora[0].is_pairs
+    chosen = model_settings(model, protect, units, "lm" if task == "lm" else task, pairs=pairs)
     if protect is not None:
         for one in corpora:
             check_private_labels(RunRequest(data, chosen, TrainSettings(), protect), one)
@@ -273,6 +275,7 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
         if result["quality"] is not None:
             print_quality(result["quality"])
+            print_classes(result.get("utility_by_class", []))
     else:
         line("Utility: not measured, because no rows were held out.")
     if result.get("utility_averaged"):

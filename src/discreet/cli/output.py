@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 10_000  # characters of one message
+_MOST_CLASSES = 20  # that are listed one by one
 # Control and format characters (which reverse or hide text), surrogates, line and paragraph separators.
 _UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # Persian and emoji are written with them
@@ -195,6 +196,12 @@ def print_quality(quality: Mapping[str, Any], remedy: str = "") -> None:
     from discreet.metrics.utility import in_sentences
 
     paragraph(" ".join([*in_sentences(quality), *([remedy] if quality["learned_nothing"] and remedy else [])]))
+
+
+def print_classes(classes: Sequence[Mapping[str, Any]]) -> None:
+    """Print the share of correct rows of each class, for up to as many classes as fit a short list."""
+    if 0 < len(classes) <= _MOST_CLASSES:
+        table({f"{one['class']} ({one['rows']:,} rows)": one["value"] for one in classes}, title="Recall by class")
 
 
 def plain(text: str) -> Text:

@@ -31,6 +31,7 @@ from discreet.cli.output import (
     line,
     note,
     paragraph,
+    print_classes,
     print_quality,
     stop_on_interrupt,
     table,
@@ -253,7 +254,8 @@ def train(
     for doubt in doubts(corpus, source.label, source.unit):
         note(f"{NOT_FOR_RELEASE}: " + doubt)
     units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
-    chosen = model_settings(model, protection, units, options.task)
+    task = corpus.task if options.task is None else options.task
+    chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)
     if protection is not None and "train" not in model and chosen.train != protection.default_part:
         note(
             f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {options.protect}: only the head is trained and the "
@@ -305,9 +307,15 @@ def protection_of(name: str | None, delta: str, settings: dict[str, Any]) -> Pro
 
 
 def _print(result: dict[str, Any], out: Path) -> None:
+    from discreet.training.public_row import in_sentences
+
     if result["utility"]:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
         print_quality(result["quality"], remedy_for(result))
+        print_classes(result.get("utility_by_class", []))
+        if "public" in result:
+            sentences = in_sentences(result["public"], result["utility"], private=result["guarantee"] is not None)
+            paragraph(" ".join(sentences))
     else:
         line("Utility: not measured, because no rows were held out.")
     if result.get("utility_averaged"):

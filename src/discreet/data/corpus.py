@@ -117,6 +117,12 @@ class Corpus:
         """Whether each row is a pair of texts."""
         return self.second is not None
 
+    @property
+    def score_range(self) -> tuple[float, float]:
+        """Whole numbers around the scores of the held-out rows, which are not protected; 0 and 1 without any."""
+        kept = [s for s, split in zip(self.scores or (), self.splits, strict=False) if split != "train"]
+        return (float(math.floor(min(kept))), float(math.ceil(max(kept)))) if kept else (0.0, 1.0)
+
     def unlabelled(self) -> Corpus:
         """Return the same texts without labels or scores."""
         return dataclasses.replace(self, labels=None, scores=None, label_names=())

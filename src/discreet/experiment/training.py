@@ -39,6 +39,7 @@ from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
 from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, public_corpus, resumed_delta
+from discreet.training.public_row import public_row
 from discreet.training.run_folder import RunChoices, RunSettings, finish, prepared, workspace_of
 from discreet.training.steps import Report
 
@@ -223,7 +224,7 @@ def build_model(request: RunRequest, corpus: Corpus, rng: Rng, download: bool = 
     """Return the model to train: a classifier, or a language model for unlabelled text."""
     if request.data.task == "unlabelled":
         return LanguageModel.load(request.model, rng=rng, download=download)
-    return Classifier.build(corpus, request.model, rng=rng, download=download)
+    return Classifier.build(corpus, request.model, rng=rng, download=download, score_range=corpus.score_range)
 
 
 def make_plan(
@@ -332,6 +333,9 @@ def evaluate_utility(
     result: dict[str, Any] = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": split}
     if classes:
         result["utility_by_class"] = classes
+    public = public_row(model.settings.encoder, matched(corpus, model), split, model.device)
+    if public is not None:
+        result["public"] = public.as_dict(quality.metrics)
     return {**result, "utility_averaged": averaged} if averaged else result
 
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Encoded:
-    """The output of an encoder, with the attribute name of transformers."""
+    """The output of an encoder, with the attribute names of transformers."""
 
     last_hidden_state: Tensor
+    hidden_states: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -77,4 +78,5 @@ class BiLSTM(nn.Module):
         """Return the hidden states, with the attribute name of transformers."""
         x = self.words(input_ids)
         both = torch.cat([self.forwards(x, attention_mask), self.backwards(x, attention_mask)], dim=-1)
-        return Encoded(both * attention_mask.unsqueeze(-1).to(both.dtype))
+        states = both * attention_mask.unsqueeze(-1).to(both.dtype)
+        return Encoded(states, (x, states))

@@ -15,7 +15,15 @@ from discreet.models.base import TextModel, choose_trainable, set_dropout
 from discreet.models.encoder import Encoder, load_encoder
 from discreet.models.model_settings import TEXTHIDE_HIDDEN
 from discreet.models.model_settings import ModelSettings as ModelSettings
-from discreet.models.pairs import SEPARATE, pair_features, pair_width, separate, start_from_cosine
+from discreet.models.pairs import (
+    LARGEST,
+    PAIR_WIDTH,
+    SEPARATE,
+    pair_features,
+    separate,
+    start_from_cosine,
+    tokens_with_digits,
+)
 
 VECTORS = "vectors"  # key of sentence vectors in a batch, instead of tokens
 
@@ -35,6 +43,8 @@ class Labelled(Protocol):
 class Classifier(TextModel):
     """An encoder, an optional pooler and a head, with the tokenizer and the class names."""
 
+    digits: Tensor  # which tokens hold a digit, for pairs that are read separately
+
     def __init__(
         self,
         encoder: Encoder,
@@ -51,16 +61,19 @@ class Classifier(TextModel):
         super().__init__(encoder, settings, target.task, tuple(target.label_names))
         outputs = self.classes or 1
         if settings.pairs == SEPARATE:
-            self.width, self.opening = pair_width(encoder.width), self.frame[0] or 0
+            self.width, self.opening = PAIR_WIDTH, self.frame[0] or 0
+            table = tokens_with_digits(self.tokenizer.get_vocab(), len(self.tokenizer))
+            self.register_buffer("digits", table, persistent=False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.fork("head").seed())
-            self.head = head(settings.head, self.width, outputs, settings.hidden)
+            self.head = head(settings.head, self.width, outputs, settings.hidden, self.shift)
             self.pooler: nn.Linear | None = None
             if settings.has_pooler:
                 fits = self.width == encoder.width and encoder.pooler is not None
                 self.pooler = encoder.pooler if fits else nn.Linear(self.width, self.width)
-        if settings.pairs == SEPARATE and self.pooler is None and isinstance(self.head, nn.Linear):
-            start_from_cosine(self.head, self.task, score_range)
+        if settings.pairs == SEPARATE and self.pooler is None and settings.head != "mlp":
+            layers = [layer for layer in self.head.modules() if isinstance(layer, nn.Linear)]
+            start_from_cosine(layers[0], self.task, score_range)
         if settings.dropout is not None:
             set_dropout(self, settings.dropout)
         choose_trainable(self.encoder, settings, rng)
@@ -93,11 +106,16 @@ class Classifier(TextModel):
 
         return classifier_from(network, tokenizer)
 
+    @property
+    def shift(self) -> float:
+        """What is added to the features of pairs, so that all are positive, if the head reads absolute values."""
+        return LARGEST if self.settings.pairs == SEPARATE and self.settings.head == ABSOLUTE else 0.0
+
     def replace_head(self, width: int, rng: Rng) -> None:
         """Replace the head by a new one for vectors of another width."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.seed())
-            new_head = head(self.settings.head, width, self.classes or 1, self.settings.hidden)
+            new_head = head(self.settings.head, width, self.classes or 1, self.settings.hidden, self.shift)
         self.head = new_head.to(self.device)
 
     def represent(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -108,12 +126,19 @@ class Classifier(TextModel):
         if VECTORS in inputs:
             return inputs[VECTORS]
         if self.settings.pairs == SEPARATE:
-            first, second = (
-                pool(self.states(text), text["attention_mask"], self.settings.pooling)
-                for text in separate(inputs, self.opening)
-            )
-            return pair_features(first, second)
+            return self._compare(separate(inputs, self.opening))
         return pool(self.states(inputs), inputs["attention_mask"], self.settings.pooling)
+
+    def _compare(self, texts: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]) -> Tensor:
+        """Return the features of pairs, all of them positive if the head reads absolute values."""
+        layers = [self.encoder(**text, output_hidden_states=True).hidden_states for text in texts]
+        states = [(one[0], one[-2], one[-1]) for one in layers]
+        vectors = [
+            pool(one[-1], text["attention_mask"], self.settings.pooling)
+            for one, text in zip(states, texts, strict=True)
+        ]
+        with torch.autocast(self.device.type, enabled=False):
+            return pair_features(texts, states, vectors, self.digits) + self.shift
 
     def decide(self, vectors: Tensor) -> Tensor:
         """Return class scores, (batch, classes), or numbers, (batch, 1), from sentence vectors."""
@@ -164,11 +189,27 @@ def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
     return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
 
 
-HEADS = ("linear", "mlp")
+ABSOLUTE = "absolute"
+HEADS = ("linear", "mlp", ABSOLUTE)
 
 
-def head(kind: str, width: int, outputs: int, hidden: tuple[int, ...] = TEXTHIDE_HIDDEN) -> nn.Module:
-    """Return a linear head, or an MLP with hidden layers of these sizes.
+class Absolute(nn.Module):
+    """The absolute value of every coordinate, which a sign mask does not change, less a public constant."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        """Keep the constant."""
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return the absolute values, less the constant."""
+        return vectors.abs() - self.shift
+
+
+def head(
+    kind: str, width: int, outputs: int, hidden: tuple[int, ...] = TEXTHIDE_HIDDEN, shift: float = 0.0
+) -> nn.Module:
+    """Return a linear head, one on absolute values less `shift`, or an MLP with hidden layers of these sizes.
 
     Paper: Huang et al. 2020, TextHide, uses three hidden layers of 768.
 
@@ -179,6 +220,8 @@ def head(kind: str, width: int, outputs: int, hidden: tuple[int, ...] = TEXTHIDE
     whole("outputs", outputs)
     if kind == "linear":
         return nn.Linear(width, outputs)
+    if kind == ABSOLUTE:
+        return nn.Sequential(Absolute(shift), nn.Linear(width, outputs))
     layers: list[nn.Module] = []
     for size in hidden:
         layers += [nn.Linear(width, whole("hidden", size)), nn.ReLU()]

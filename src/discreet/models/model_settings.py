@@ -25,7 +25,9 @@ class ModelSettings:
 
     encoder: str = field(default="minilm", metadata=option("minilm, bilstm, a folder, or a name on the hub.", "Model"))
     pooling: str = field(default="mean", metadata=option("Pooling of token states: cls, mean or last.", "Model"))
-    head: str = field(default="linear", metadata=option("linear or mlp.", "Model", "linear; mlp for texthide"))
+    head: str = field(
+        default="linear", metadata=option("linear, mlp or absolute.", "Model", "linear; depends on the protection")
+    )
     hidden: tuple[int, ...] = TEXTHIDE_HIDDEN
     train: str = field(
         default="all",

@@ -23,6 +23,7 @@ from discreet.core.errors import UnsupportedError, open_probability, positive
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.randomness import Rng
 from discreet.core.settings import as_dict, option
+from discreet.models.pairs import PAIR_WIDTH
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -98,6 +99,8 @@ def plain_defaults(part: str, units: int, width: int) -> TrainDefaults:
     >>> plain_defaults("all", 2000, 384).batch_size
     32
     """
+    if part in FROZEN and width == PAIR_WIDTH:
+        return TrainDefaults(20.0, 32, 1e-2, 0.0, None, True)
     rate = 2e-3 if part in FROZEN else 5e-4 if part.startswith("lora") else 5e-5 if width <= 512 else 3e-5
     return TrainDefaults(20.0 if part in FROZEN else 3.0, 32, rate, 0.01, None, True)
 
@@ -108,6 +111,7 @@ class Protection(ABC):
     place: ClassVar[Place]
     default_part: ClassVar[str] = "all"  # what is trained by default: head, or all
     default_head: ClassVar[str] = "linear"
+    default_pair_head: ClassVar[str] = "linear"  # for pairs that are read separately
     has_sides: ClassVar[bool] = False  # whether a finished model is split into a client and a server side
     learns_little: ClassVar[bool] = False  # whether only the head is trained by default when there are few units
 

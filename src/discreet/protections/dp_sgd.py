@@ -33,6 +33,7 @@ from discreet.core.settings import option_field
 from discreet.data.samplers import CyclicPoisson, Poisson, RandomAllocation, Sampler, TruncatedPoisson
 from discreet.mechanisms.correlated import Banded, CorrelatedNormals, Correlation, LambdaCGD
 from discreet.mechanisms.normals import add_normals
+from discreet.models.pairs import PAIR_WIDTH
 from discreet.protections.base import (
     DELTA,
     FROZEN,
@@ -173,6 +174,8 @@ class DPSGD(GradientProtection):
         >>> DPSGD(epsilon=3).defaults("all", 67349, 384).batch_size
         4096
         """
+        if part in FROZEN and width == PAIR_WIDTH:  # a few numbers of each pair: every step reads all of them
+            return TrainDefaults(200.0, units, 0.1, 0.0, 0.0, False)
         frozen, batch = part in FROZEN, max(64, min(4096, units // 8))
         # Adapters: of the rates 1e-3, 2e-3, 3e-3, 5e-3 and 1e-2 the last but one is best (docs/results.md).
         rate = 2e-2 if frozen else 5e-3 if part.startswith("lora") else 1e-3

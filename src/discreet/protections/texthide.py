@@ -21,7 +21,7 @@ from discreet.core.errors import UnsupportedError, invalid, one_of, setting, who
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
-from discreet.models.classifier import Classifier
+from discreet.models.classifier import Absolute, Classifier
 from discreet.protections.base import (
     FEW_UNITS,
     FROZEN,
@@ -82,6 +82,7 @@ class TextHide(RepresentationProtection):
     priced: ClassVar[bool] = False
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     default_head: ClassVar[str] = "mlp"
+    default_pair_head: ClassVar[str] = "absolute"  # features of pairs are mostly positive, so a mask hides nothing
     learns_little: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -363,8 +364,10 @@ class AllMasks(nn.Module):
 def fold(model: Classifier, query: OneMask) -> None:
     """Multiply the columns of the first layer after the encoder by a mask, so that it accepts unmasked vectors.
 
-    Anyone who knows the layer before and after can recover this one mask.
+    Anyone who knows the layer before and after can recover this one mask. A head on absolute values needs none.
     """
+    if model.pooler is None and any(isinstance(part, Absolute) for part in model.head.modules()):
+        return
     layer = model.pooler if model.pooler is not None else next(m for m in model.head.modules() if type(m) is nn.Linear)
     with torch.no_grad():
         layer.weight.mul_(query.mask.to(layer.weight.dtype))

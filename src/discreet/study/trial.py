@@ -33,7 +33,7 @@ from discreet.experiment.attack import AttackResult, Updates, run_attack, sampli
 from discreet.experiment.scene import Scene, Target
 from discreet.experiment.training import RunRequest, make_plan
 from discreet.metrics.intervals import true_positive_rates
-from discreet.metrics.utility import constant_utility, quality, utility_intervals
+from discreet.metrics.utility import by_class, constant_utility, quality, utility_intervals
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import GradientProtection, Protection
@@ -247,6 +247,7 @@ def _utility(model: Classifier, rows: Tokens | Vectors, seed: int) -> tuple[dict
         "baselines": constant_utility(model.task, truth),
         "intervals": {k: list(v) for k, v in utility_intervals(model.task, answers, truth, Rng(seed)).items()},
         "constant": measured.constant,
+        **({"by_class": by_class(answers, truth, model.label_names)} if model.classes else {}),
     }
 
 

@@ -36,6 +36,7 @@ from discreet.models.pretrained import HEAD, save_pretrained
 from discreet.protections.base import Protection, in_words
 from discreet.training import checkpoint
 from discreet.training.checkpoint import LEDGER, trained
+from discreet.training.public_row import in_sentences as beside_public
 from discreet.training.settings import TrainSettings
 
 SECRET = "secret"
@@ -348,6 +349,11 @@ def model_card(
     scores = f"| metric | value |\n|---|---|\n{rows}" if rows else "Not measured: no rows were held out."
     if metrics.get("quality"):
         scores += "\n\n" + " ".join(in_sentences(metrics["quality"]))
+    if metrics.get("utility_by_class"):
+        parts_of_classes = (f"{one['class']} {one['value']:.3f}" for one in metrics["utility_by_class"])
+        scores += f"\n\nRecall by class: {', '.join(parts_of_classes)}."
+    if metrics.get("public"):
+        scores += "\n\n" + " ".join(beside_public(metrics["public"], metrics["utility"], guarantee is not None))
     privacy = "No privacy guarantee: this model was trained without protection and may reveal its training text."
     if guarantee is not None:
         privacy = guarantee.sentence()

@@ -1,0 +1,68 @@
+"""The public row: what the encoder reaches on pairs of texts without any private data, beside a private figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.metrics.utility import is_better
+from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.encoder import MINILM
+from discreet.models.pairs import SEPARATE, THRESHOLD
+from discreet.training.evaluate import evaluate
+
+METRIC = {"classification": "matthews", "regression": "pearson"}  # chance is 0 for both, whatever the classes' sizes
+
+
+@dataclass(frozen=True)
+class PublicRow:
+    """Metrics of the cosine of two public vectors, and the one by which a model is compared with it.
+
+    Guarantee: epsilon 0 for the training rows, which it does not depend on; held-out rows are not protected.
+    """
+
+    utility: dict[str, float]
+    metric: str
+
+    def as_dict(self, utility: Mapping[str, float]) -> dict[str, Any]:
+        """Return plain values, and whether a model with this utility is better."""
+        better = is_better(self.metric, utility[self.metric], self.utility[self.metric])
+        return {"utility": self.utility, "metric": self.metric, "threshold": THRESHOLD, "is_beaten": better}
+
+
+def public_row(encoder: str, corpus: Corpus, split: str, device: torch.device | str = "cpu") -> PublicRow | None:
+    """Return what the cosine of the vectors of a public encoder reaches on a split; None where there is no such row.
+
+    There is one for pairs with scores or two classes, of which the second is for texts that agree, and an encoder whose
+    cosine has a meaning: the built-in one.
+    """
+    known = corpus.task in METRIC and (corpus.task == "regression" or corpus.classes == 2)
+    if not corpus.is_pairs or not known or encoder != MINILM:
+        return None
+    settings = ModelSettings(encoder=encoder, train="head", pairs=SEPARATE)
+    model = Classifier.build(corpus, settings, rng=Rng(0)).to(device)
+    return PublicRow(evaluate(model, corpus.split(split)), METRIC[corpus.task])
+
+
+def in_sentences(row: Mapping[str, Any], utility: Mapping[str, float], private: bool) -> list[str]:
+    """Return `PublicRow.as_dict` as sentences; they say so if a model is no better.
+
+    >>> row = PublicRow({"pearson": 0.87}, "pearson")
+    >>> in_sentences(row.as_dict({"pearson": 0.84}), {"pearson": 0.84}, private=True)[-1]
+    'Warning: the private model is no better (0.840): it costs privacy and gains nothing.'
+    """
+    name, value = row["metric"], utility[row["metric"]]
+    rule = f" above {row['threshold']:g}" if name == "matthews" else ""
+    sentences = [
+        f"Without any private data, the cosine of the encoder's two vectors{rule} reaches {name} "
+        f"{row['utility'][name]:.3f}."
+    ]
+    if not row["is_beaten"]:
+        kind, loss = ("private ", ": it costs privacy and gains nothing") if private else ("", "")
+        sentences.append(f"Warning: the {kind}model is no better ({value:.3f}){loss}.")
+    return sentences
