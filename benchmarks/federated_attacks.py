@@ -29,6 +29,7 @@ from discreet.protections.texthide import TextHide
 from discreet.training.settings import TrainSettings
 
 CLIENTS, ROWS, WORDS, ROUNDS = 4, 80, 8, 3
+VIEWS = ("server", "client-0", "wire")
 WAYS: dict[str, tuple[Protection | None, Aggregation]] = {
     "plain": (None, Mean()),
     "texthide (256, 2)": (TextHide(256, 2), Mean()),
@@ -49,6 +50,9 @@ def run(results: Any, work: Path) -> None:
         labels = dict(zip((" ".join(t.split()[:WORDS]) for t in corpus.texts), corpus.labels or (), strict=False))
         writer.writerows((text, corpus.label_names[labels[text]]) for text in list(texts)[:ROWS])
     for name, (protect, aggregation) in WAYS.items():
+        cells = [(view, attack) for view in VIEWS for attack in ("dager", "one-of-n")]
+        if all(results.has(what="attacks", way=name, view=view, attack=attack) for view, attack in cells):
+            continue
         folder = work / "recorded"
         for one in (folder, folder.with_name("recorded.unfinished")):
             shutil.rmtree(one, ignore_errors=True)
@@ -66,7 +70,7 @@ def run(results: Any, work: Path) -> None:
             record=True,
         )
         federate(settings, folder, FederateOptions(in_process=True))
-        for view in ("server", "client-0", "wire"):
+        for view in VIEWS:
             for attack, request in (
                 ("dager", AttackRequest(Dager(), name="dager", examples=12, seconds=30.0)),
                 ("one-of-n", AttackRequest(OneOfN(), name="one-of-n", examples=12, candidates=16)),
