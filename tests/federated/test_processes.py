@@ -15,6 +15,7 @@ import torch
 
 from discreet.accounting.ledger import Ledger
 from discreet.core.files import load_tensors
+from discreet.data.sources import TextSource
 from discreet.federated.processes import (
     Cluster,
     free_port,
@@ -54,12 +55,16 @@ def rounds_of(folder: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_processes_give_the_model_of_one_process_and_the_wire_holds_no_text(tiny: Tiny, tmp_path: Path) -> None:
+def test_processes_give_the_model_of_one_process_and_the_wire_holds_no_text(
+    tiny: Tiny, tmp_path: Path, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # relative paths mean the same to all processes
+    data = TextSource(os.path.relpath(toy_csv))
     # An LSTM, so that the three processes with a model need not import the networks of transformers.
     model = ModelSettings(encoder="bilstm", train="head", dropout=0.0)
-    settings = tiny(clients=2, epochs=1, model=model, noise_seed=1, protect=DPSGD(noise_multiplier=1.0))
+    settings = tiny(clients=2, epochs=1, data=data, model=model, noise_seed=1, protect=DPSGD(noise_multiplier=1.0))
     run_in_process(settings, tmp_path / "one")
-    with wiretap() as tap, running(settings, tmp_path / "many", connect_to=tap.forward_to) as cluster:
+    with wiretap() as tap, running(settings, Path("many"), connect_to=tap.forward_to) as cluster:
         wait(cluster, (tmp_path / "many" / "server" / "result.json").exists)
         children = [cluster.superlink, *cluster.nodes.values()]
     assert all(child is not None and child.poll() is not None for child in children)  # none outlives the block

@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -88,9 +89,7 @@ class Cluster:
     def child(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         """Start a child process whose output goes to a log file."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment, cwd=self.folder
-            )
+            return subprocess.Popen(arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment)
 
     def start(self) -> None:
         """Write the app, start the SuperLink, and then a SuperNode per client and the ServerApp."""
@@ -154,11 +153,10 @@ class Cluster:
     def flwr(self, *arguments: str) -> None:
         """Run a command of Flower."""
         program = str(Path(sys.executable).with_name("flwr"))
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, env=self.environment, cwd=self.folder, check=False
-        )
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, env=self.environment, check=False)
         if done.returncode:
-            raise ModelError(f"Expected `flwr {arguments[0]}` to succeed. {first_line(Exception(done.stderr))}")
+            text = " ".join(re.sub("[\u2500-\u257f]", " ", done.stderr).split())  # without the frame around it
+            raise ModelError(f"Expected `flwr {arguments[0]}` to succeed. {first_line(Exception(text))}")
 
     def supervise(self) -> None:
         """Start processes again that have died."""
@@ -222,7 +220,11 @@ def running(
     cache: Path | None = None,
     connect_to: Callable[[int], int] | None = None,
 ) -> Iterator[Cluster]:
-    """Start the processes of a federation, and stop them at the end, whatever happens."""
+    """Start the processes of a federation, and stop them at the end, whatever happens.
+
+    They work in the current folder, so that relative paths of data and models mean the same to all of them.
+    """
+    workspace = workspace.resolve()  # Flower changes relative paths in its configuration
     folder = workspace / "flower"
     folder.mkdir(parents=True, exist_ok=True)
     certificates = make_certificates(folder) if tls else None
