@@ -139,6 +139,21 @@ def test_a_folder_of_the_trainer(run_of: Callable[..., Path], tmp_path: Path) ->
     assert found["release"]["kind"] == "trainer" and found["algorithm"]["name"] == "dp-sgd"
 
 
+def test_a_language_model_has_a_valid_and_whole_statement(
+    toy_csv: Path, tiny_causal: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--epochs", "1", "--batch-size", "16", "--unit", "row", "--device", "cpu"]
+    command = ["train", str(toy_csv), "--task", "lm", "--model", str(tiny_causal("llama")), *options]
+    assert main([*command, "--protect", "dp-sgd", "--epsilon", "8", "--out", str(tmp_path / "lm")]) == 0
+    found = statement_of(tmp_path / "lm")
+    assert [element for element, holds in CHECKLIST.items() if not holds(found)] == []
+    assert found["parameters"]["guarantee"] == "certified" and found["trust"]["model"] == "central"
+    assert "language model" in found["release"]["what"] and found["release"]["classes"] == []
+    assert "perplexity" in {one["metric"] for one in found["utility"]["metrics"]}
+    assert "perplexity" in markdown(found) and "not recorded" not in found["algorithm"]["description"]
+    capsys.readouterr()
+
+
 def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
     run_of: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -163,6 +178,9 @@ def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
         assert follows == (aggregation == "secure-sum")
         assert found["trust"]["model"] == model and found["release"]["kind"] == "federated run"
         assert found["unit"]["count"] == 20 and len(found["releases"]["clients"]) == 2
+        for client in found["releases"]["clients"]:  # of every client, not of one
+            assert client["spends"] > 0 and client["events"] == found["parameters"]["original"]["events"]
+        assert markdown(found).count("- client ") == 2 * len(found["parameters"]["original"]["events"])
         assert "not recorded" not in found["algorithm"]["description"]  # the ledger knows rate and noise
     (run / "client-1" / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="client-1"):

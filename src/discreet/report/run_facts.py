@@ -48,7 +48,8 @@ class Facts:
 
     `protection` holds the public settings of the method, and is None without one. `ledger` holds all spends; with
     several clients, those of the client with the largest epsilon. `trust` is central, local, federated or encrypted.
-    `clients` has one entry per client of a federated run, and `other_ledgers` are the ledgers of the other clients.
+    `clients` has one entry per client of a federated run, and `other_ledgers` are the ledgers of the other clients;
+    `client_ledgers` has all of them by the name of the client.
     `results` are stored results of attacks and audits.
     """
 
@@ -64,6 +65,7 @@ class Facts:
     clients: tuple[Mapping[str, Any], ...] = ()
     results: tuple[Mapping[str, Any], ...] = ()
     other_ledgers: tuple[Statement, ...] = ()
+    client_ledgers: Mapping[str, Statement] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:
@@ -152,10 +154,11 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     spent: Statement | None = None
     guarantee: Guarantee | None = None
     others: tuple[Statement, ...] = ()
+    by_client: Mapping[str, Statement] = {}
     if stated is not None:
         guarantee = Guarantee.from_dict(stated)
         if ledger is None:
-            spent, others = _client_ledgers(path, metrics, guarantee.delta)
+            spent, others, by_client = _client_ledgers(path, metrics, guarantee.delta)
         else:
             spent = _ledger(ledger, path)
     elif metrics.get("client_guarantee") is not None:  # noise that hides whole clients
@@ -174,11 +177,14 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         tuple(dict(values) for values in metrics.get("clients", {}).values()),
         stored_results(path),
         others,
+        by_client,
     )
 
 
-def _client_ledgers(path: Path, metrics: Mapping[str, Any], delta: float) -> tuple[Statement, tuple[Statement, ...]]:
-    """Return the ledger of the client with the largest epsilon, and those of the others.
+def _client_ledgers(
+    path: Path, metrics: Mapping[str, Any], delta: float
+) -> tuple[Statement, tuple[Statement, ...], dict[str, Statement]]:
+    """Return the ledger of the client with the largest epsilon, those of the others, and all of them by client.
 
     A client that was gone at the end is not in the metrics, but has a ledger.
     """
@@ -192,8 +198,9 @@ def _client_ledgers(path: Path, metrics: Mapping[str, Any], delta: float) -> tup
             epsilons[name] = ledgers[name].guarantee(delta).epsilon if ledgers[name].spends else 0.0
     most = max(epsilons, key=lambda name: epsilons[name], default="0")
     if most not in ledgers:
-        return _ledger(path / f"client-{most}" / LEDGER, path), ()
-    return ledgers[most], tuple(ledger for name, ledger in sorted(ledgers.items()) if name != most)
+        return _ledger(path / f"client-{most}" / LEDGER, path), (), {}
+    others = tuple(ledger for name, ledger in sorted(ledgers.items()) if name != most)
+    return ledgers[most], others, dict(sorted(ledgers.items()))
 
 
 def _guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:

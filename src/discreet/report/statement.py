@@ -17,12 +17,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from discreet import __version__
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
 from discreet.report.methods import CENTRAL, ENCRYPTED, FEDERATED, LOCAL, Method, filled, method_of
 from discreet.report.run_facts import TRAINED, Facts, Kind, finite, innermost
+
+if TYPE_CHECKING:
+    from discreet.accounting.ledger_file import Statement
 
 FORMAT = "discreet.statement/1"
 CERTIFIED, ESTIMATE, NONE = KINDS = ("certified", "estimate", "none")
@@ -34,7 +37,8 @@ _ENCRYPTED = ("secure-sum", "encrypted-sum")  # aggregations in which the server
 _HONEST_SERVER = "that the server follows the protocol and invents no clients: their keys are not signed"
 _LARGEST_CLIENT = (
     " Each client does this for its own people, with its own noise and ledger; these figures, and the events above, "
-    "are those of the client with the largest epsilon. Epsilon, delta and the curves hold for all clients."
+    "are those of the client with the largest epsilon; the events of every client are listed with its ledger. Epsilon, "
+    "delta and the curves hold for all clients."
 )
 _FLOATING_POINT = "docs/secure_randomness.md"
 TO_COMPLETE = (
@@ -147,18 +151,55 @@ def _sentence(facts: Facts) -> str:
 
 def _original(facts: Facts) -> dict[str, Any]:
     """Return the parameters of the mechanism itself: its settings, and every event that was paid for."""
-    events: list[dict[str, Any]] = []
-    if facts.ledger is not None:
-        from discreet.accounting.events import event_to_json
-
-        events = [{"event": json.loads(event_to_json(event)), "count": count} for event, count in facts.ledger.spent]
     sampler = facts.metrics.get("sampler")
     return {
         "settings": dict(facts.protection or {}),
         "sampler": dict(sampler) if isinstance(sampler, Mapping) else None,
         "steps": facts.metrics.get("steps"),
-        "events": events,
+        "events": _events(facts.ledger),
     }
+
+
+def _events(ledger: Statement | None) -> list[dict[str, Any]]:
+    """Return every event that a ledger holds, with its count."""
+    from discreet.accounting.events import event_to_json
+
+    spent = () if ledger is None else ledger.spent
+    return [{"event": json.loads(event_to_json(event)), "count": count} for event, count in spent]
+
+
+def _clients(facts: Facts) -> list[dict[str, Any]]:
+    """Return the figures of every client of a federated run; one that was gone at the end has a ledger alone."""
+    rows = []
+    for client in facts.clients:
+        ledger = facts.client_ledgers.get(str(client.get("client")))
+        stated = client.get("guarantee") or {}
+        rows.append(
+            {
+                "client": client.get("client"),
+                "units": client.get("units"),
+                "epsilon": stated.get("epsilon"),
+                "delta": stated.get("delta"),
+                "spends": None if ledger is None else ledger.spends,
+                "events": _events(ledger),
+            }
+        )
+    known = {str(client.get("client")) for client in facts.clients}
+    for name, ledger in facts.client_ledgers.items():
+        if name not in known and facts.guarantee is not None:
+            total = ledger.guarantee(facts.guarantee.delta) if ledger.spends else None
+            exists = total is not None and total.exists
+            rows.append(
+                {
+                    "client": int(name) if name.isdigit() else None,
+                    "units": None,
+                    "epsilon": total.epsilon if exists and total is not None else None if ledger.spends else 0.0,
+                    "delta": facts.guarantee.delta,
+                    "spends": ledger.spends,
+                    "events": _events(ledger),
+                }
+            )
+    return rows
 
 
 def _curves(events: Sequence[Any], guarantee: Guarantee) -> dict[str, Any]:
@@ -457,15 +498,7 @@ def _releases(facts: Facts, others: Mapping[str, Any] | None) -> dict[str, Any]:
             "budget": None if spent.budget is None else {"epsilon": spent.budget.epsilon, "delta": spent.budget.delta},
             "guarantee": _total(facts),
         },
-        "clients": [
-            {
-                "client": client.get("client"),
-                "units": client.get("units"),
-                "epsilon": (client.get("guarantee") or {}).get("epsilon"),
-                "delta": (client.get("guarantee") or {}).get("delta"),
-            }
-            for client in facts.clients
-        ],
+        "clients": _clients(facts),
         "same_people": None if others is None else dict(others),
         "outside": outside,
     }

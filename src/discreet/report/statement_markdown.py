@@ -190,10 +190,23 @@ def _releases(one: Mapping[str, Any]) -> str:
         )
     if values["clients"]:
         rows = [
-            (str(row["client"]), str(row["units"]), _bound(row["epsilon"]), _bound(row["delta"]))
+            (
+                _plain(row["client"]),
+                "not recorded" if row["units"] is None else str(row["units"]),
+                _bound(row["epsilon"]),
+                _bound(row["delta"]),
+                "not recorded" if row["spends"] is None else f"{row['spends']:,}",
+            )
             for row in values["clients"]
         ]
-        parts.append(_table(("client", "units", "epsilon", "delta"), rows))
+        parts.append(_table(("client", "units", "epsilon", "delta", "spends"), rows))
+        paid = [
+            f"- client {_plain(row['client'])}: {event['count']:,} × `{_event(event['event'])}`"
+            for row in values["clients"]
+            for event in row["events"]
+        ]
+        if paid:
+            parts += ["What every client paid for:", "\n".join(paid)]
     if values["same_people"] is not None:
         parts.append(f"Recorded on this machine, not for publication: {values['same_people']['sentence']}")
     parts += ["Outside the ledger:", _items(values["outside"])]
