@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from discreet.training.steps import Parts, Report
 def parts_of(
     model: Classifier, corpus: Corpus, rows: Tokens | Vectors, settings: TrainSettings, **planned: Any
 ) -> Parts:
-    """Return what a step is made of, on a corpus whose rows are all for training."""
+    """Return what a step of all layers is made of, on a corpus whose rows are all for training."""
+    if settings.head_share is None:
+        settings = replace(settings, head_share=0.0)
     plan = TrainingPlan.make(model, corpus, train=settings, **planned)
     return Parts(model, optimizer_for(model, plan.settings), plan, rows, corpus)
 

@@ -269,7 +269,7 @@ class _Training:
         protect = at_client(settings.protect, settings.clients)
         size = min(size, client.size)
         # `make` takes epochs; this number of them gives exactly the steps of the server.
-        train = replace(settings.train, batch_size=size, epochs=steps / -(-client.size // size))
+        train = replace(settings.train, batch_size=size, epochs=steps / -(-client.size // size), head_share=0.0)
         own = Rng(settings.seed).fork("client", client.number).seed()
         self.plan = TrainingPlan.make(
             self.model,

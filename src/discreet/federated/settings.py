@@ -85,6 +85,8 @@ class Federation:
             ("patience", self.train.patience, None),
             ("averaging", self.train.averaging, 0.0),
             ("accumulate", self.train.accumulate, 1),
+            ("head_share", self.train.head_share or None, None),
+            ("public", None if self.protect is None or self.protect.needs_public else self.protect.public, None),
         ):
             if value != unused:
                 raise invalid(name, value, "left out in a federated run", "Clients take single steps.")

@@ -18,6 +18,7 @@ from discreet.models.model_settings import ModelSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+HEAD_NAMES = ("head.", "pooler.")  # how the names of parameters behind the encoder begin
 LM = "lm"  # the task of a language model; those of a classifier are classification and regression
 
 

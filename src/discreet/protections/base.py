@@ -91,6 +91,7 @@ class TrainDefaults:
     weight_decay: float
     dropout: float | None
     embeddings: bool
+    head_share: float = 0.0
 
 
 def plain_defaults(part: str, units: int, width: int) -> TrainDefaults:
@@ -234,6 +235,11 @@ class GradientProtection(Protection):
 
     place: ClassVar[Place] = "gradient"
     draws_to_gather: ClassVar[bool] = False  # whether `gather` draws random numbers, which a CUDA graph would repeat
+
+    @property
+    def trains_parts(self) -> bool:
+        """Whether some of the parameters can be trained first, at the same cost."""
+        return False
 
     @property
     @abstractmethod

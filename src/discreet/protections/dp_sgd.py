@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 POISSON, TRUNCATED, ALLOCATION = SAMPLERS = ("poisson", "truncated-poisson", "random-allocation")
 INDEPENDENT, LAMBDA_CGD, BANDED = CORRELATIONS = ("independent", "lambda-cgd", "banded")
 _DECAY, _BANDS = 0.9, 4
+HEAD_SHARE = 0.2  # share of the steps of the head alone, before all layers: docs/decisions/private_training.md
 _CLIPPINGS: dict[str, Callable[[float], Clip]] = {"flat": Flat, "per-layer": PerLayer, "automatic": Automatic}
 
 
@@ -99,6 +100,9 @@ class DPSGD(GradientProtection):
         None, "Share of the last step's noise that lambda-cgd subtracts.", "Method", str(_DECAY)
     )
     bands: int | None = option_field(None, "Steps over which banded noise is correlated.", "Method", str(_BANDS))
+    public: str | None = option_field(
+        None, "Public text with the same labels, a corpus or file: train on it first, without noise.", "Method"
+    )
     name: ClassVar[str] = "dp-sgd"
     learns_little: ClassVar[bool] = True
 
@@ -166,6 +170,7 @@ class DPSGD(GradientProtection):
             correlation=self.correlation,
             decay=self.decay,
             bands=self.bands,
+            public=self.public,
         )
 
     def defaults(self, part: str, units: int, width: int) -> TrainDefaults:
@@ -179,7 +184,14 @@ class DPSGD(GradientProtection):
         frozen, batch = part in FROZEN, max(64, min(4096, units // 8))
         # Adapters: of the rates 1e-3, 2e-3, 3e-3, 5e-3 and 1e-2 the last but one is best (docs/results.md).
         rate = 2e-2 if frozen else 5e-3 if part.startswith("lora") else 1e-3
-        return TrainDefaults(40.0 if frozen else 15.0, batch, rate, 0.0, 0.0, False)
+        return TrainDefaults(
+            40.0 if frozen else 15.0, batch, rate, 0.0, 0.0, False, 0.0 if frozen or self.public else HEAD_SHARE
+        )
+
+    @property
+    def trains_parts(self) -> bool:
+        """Whether the noise of a step depends on no other step, so that other parameters may be trained from then on."""
+        return self.correlation in (None, INDEPENDENT)
 
     def identity(self) -> object:
         """Return the settings that determine its random values."""

@@ -26,7 +26,8 @@ from discreet.training.settings import TrainSettings
 
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
-FORMAT = 3  # in format 1 and 2, noise was assigned to parameters in another order; in 1 splits were others too
+PUBLIC_START = "public_start.safetensors"  # the weights after training on public text
+FORMAT = 4  # 3: fewer settings; 1 and 2: noise was assigned to parameters in another order; 1: other splits
 _NAME_DIGITS = 16  # hexadecimal digits of the name of a training run in its ledger
 
 
@@ -157,9 +158,9 @@ def _check_format(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     if version != FORMAT:
         raise ModelError(
             f"Expected an unfinished run of format {FORMAT} in {str(folder)!r}, got format {version}. It was started "
-            f"by {'an earlier' if version < FORMAT else 'a later'} version with other splits and noise, so it cannot "
-            "be resumed with the same result. Resume it with the version that started it, or train again with another "
-            f"{setting('out')}. The spends in its ledger stay recorded."
+            f"by {'an earlier' if version < FORMAT else 'a later'} version with other settings, splits or noise, so it "
+            "cannot be resumed with the same result. Resume it with the version that started it, or train again with "
+            f"another {setting('out')}. The spends in its ledger stay recorded."
         )
     return about
 

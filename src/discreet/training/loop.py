@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from discreet.core.errors import BudgetError, UnsupportedError, setting
+from discreet.core.errors import BudgetError, DataError, UnsupportedError, setting
+from discreet.core.files import load_tensors, save_tensors
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import MAIN, is_better
-from discreet.models.base import TextModel
+from discreet.models.base import HEAD_NAMES, LM, TextModel
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
 from discreet.training import checkpoint
@@ -96,6 +97,8 @@ def train(
     plan, job = plan or TrainingPlan.make(model, corpus), job or Job()
     split, settings, protect, rng = matched_split(corpus, model, "train"), plan.settings, plan.protect, plan.rng
     plan.check(split)
+    if plan.public is not None and isinstance(protect, GradientProtection) and not _start_from_public(model, plan, job):
+        return Trained(False, 0, 0.0, 0, ())
     # A frozen encoder is left out, because its outputs are hashed with the rows.
     start = weights_digest(model, leave_out="encoder" if model.settings.frozen else None)
     with ExitStack() as opened:
@@ -132,6 +135,32 @@ def train(
         return _Run(model, parts.optimizer, step, validation, plan, job, name).train()
 
 
+def _start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
+    """Train a model on the public text of a plan, as without protection; return whether that is finished.
+
+    A resumed run reads the weights that were stored at its end: on a GPU they cannot be computed again bit by bit.
+
+    Guarantee: none is needed; no private text is read.
+    """
+    assert plan.public is not None
+    stored = job.workspace and job.workspace / checkpoint.PUBLIC_START
+    if stored is not None and stored.exists():
+        restore_weights(model, load_tensors(stored)[0])
+        return True
+    public = plan.public if model.task != LM else plan.public.unlabelled()
+    if public.label_names != model.label_names:
+        raise DataError(
+            f"Expected the labels {list(model.label_names)} in the public text {public.name!r}, got "
+            f"{list(public.label_names)}. Rename them in a file of its own."
+        )
+    settings = TrainSettings(precision=plan.settings.precision)
+    first = TrainingPlan.make(model, public, train=settings, seed=plan.seed)
+    done = train(model, public, first, job=Job(watch=job.watch, should_stop=job.should_stop))
+    if done.finished and stored is not None:
+        save_tensors(copy_weights(model), stored)
+    return done.finished
+
+
 def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
     """Return the step of a protected training run, for the place of its protection."""
     protect = parts.plan.protect
@@ -156,8 +185,6 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.settings, self.workspace = self.plan.settings, self.job.workspace
-        assert self.settings.learning_rate is not None
-        self.peak = self.settings.learning_rate
         self.steps = self.step.steps
 
     def resume(self) -> Progress:
@@ -181,7 +208,7 @@ class _Run:
         self.model.train()
         step, over, out_of_budget = at.step, at.stale >= (self.settings.patience or self.steps), False
         while step < self.steps and not over:
-            set_rate(self.optimizer, self.settings.rate_at(step, self.steps, self.peak))
+            set_rate(self.optimizer, self.plan.rate_at(step))
             try:
                 loss, count = self.step(step)
             except BudgetError:
@@ -257,7 +284,7 @@ def groups(model: nn.Module, weight_decay: float, head_rate: float = 1.0) -> lis
     parts: list[dict[str, Any]] = []
     for is_head in (False, True) if head_rate != 1 else (None,):
         named = trained(model).items()
-        parameters = [p for name, p in named if is_head is None or is_head is name.startswith(("head.", "pooler."))]
+        parameters = [p for name, p in named if is_head is None or is_head is name.startswith(HEAD_NAMES)]
         pace = head_rate if is_head else 1.0
         parts += [
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "pace": pace},

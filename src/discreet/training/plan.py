@@ -30,7 +30,7 @@ from discreet.data.overlap import without_overlap
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
 from discreet.data.sources import EACH_ROW, Columns, load
 from discreet.models.base import LM, TextModel
-from discreet.models.classifier import ModelSettings, classifier_of
+from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM, MINILM
 from discreet.models.model_settings import JOINT, SEPARATE
 from discreet.models.smollm2 import SMOLLM2
@@ -51,6 +51,9 @@ from discreet.training.settings import TrainSettings
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
     from torch import Tensor, nn
+
+
+_RATE_OF_HEAD = 20.0  # learning rate of the steps of the head alone, as a multiple of that of all layers
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class TrainingPlan:
     public: Corpus | None = field(default=None, repr=False)
     notice: str | None = field(default=None, repr=False)  # for the user, about how the budget is used
     max_per_unit: int | None = None  # largest number of rows of one unit, chosen without looking at the data
+    head_steps: int = 0  # first steps, included in `steps`, in which only the head is trained
 
     @classmethod
     def make(
@@ -121,7 +125,7 @@ class TrainingPlan:
         units = split.unit_count if population is None else population
         part, width = model.settings.train, model.width
         defaults = plain_defaults(part, units, width) if protect is None else protect.defaults(part, units, width)
-        settings = (train or TrainSettings()).completed(defaults)
+        settings = _with_head_share((train or TrainSettings()).completed(defaults), train, model, protect)
         if protect is None:
             chosen = sampler or Shuffled(min(settings.size, len(split)))
             steps = max(1, round(settings.passes * chosen.steps_per_epoch(len(split))))
@@ -172,6 +176,7 @@ class TrainingPlan:
             public,
             protect.notice(conditions, split.unit_name),
             max_per_unit,
+            int((settings.head_share or 0.0) * steps),
         )
 
     @classmethod
@@ -255,10 +260,27 @@ class TrainingPlan:
     @property
     def facts(self) -> tuple[str, ...]:
         """What the guarantee says besides the assumptions of the protection, as sentences."""
+        facts = []
+        if self.public is not None and isinstance(self.protect, GradientProtection):
+            facts.append(f"training starts from weights trained on the public text {self.public.name!r}, without noise")
         if self.max_per_unit is None:
-            return ()
+            return tuple(facts)
         rows = "1 row" if self.max_per_unit == 1 else f"{self.max_per_unit} rows"
-        return (f"at most {rows} of each {self.unit} are used, a cap that was chosen without looking at the data",)
+        facts.append(f"at most {rows} of each {self.unit} are used, a cap that was chosen without looking at the data")
+        return tuple(facts)
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step; the steps of the head alone have a schedule of their own.
+
+        >>> settings = TrainSettings(epochs=2, batch_size=8, learning_rate=1e-3, warmup=0.0)
+        >>> plan = TrainingPlan(settings, None, Shuffled(8), 4, 16, 16, "row", head_steps=2)
+        >>> [round(plan.rate_at(step), 4) for step in range(4)]
+        [0.02, 0.01, 0.001, 0.0005]
+        """
+        assert self.settings.learning_rate is not None
+        if step < self.head_steps:
+            return self.settings.rate_at(step, self.head_steps, _RATE_OF_HEAD * self.settings.learning_rate)
+        return self.settings.rate_at(step - self.head_steps, self.steps - self.head_steps, self.settings.learning_rate)
 
     @property
     def rng(self) -> Rng:
@@ -536,6 +558,21 @@ def _conditions(
         pairs=split.is_pairs,
         most_rows=max_per_unit or most_rows(split.unit_index),
     )
+
+
+def _with_head_share(
+    settings: TrainSettings, chosen: TrainSettings | None, model: TextModel, protect: Protection | None
+) -> TrainSettings:
+    """Return the settings with the steps of the head alone; reject them where no head is trained before the rest."""
+    if not settings.head_share:
+        return settings
+    starts = isinstance(model, Classifier) and not model.settings.frozen and model.settings.encoder != BILSTM
+    if starts and isinstance(protect, GradientProtection) and protect.trains_parts:
+        return settings
+    if chosen is None or not chosen.head_share:
+        return replace(settings, head_share=0.0)
+    remedy = "Only dp-sgd can train the head of a classifier before its other layers; leave it out."
+    raise invalid("head_share", settings.head_share, "0 here", remedy)
 
 
 def _check_sampler(

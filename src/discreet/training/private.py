@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +21,9 @@ from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.models.base import TextModel
+from discreet.models.base import HEAD_NAMES, TextModel
 from discreet.protections.base import GradientProtection, Release
+from discreet.training.encode import encode
 from discreet.training.parts import Part, PrivateParts
 from discreet.training.plan import TrainingPlan, check_hides_absence
 from discreet.training.steps import Parts, Step, StepCanaries
@@ -95,6 +96,8 @@ class PrivateStep(Step):
     run: str = ""
     canaries: StepCanaries | None = None
     zeroed: npt.NDArray[np.bool_] | None = None  # units that are empty records, for an audit
+    corpus: Corpus | None = None  # of the rows, if the head is trained first
+    first: PrivateStep | None = None  # the step of the head alone, once it is made
 
     def __post_init__(self) -> None:
         """Find the layers to clip; a model with unsupported layers is rejected."""
@@ -112,7 +115,7 @@ class PrivateStep(Step):
         assert isinstance(plan.protect, GradientProtection) and plan.delta is not None
         units = Grouped.of(unit_numbers(parts.corpus))
         step = cls(parts.model, parts.optimizer, plan.protect, parts.rows, units, plan, ledger, secret, plan.delta)
-        step.canaries = parts.canaries
+        step.canaries, step.corpus = parts.canaries, parts.corpus if plan.head_steps else None
         if parts.canaries is not None and parts.canaries.zeroed:
             step.zeroed = np.zeros(len(units), dtype=bool)
             step.zeroed[unit_numbers(parts.corpus)[list(parts.canaries.zeroed)]] = True
@@ -186,6 +189,10 @@ class PrivateStep(Step):
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Take one step; return its mean loss, still on the device, and its number of rows."""
+        if step < self.plan.head_steps and self.corpus is not None:
+            with only_head(self.model):
+                return self.head_step()(step)
+        self.first = None
         units = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         if self.zeroed is not None:
             units = units[~self.zeroed[units]]
@@ -222,6 +229,19 @@ class PrivateStep(Step):
             self._releaser = self.run, self.protect.releaser(self.source)
         return self._releaser[1](sums, step)
 
+    def head_step(self) -> PrivateStep:
+        """Return the step that trains the head alone, on the outputs of the encoder, which is not trained yet."""
+        assert self.corpus is not None
+        if self.first is None:
+            rows = encode(self.model, self.corpus, None, self.plan.settings.precision)
+            self.model.train()
+            self.first = replace(self, rows=rows, corpus=None, first=None)
+            self.first.limit = self.limit
+            for parameter in self.model.parameters():
+                parameter.grad = None
+        self.first.run = self.run
+        return self.first
+
     def gather(self, units: Rows, step: int) -> tuple[dict[str, Tensor], Tensor | None, int]:
         """Return the protected sum over the sampled units before its release, the mean loss and the number of rows."""
         sums: dict[str, Tensor] = {}
@@ -248,6 +268,19 @@ class PrivateStep(Step):
     def restore(self, layout: dict[str, Any]) -> None:
         """Divide batches into parts as a stopped training run did."""
         self.parts.restore(layout)
+
+
+@contextmanager
+def only_head(model: TextModel) -> Iterator[None]:
+    """Make the head and the pooler the only trainable parts of a model, as long as the context lasts."""
+    others = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith(HEAD_NAMES)]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
 
 
 def assumptions(population: int | None = None) -> tuple[str, ...]:

@@ -191,7 +191,7 @@ def secret_of(workspace: Path) -> Rng:
 
 def forget_secrets(folder: Path) -> None:
     """Delete the checkpoint and the seed of the noise, which only an unfinished run needs."""
-    for name in (checkpoint.NAME, SECRET):
+    for name in (checkpoint.NAME, checkpoint.PUBLIC_START, SECRET):
         (folder / name).unlink(missing_ok=True)
 
 

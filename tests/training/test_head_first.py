@@ -1,0 +1,131 @@
+"""The head is trained first, then all layers; and training that starts from public text."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from tests.planned import train
+
+from discreet.core.errors import DataError, SettingError
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.data.sources import load
+from discreet.models.classifier import Classifier
+from discreet.protections.dir_dp_sgd import DirDPSGD
+from discreet.protections.dp_sgd import DPSGD
+from discreet.training.checkpoint import PUBLIC_START
+from discreet.training.plan import TrainingPlan
+from discreet.training.settings import TrainSettings
+
+SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share=0.5)
+
+
+@pytest.fixture
+def corpus(toy_csv: Path) -> Corpus:
+    return load(toy_csv)
+
+
+def build(corpus: Corpus, folder: Path, **changes: object) -> Classifier:
+    return Classifier.build(corpus, rng=Rng(1), encoder=str(folder), dropout=0.0, **changes)
+
+
+def state(model: Classifier) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[bool]:
+    """Whether parameters of the head (True) and of the encoder (False) have changed."""
+    return {name.startswith("head.") for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_the_first_steps_train_the_head_alone_and_cost_the_same(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path]
+) -> None:
+    model = build(corpus, tiny_encoder("bert"))
+    plan = TrainingPlan.make(model, corpus, protect=DPSGD(epsilon=3), train=SETTINGS)
+    whole = TrainingPlan.make(model, corpus, protect=DPSGD(epsilon=3), train=replace(SETTINGS, head_share=0.0))
+    assert (plan.head_steps, whole.head_steps) == (plan.steps // 2, 0)
+    assert (plan.steps, plan.protect, plan.budget) == (whole.steps, whole.protect, whole.budget)
+    steps, states = [], [state(model)]
+
+    def stop() -> bool:
+        steps.append(len(steps))
+        states.append(state(model))
+        return False
+
+    done = train(model, corpus, SETTINGS, seed=0, protect=DPSGD(epsilon=3), should_stop=stop)
+    assert done.guarantee is not None and done.guarantee.certified and done.guarantee.epsilon <= 3
+    kinds = [changed(a, b) for a, b in pairwise(states)]
+    assert all(kind == {True} for kind in kinds[: plan.head_steps])
+    assert all(kind == {True, False} for kind in kinds[plan.head_steps : plan.steps - 1])
+    assert all(p.requires_grad for name, p in model.named_parameters() if "embeddings" not in name)
+
+
+@pytest.mark.parametrize("after", [3, 7])
+def test_a_resumed_run_ends_with_the_same_weights(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, after: int
+) -> None:
+    settings = replace(SETTINGS, epochs=1)
+    full = build(corpus, tiny_encoder("bert"))
+    train(full, corpus, settings, seed=0, protect=DPSGD(1.0), noise_seed=5)
+    calls = iter(range(1, 1000))
+    resumed = build(corpus, tiny_encoder("bert"))
+    first = train(
+        resumed,
+        corpus,
+        settings,
+        seed=0,
+        protect=DPSGD(1.0),
+        noise_seed=5,
+        workspace=tmp_path,
+        should_stop=lambda: next(calls) >= after,
+    )
+    assert not first.finished and first.steps == after
+    again = build(corpus, tiny_encoder("bert"))
+    done = train(again, corpus, settings, seed=0, protect=DPSGD(1.0), noise_seed=5, workspace=tmp_path)
+    assert done.finished and not changed(state(full), state(again))
+
+
+def test_a_head_share_that_cannot_be_used_is_rejected(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    whole, frozen = (build(corpus, tiny_encoder("bert"), train=part) for part in ("all", "head"))
+    for model, protect in ((whole, None), (whole, DirDPSGD(kappa=10.0)), (frozen, DPSGD(epsilon=3))):
+        with pytest.raises(SettingError, match="head_share"):
+            TrainingPlan.make(model, corpus, protect=protect, train=SETTINGS)
+        assert TrainingPlan.make(model, corpus, protect=protect).head_steps == 0
+    with pytest.raises(SettingError, match="head_share"):
+        TrainSettings(head_share=1.0)
+
+
+def test_training_starts_from_public_text(corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
+    protect, settings = DPSGD(1.0, public="web"), TrainSettings(epochs=1, batch_size=10, learning_rate=1e-9)
+    public = replace(corpus.split("train"), name="web")
+    model = build(corpus, tiny_encoder("bert"))
+    before = state(model)
+    calls = iter(range(1, 1000))
+    steps = 3 * -(-len(public) // 32)
+    stopped = train(
+        model,
+        corpus,
+        settings,
+        seed=0,
+        protect=protect,
+        noise_seed=5,
+        public=public,
+        workspace=tmp_path,
+        should_stop=lambda: next(calls) > steps + 3,
+    )
+    assert not stopped.finished and (tmp_path / PUBLIC_START).exists()
+    again = build(corpus, tiny_encoder("bert"))
+    done = train(again, corpus, settings, seed=0, protect=protect, noise_seed=5, public=public, workspace=tmp_path)
+    moved = max(float((before[name] - value).abs().max()) for name, value in state(again).items())
+    assert done.finished and done.guarantee is not None and moved > 1e-4  # the private steps alone move 1e-8
+    assert any("public text 'web'" in text for text in done.guarantee.assumptions)
+
+
+def test_public_text_with_other_labels_is_rejected(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    public = replace(corpus.split("train"), name="web", label_names=("no", "yes"))
+    with pytest.raises(DataError, match=r"Expected the labels .* in the public text 'web', got \['no', 'yes'\]"):
+        train(build(corpus, tiny_encoder("bert")), corpus, protect=DPSGD(epsilon=3, public="web"), public=public)
