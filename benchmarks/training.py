@@ -13,20 +13,25 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from discreet.core.randomness import Rng
-from discreet.data.sources import load
+from discreet.data.overlap import without_overlap
+from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import GradientProtection, plain_defaults
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
+from discreet.training.checkpoint import PUBLIC_START
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, train
 from discreet.training.parts import find_device
-from discreet.training.plan import TrainingPlan
+from discreet.training.plan import TrainingPlan, public_text
 from discreet.training.settings import TrainSettings
 
 
@@ -53,6 +58,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=float, default=0.06)
     parser.add_argument("--weight-decay", type=float)
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--head-share", type=float, help="share of the steps that train only the head, first")
+    parser.add_argument("--public", help="public text to start from; dp-sgd only")
+    parser.add_argument("--public-start", type=Path, help="weights after the public text: read if there, else written")
+    parser.add_argument("--delta", type=float, help="1/n if left out")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="file to append one JSON object a run to")
@@ -68,15 +77,19 @@ def protection(
         return DirDPSGD.for_model(model, strength)
     if strength == 0:
         return DPSGD(0.0, clip_norm, asked.clipping)
-    return DPSGD.for_budget(
-        strength, 1 / n, sampling_rate=rate, steps=steps, clip_norm=clip_norm, clipping=asked.clipping
+    calibrated = DPSGD.for_budget(
+        strength, asked.delta or 1 / n, sampling_rate=rate, steps=steps, clip_norm=clip_norm, clipping=asked.clipping
     )
+    return replace(calibrated, public=asked.public)
 
 
 def main() -> None:
     asked = arguments()
     device = find_device(asked.device)
     corpus = load(asked.data)
+    public = None if asked.public is None else public_text(asked.public, Columns())
+    if public is not None:
+        public = without_overlap(public, corpus.split("validation")).renamed(Path(asked.public).stem)
     n = corpus.split("train").unit_count
     kind = None if asked.open else DirDPSGD(kappa=1.0) if asked.kappas else DPSGD(epsilon=1.0)
     usual = plain_defaults(asked.train, n, 384) if kind is None else kind.defaults(asked.train, n, 384)
@@ -109,19 +122,27 @@ def main() -> None:
             weight_decay=usual.weight_decay if asked.weight_decay is None else asked.weight_decay,
             averaging=averaging,
             precision=asked.precision,
+            head_share=asked.head_share,
         )
         size = min(batch_size, n)
         protect = protection(asked, model, strength, clip_norm, size / n, max(1, round(epochs * -(-n // size))), n)
         began = time.monotonic()
-        plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, delta=1 / n, seed=seed)
-        done = train(model, corpus, plan, job=Job(cache=cache_folder()))
+        delta = asked.delta or 1 / n
+        plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, delta=delta, public=public, seed=seed)
+        with TemporaryDirectory() as workspace:
+            start = Path(workspace) / PUBLIC_START
+            if asked.public_start is not None and asked.public_start.exists():
+                shutil.copy(asked.public_start, start)
+            done = train(model, corpus, plan, job=Job(Path(workspace), cache_folder(), checkpoint_seconds=1e9))
+            if asked.public_start is not None and not asked.public_start.exists():
+                shutil.copy(start, asked.public_start)
         seconds = time.monotonic() - began
         scores = evaluate(model, corpus.split("validation"), asked.precision)
         promise = done.guarantee
         row = {
             "data": Path(asked.data).name,
             "train": asked.train,
-            "protect": kind,
+            "protect": None if kind is None else kind.name,
             "asked": strength,
             "epsilon": round(promise.epsilon, 3) if promise is not None and promise.exists else None,
             "adjacency": None if promise is None else promise.adjacency.value,
@@ -135,6 +156,8 @@ def main() -> None:
             "embeddings": chosen.embeddings,
             "dropout": chosen.dropout,
             "averaging": averaging,
+            "head_share": plan.settings.head_share,
+            "public": asked.public,
             "seed": seed,
             **{name: round(value, 4) for name, value in scores.items()},
             "seconds": round(seconds, 1),

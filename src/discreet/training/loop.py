@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from discreet.accounting.ledger import Ledger
 
 
+PUBLIC_ROWS = 60_000  # public text of fewer rows is read more than once, at most three times
+
+
 @dataclass(frozen=True)
 class Trained:
     """Result of a training run.
@@ -145,7 +148,7 @@ def _start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
     assert plan.public is not None
     stored = job.workspace and job.workspace / checkpoint.PUBLIC_START
     if stored is not None and stored.exists():
-        restore_weights(model, load_tensors(stored)[0])
+        model.load_weights(load_tensors(stored)[0])
         return True
     public = plan.public if model.task != LM else plan.public.unlabelled()
     if public.label_names != model.label_names:
@@ -153,11 +156,19 @@ def _start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
             f"Expected the labels {list(model.label_names)} in the public text {public.name!r}, got "
             f"{list(public.label_names)}. Rename them in a file of its own."
         )
-    settings = TrainSettings(precision=plan.settings.precision)
-    first = TrainingPlan.make(model, public, train=settings, seed=plan.seed)
-    done = train(model, public, first, job=Job(watch=job.watch, should_stop=job.should_stop))
+    epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
+    settings = TrainSettings(epochs=epochs, batch_size=64, precision=plan.settings.precision)
+    frozen = [p for p in model.parameters() if not p.requires_grad] if model.settings.train == "all" else []
+    for parameter in frozen:  # public text trains the embeddings too
+        parameter.requires_grad_(True)
+    try:
+        first = TrainingPlan.make(model, public, train=settings, seed=plan.seed)
+        done = train(model, public, first, job=Job(watch=job.watch, should_stop=job.should_stop))
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
     if done.finished and stored is not None:
-        save_tensors(copy_weights(model), stored)
+        save_tensors(model.weights(), stored)
     return done.finished
 
 
