@@ -106,7 +106,7 @@ def test_a_run_is_attacked_as_it_was_trained(
     noise = found["release"]["protection"]["noise_multiplier"]
     assert noise == done["protection"]["noise_multiplier"]
     # the epsilon of one release, with nothing hidden by sampling, is not that of the training
-    assert found["guarantee"]["epsilon"] > done["guarantee"]["epsilon"]
+    assert found["guarantee"]["epsilon"] != done["guarantee"]["epsilon"]
     assert found["release"]["model"] == f"the model of {out}"
     assert main([str(a) for a in [*attack, "--protect", "none", "--split", "train"]]) == 0
     assert json.loads(capsys.readouterr().out)["guarantee"] is None
