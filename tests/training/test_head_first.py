@@ -91,7 +91,12 @@ def test_a_resumed_run_ends_with_the_same_weights(
 
 def test_a_head_share_that_cannot_be_used_is_rejected(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     whole, frozen = (build(corpus, tiny_encoder("bert"), train=part) for part in ("all", "head"))
-    for model, protect in ((whole, None), (whole, DirDPSGD(kappa=10.0)), (frozen, DPSGD(epsilon=3))):
+    for model, protect in (
+        (whole, None),
+        (whole, DirDPSGD(kappa=10.0)),
+        (frozen, DPSGD(epsilon=3)),
+        (whole, DPSGD(1.0, correlation="lambda-cgd")),
+    ):
         with pytest.raises(SettingError, match="head_share"):
             TrainingPlan.make(model, corpus, protect=protect, train=SETTINGS)
         assert TrainingPlan.make(model, corpus, protect=protect).head_steps == 0

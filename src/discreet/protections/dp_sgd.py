@@ -190,7 +190,7 @@ class DPSGD(GradientProtection):
 
     @property
     def trains_parts(self) -> bool:
-        """Whether the noise of a step depends on no other step, so that other parameters may be trained from then on."""
+        """Whether the noise of a step depends on no other step: other parameters may then be trained later."""
         return self.correlation in (None, INDEPENDENT)
 
     def identity(self) -> object:
