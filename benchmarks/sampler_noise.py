@@ -55,6 +55,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("accuracy", "epsilon", "cost"))
     parser.add_argument("--data", default="notes")
+    parser.add_argument("--rows", type=int, help="training rows, chosen at random; by default all")
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 3.0, 8.0])
@@ -75,14 +76,15 @@ def accuracy(asked: argparse.Namespace, results: Results) -> None:
     corpus = TextSource(asked.data).load()
     settings = model_settings({"encoder": asked.encoder, "train": "head"}, DPSGD(epsilon=1.0), len(corpus))
     model = Classifier.build(corpus, settings, rng=Rng(0)).to(device)
-    train, held_out = (encode(model, corpus.split(name), cache_folder(), "auto") for name in ("train", "validation"))
-    split = corpus.split("train")
     only = corpus.take([row for row, name in enumerate(corpus.splits) if name == "train"])
+    if asked.rows is not None:
+        only = only.take(Rng(0).fork("rows").permutation(len(only))[: asked.rows].tolist())
+    split = only.split("train")
+    train, held_out = (encode(model, rows, cache_folder(), "auto") for rows in (split, corpus.split("validation")))
     for epsilon in asked.epsilons:
         for method in asked.methods:
-            key = (
-                f"{asked.data} {asked.optimizer} {asked.learning_rate:g} {asked.epochs:g} {method} epsilon {epsilon:g}"
-            )
+            recipe = f"{len(only)} {asked.optimizer} {asked.learning_rate:g} {asked.epochs:g}"
+            key = f"{Path(asked.data).name} {recipe} {method} epsilon {epsilon:g}"
             if key in results:
                 continue
             size = -(-split.unit_count // asked.batches)

@@ -184,7 +184,9 @@ class CorrelatedNormals:
             for earlier in range(self._next, step):  # a resumed run repeats the noise before it
                 self._noise(values, earlier)
         noise = self._noise(values, step)
-        return {name: release(value.detach(), noise[name] * self._std, self._std) for name, value in values.items()}
+        kept = bool(self._correlation.earlier_noise)  # for the next steps
+        scaled = {name: one * self._std if kept else one.mul_(self._std) for name, one in noise.items()}
+        return {name: release(value.detach(), scaled[name], self._std) for name, value in values.items()}
 
     def _noise(self, values: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         noise = self._normals(values, step)
