@@ -15,6 +15,8 @@ _PUBLIC = {
     "TrainSettings": "discreet.training.settings",
     "Job": "discreet.training.loop",
     "train": "discreet.training.loop",
+    "SearchPlan": "discreet.training.tuning",
+    "tune": "discreet.training.tuning",
     "evaluate": "discreet.training.evaluate",
     "predict": "discreet.training.evaluate",
     "load_run": "discreet.training.run_folder",

@@ -48,6 +48,7 @@ EXAMPLES = [
     events.NoGuaranteeDpEvent("the „paper” proves none\n"),
     events.VisibleVectorsDpEvent(GAUSSIAN, 3, 9),
     events.RandomAllocationDpEvent(GAUSSIAN, 5),
+    events.OneOfDpEvent((GAUSSIAN, library.LaplaceDpEvent(2.0))),
 ]
 
 

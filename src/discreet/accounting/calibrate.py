@@ -14,12 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from discreet.accounting.events import DpEvent
+from discreet.accounting.events import (
+    ClippedSumDpEvent,
+    ComposedDpEvent,
+    DpEvent,
+    OneOfDpEvent,
+    RepeatAndSelectDpEvent,
+)
 from discreet.accounting.interpret import Meter
 from discreet.accounting.interpret import epsilon as epsilon_of
-from discreet.core.errors import UnsupportedError, invalid, open_probability, positive
+from discreet.accounting.selection import poisson_rate
+from discreet.core.errors import SettingError, UnsupportedError, invalid, open_probability, positive
 from discreet.core.guarantee import Adjacency
 
 Cost = Callable[[float], float]
@@ -162,3 +170,88 @@ def largest_rate(
         guess=guess,
         tolerance=tolerance,
     )
+
+
+@dataclass(frozen=True)
+class Search:
+    """The cost of a private search: the noise of every kind of trial, the epsilon of one trial, and the whole event."""
+
+    noises: tuple[float, ...]
+    score_noise: float | None
+    trial_epsilon: float
+    event: DpEvent
+
+
+# A noisy score with 20 / epsilon of a trial takes about a fortieth of that epsilon, and 10 units at epsilon 2.
+_SCORE_NOISE = 20.0
+_LEAST_SHARE = 1 / 10  # of the epsilon of a search for one trial; with less of it, no trial learns anything
+
+
+def search_noise(
+    trials: Sequence[Make],
+    *,
+    mean: float,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
+    scored: bool = True,
+) -> Search:
+    """Return the least noise with which a random number of trials and the choice of the best cost at most epsilon.
+
+    `trials` are the kinds of trial, each an event as a function of its noise; every trial is one of them, chosen
+    without the data, and all get the same epsilon. The number of trials is Poisson with this mean, conditioned on at
+    least one. If they are `scored` on the private records, each releases a sum with Gaussian noise too, to which a
+    record adds at most 1.
+
+    >>> from discreet.accounting.events import ClippedSumDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    >>> def training(noise):
+    ...     return SelfComposedDpEvent(PoissonSampledDpEvent(0.05, ClippedSumDpEvent(noise)), 500)
+    >>> search = search_noise([training], mean=5, epsilon=3, delta=1e-5)
+    >>> round(search.trial_epsilon, 1), epsilon_of(search.event, 1e-5) <= 3
+    (1.9, True)
+    """
+    epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
+    rule = f"small enough for epsilon={epsilon:g}"
+    remedy = "Every trial would get less than a tenth of it. Use fewer trials, or a larger epsilon."
+    guesses: list[float | None] = [None] * len(trials)
+
+    def search(share: float) -> Search:
+        score = _SCORE_NOISE / share if scored else None
+        events = []
+        for number, make in enumerate(trials):
+
+            def with_score(noise: float, make: Make = make) -> DpEvent:
+                return make(noise) if score is None else ComposedDpEvent((make(noise), ClippedSumDpEvent(score)))
+
+            def cost(noise: float, with_score: Make = with_score) -> float:
+                return epsilon_of(with_score(noise), delta, adjacency)
+
+            guess = guesses[number]
+            if guess is None:
+                noise = least_noise(with_score, epsilon=share, delta=delta, adjacency=adjacency, tolerance=1e-3)
+            else:
+                noise = least(cost, share, low=1e-3, high=1e6, guess=guess, tolerance=1e-3)
+            guesses[number] = noise
+            events.append(with_score(noise))
+        noises = tuple(noise for noise in guesses if noise is not None)
+        each = events[0] if len(events) == 1 else OneOfDpEvent(tuple(events))
+        return Search(noises, score, share, RepeatAndSelectDpEvent(each, float(mean), math.inf))
+
+    within: list[Search] = []
+
+    def total(share: float) -> float:
+        one = search(share)
+        cost = epsilon_of(one.event, delta, adjacency)
+        if cost <= epsilon:
+            within.append(one)
+        return cost
+
+    lowest = epsilon * _LEAST_SHARE
+    poisson_rate(mean)  # rejects a mean outside its range
+    try:
+        most(total, epsilon, low=lowest, high=epsilon, guess=epsilon * 2 / 3, tolerance=1e-3)
+    except SettingError as error:
+        if error.setting != "target":
+            raise
+        raise invalid("trials", mean, rule, remedy) from None
+    return max(within, key=lambda one: one.trial_epsilon)

@@ -44,6 +44,7 @@ from dp_accounting.dp_event import (
     NoOpDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
+    RepeatAndSelectDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
     TruncatedSubsampledGaussianDpEvent,
@@ -78,9 +79,11 @@ __all__ = [
     "NoGuaranteeDpEvent",
     "NoOpDpEvent",
     "NonPrivateDpEvent",
+    "OneOfDpEvent",
     "PoissonSampledDpEvent",
     "RandomAllocationDpEvent",
     "RandomizedResponseDpEvent",
+    "RepeatAndSelectDpEvent",
     "SampledWithoutReplacementDpEvent",
     "SelfComposedDpEvent",
     "SkellamDpEvent",
@@ -295,6 +298,22 @@ class RandomAllocationDpEvent(DpEvent):  # type: ignore[misc]
         whole("bins", self.bins, 1, "It is the number of sums, of which each record is in one.")
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class OneOfDpEvent(DpEvent):  # type: ignore[misc]
+    """One of several events, chosen without the data; which one may be known.
+
+    Tuning is an example: each trial trains with settings that are drawn at random. The same bound holds if a record is
+    in one of several disjoint parts, each with its own event, and its part does not depend on its content.
+    """
+
+    events: tuple[DpEvent, ...]
+
+    def __attrs_post_init__(self) -> None:
+        """Check that there is at least one event."""
+        if not self.events:
+            raise invalid("events", self.events, "not empty", "Name at least one event.")
+
+
 # Listed explicitly: a name read from a file must never decide which code is loaded.
 _LIBRARY = (
     "NoOpDpEvent",
@@ -327,6 +346,7 @@ _OURS = (
     NoGuaranteeDpEvent,
     VisibleVectorsDpEvent,
     RandomAllocationDpEvent,
+    OneOfDpEvent,
 )
 KNOWN: dict[str, type[Any]] = {
     **{name: getattr(dp_accounting.dp_event, name) for name in _LIBRARY},

@@ -35,9 +35,11 @@ from discreet.accounting.events import (
     LaplaceDpEvent,
     LocalDpEvent,
     MetricDpEvent,
+    OneOfDpEvent,
     PoissonSampledDpEvent,
     RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
+    RepeatAndSelectDpEvent,
     SelfComposedDpEvent,
     TruncatedSubsampledGaussianDpEvent,
     VisibleVectorsDpEvent,
@@ -51,7 +53,7 @@ from discreet.accounting.gdp import (
     gaussian_epsilon,
 )
 from discreet.accounting.losses import powers_of, use_curve
-from discreet.accounting.parts import FIXED_SIZE, Parts, decompose, sampling_rate, unsupported
+from discreet.accounting.parts import CHOICES, FIXED_SIZE, Parts, decompose, inner_events, sampling_rate, unsupported
 from discreet.accounting.powers import Powers
 from discreet.accounting.renyi import ORDERS, renyi_delta, renyi_divergences, renyi_epsilon
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, open_probability, probability, whole
@@ -193,7 +195,7 @@ def limit_mu(parts: Parts, adjacency: Adjacency) -> float:
 
 
 def _assumptions(parts: Parts, adjacency: Adjacency) -> list[str]:
-    assumptions = []
+    assumptions: list[str] = []
     for use, _ in parts.uses:
         if isinstance(use, PoissonSampledDpEvent):
             assumptions.append("records are drawn independently at the stated rate and nobody learns which were drawn")
@@ -220,7 +222,12 @@ def _assumptions(parts: Parts, adjacency: Adjacency) -> list[str]:
             assumptions.append("a fixed number of records is drawn at random and nobody learns which or in what order")
         elif isinstance(use, RandomizedResponseDpEvent) and adjacency is Adjacency.ZERO_OUT:
             assumptions.append("an empty record answers uniformly at random")
-    return assumptions
+        elif isinstance(use, CHOICES):
+            if isinstance(use, RepeatAndSelectDpEvent):
+                assumptions.append("the number of runs is random, and it and all results but the best stay secret")
+            for inner in inner_events(use):
+                assumptions += _assumptions(decompose(inner, adjacency), adjacency)
+    return list(dict.fromkeys(assumptions))
 
 
 def _checked(adjacency: Adjacency | str, accountant: str) -> Adjacency:
@@ -264,6 +271,8 @@ def _largest_loss(use: DpEvent, adjacency: Adjacency) -> float:
         return 2 * use.kappa
     if isinstance(use, ZCDpEvent):
         return use.xi if use.rho == 0 else math.inf
+    if isinstance(use, OneOfDpEvent):
+        return max(pure_epsilon(decompose(event, adjacency), adjacency) for event in use.events)
     if isinstance(use, PoissonSampledDpEvent):
         return _sampled_loss(use.event, use.sampling_probability, adjacency)
     if isinstance(use, FIXED_SIZE):

@@ -24,9 +24,11 @@ from discreet.accounting.events import (
     LaplaceDpEvent,
     LocalDpEvent,
     MetricDpEvent,
+    OneOfDpEvent,
     PoissonSampledDpEvent,
     RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
+    RepeatAndSelectDpEvent,
     SkellamDpEvent,
     TruncatedSubsampledGaussianDpEvent,
     VisibleVectorsDpEvent,
@@ -44,6 +46,7 @@ from discreet.accounting.parts import (
     unsupported,
 )
 from discreet.accounting.powers import Losses, Powers
+from discreet.accounting.selection import either, selected
 from discreet.core.guarantee import Adjacency
 
 _STEEPEST = 25.0  # above this ratio of sensitivity to sigma the likelihood ratios overflow double precision
@@ -147,6 +150,10 @@ def _single(use: DpEvent, adjacency: Adjacency) -> Curve:
         return gaussian_sum(use)
     if isinstance(use, ZCDpEvent):
         return curves.zero_concentrated(use.rho, use.xi)
+    if isinstance(use, OneOfDpEvent):
+        return either([curve_of(event, adjacency) for event in use.events])
+    if isinstance(use, RepeatAndSelectDpEvent):
+        return selected(curve_of(use.event, adjacency), float(use.mean), float(use.shape))
     raise unsupported(use, adjacency, "pld", "No proof is implemented. Account for it as EpsilonDeltaDpEvent.")
 
 

@@ -32,9 +32,11 @@ from discreet.accounting.events import (
     NoGuaranteeDpEvent,
     NonPrivateDpEvent,
     NoOpDpEvent,
+    OneOfDpEvent,
     PoissonSampledDpEvent,
     RandomAllocationDpEvent,
     RandomizedResponseDpEvent,
+    RepeatAndSelectDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
     SkellamDpEvent,
@@ -43,7 +45,7 @@ from discreet.accounting.events import (
     VonMisesFisherDpEvent,
     ZCDpEvent,
 )
-from discreet.core.errors import UnsupportedError, non_negative, positive, probability, whole
+from discreet.core.errors import UnsupportedError, invalid, non_negative, positive, probability, whole
 from discreet.core.guarantee import Adjacency
 
 
@@ -122,6 +124,9 @@ def _no_guarantee(event: DpEvent) -> str | None:
         return "every answer was given truthfully"
     if isinstance(event, SAMPLED):
         return next(filter(None, (_no_guarantee(use) for use, _ in _walk(event.event, 1))), None)
+    if isinstance(event, CHOICES):
+        inside = (use for part in inner_events(event) for use, _ in _walk(part, 1))
+        return next(filter(None, map(_no_guarantee, inside)), None)
     return None
 
 
@@ -138,6 +143,14 @@ def gaussian_mu_of(event: DpEvent, adjacency: Adjacency) -> float | None:
 FIXED_SIZE = (SampledWithoutReplacementDpEvent, VisibleVectorsDpEvent)
 SAMPLED = (PoissonSampledDpEvent, RandomAllocationDpEvent, *FIXED_SIZE)
 _WITH_MULTIPLIER = (GaussianDpEvent, LaplaceDpEvent, ClippedSumDpEvent, TruncatedSubsampledGaussianDpEvent)
+CHOICES = (RepeatAndSelectDpEvent, OneOfDpEvent)
+
+
+def inner_events(event: DpEvent) -> tuple[DpEvent, ...]:
+    """Return the events inside a sampling or a choice; empty for other events."""
+    if isinstance(event, OneOfDpEvent):
+        return tuple(event.events)
+    return (event.event,) if isinstance(event, (*SAMPLED, RepeatAndSelectDpEvent)) else ()
 
 
 def simplify(event: DpEvent) -> DpEvent:
@@ -157,6 +170,8 @@ def simplify(event: DpEvent) -> DpEvent:
         return _composed(event)
     if isinstance(event, SAMPLED):
         return _sampled(event)
+    if isinstance(event, CHOICES):
+        return _chosen(event)
     return event
 
 
@@ -204,6 +219,15 @@ def _sampled(event: DpEvent) -> DpEvent:
     if isinstance(event, VisibleVectorsDpEvent):
         return VisibleVectorsDpEvent(inner, event.drawn, event.population)
     return SampledWithoutReplacementDpEvent(event.source_dataset_size, event.sample_size, inner)
+
+
+def _chosen(event: DpEvent) -> DpEvent:
+    parts = tuple(map(simplify, inner_events(event)))
+    if all(isinstance(part, NoOpDpEvent) for part in parts):
+        return NoOpDpEvent()
+    if isinstance(event, OneOfDpEvent):
+        return parts[0] if len(parts) == 1 else OneOfDpEvent(parts)
+    return RepeatAndSelectDpEvent(parts[0], event.mean, event.shape)
 
 
 def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
@@ -262,6 +286,11 @@ def _check(event: DpEvent) -> None:
         probability("sampling_rate", event.sampling_probability, "It is a probability.")
         whole("truncated_batch_size", event.truncated_batch_size)
         whole("dataset_size", event.dataset_size)
+    elif isinstance(event, RepeatAndSelectDpEvent):
+        if not 1 <= event.mean < math.inf:
+            raise invalid("mean", event.mean, "finite and >= 1", "It is the mean number of runs.")
+        if not event.shape >= 0:
+            raise invalid("shape", event.shape, ">= 0", "Infinity is Poisson, 1 geometric, 0 logarithmic.")
     elif isinstance(event, SampledWithoutReplacementDpEvent):
         whole("sample_size", event.sample_size)
         whole("source_dataset_size", event.source_dataset_size, event.sample_size)
@@ -300,8 +329,8 @@ def check_covered(event: DpEvent, adjacency: Adjacency) -> None:
         remedy = _unproven(use, adjacency)
         if remedy:
             raise unsupported(use, adjacency, "pld", remedy)
-        if isinstance(use, SAMPLED):
-            check_covered(use.event, adjacency)
+        for inner in inner_events(use):
+            check_covered(inner, adjacency)
 
 
 def _unproven(use: DpEvent, adjacency: Adjacency) -> str | None:
@@ -320,7 +349,7 @@ def _unproven(use: DpEvent, adjacency: Adjacency) -> str | None:
         return _MISSED if adjacency is Adjacency.ADD_REMOVE else None
     if isinstance(use, DiscreteGaussianDpEvent) and 24 * use.sigma + 2 * use.sensitivity > LARGEST_GRID:
         return "Its grid is too fine. Use ZCDpEvent(rho=sensitivity**2 / (2 * sigma**2))."
-    if isinstance(use, (*_SUMS, EpsilonDeltaDpEvent)):
+    if isinstance(use, (*_SUMS, EpsilonDeltaDpEvent, *CHOICES)):
         return None
     return "No proof is implemented. Account for it as EpsilonDeltaDpEvent."
 
@@ -375,7 +404,7 @@ def _fixed(use: DpEvent, adjacency: Adjacency) -> str | None:
 
 def _holds(event: DpEvent, *kinds: type[DpEvent]) -> bool:
     return any(
-        isinstance(part, kinds) or (isinstance(part, SAMPLED) and _holds(part.event, *kinds))
+        isinstance(part, kinds) or any(_holds(inner, *kinds) for inner in inner_events(part))
         for part, _ in leaves(event)
     )
 

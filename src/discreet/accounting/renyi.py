@@ -37,8 +37,10 @@ from discreet.accounting.events import (
     LaplaceDpEvent,
     LocalDpEvent,
     MetricDpEvent,
+    OneOfDpEvent,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
+    RepeatAndSelectDpEvent,
     SampledWithoutReplacementDpEvent,
     SkellamDpEvent,
     VisibleVectorsDpEvent,
@@ -46,6 +48,7 @@ from discreet.accounting.events import (
     ZCDpEvent,
 )
 from discreet.accounting.parts import Parts, cached_by_event, decompose, unsupported
+from discreet.accounting.selection import selected_divergences
 from discreet.core.guarantee import Adjacency
 
 _AT_ONCE = 1 << 20  # values of an integrand that are computed at a time
@@ -104,6 +107,12 @@ def _divergences(use: DpEvent, adjacency: Adjacency) -> Array:
     if isinstance(use, VisibleVectorsDpEvent) and adjacency is Adjacency.REPLACE_ONE:
         inside = _gaussian(use, adjacency)
         return _library(SampledWithoutReplacementDpEvent(use.population, use.drawn, inside), adjacency)
+    if isinstance(use, OneOfDpEvent):
+        inside = [renyi_divergences(decompose(event, adjacency), adjacency) for event in use.events]
+        return np.asarray(np.max(inside, axis=0), dtype=np.float64)
+    if isinstance(use, RepeatAndSelectDpEvent):
+        one = renyi_divergences(decompose(use.event, adjacency), adjacency)
+        return selected_divergences(ORDERS, one, float(use.mean), float(use.shape))
     raise unsupported(use, adjacency, "rdp", "Use the pld accountant.")
 
 

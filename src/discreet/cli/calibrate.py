@@ -39,7 +39,7 @@ def calibrate(
     unfinished study and runs only the missing trials.
     """
     from discreet.report import check_installed
-    from discreet.study import IncompleteError, read_study, run
+    from discreet.study import IncompleteError, read_result, read_study, run
     from discreet.training.encode import cached
 
     if report:
@@ -65,6 +65,7 @@ def calibrate(
     if incomplete is not None:
         _explain(incomplete, out, report)
     facts = {"out": str(out), "trials": standing.total, "run": standing.done, "kept": standing.before, "report": None}
+    facts["choosing"] = read_result(out).choosing.as_dict()
     if report:
         from discreet.report.page import write_report
 

@@ -205,4 +205,6 @@ def _remarks(statement: Statement) -> list[str]:
 def _words(event: Any) -> str:
     """Return the Python expression of an event, with numbers to six digits; --json has all digits."""
     text = re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: str(float(f"{float(number[0]):.6g}")), repr(event))
-    return text.replace("DpEvent(", "(")
+    text = text.replace("DpEvent(", "(")
+    # A deeply nested event has no spaces where a line could be broken.
+    return re.sub(r"\((?=events?=|\(|[A-Z])", "( ", text) if text.startswith("RepeatAndSelect(") else text

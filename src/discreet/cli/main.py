@@ -30,6 +30,7 @@ from discreet.cli.sanitize import sanitize
 from discreet.cli.serve import explore, serve
 from discreet.cli.statement import statement
 from discreet.cli.train import TrainCommand, train
+from discreet.cli.tune import tune
 from discreet.core.errors import DiscreetError
 
 app = typer.Typer(
@@ -61,6 +62,7 @@ def _root(
 
 app.command("data")(data)
 app.command("train", cls=TrainCommand)(train)
+app.command("tune")(tune)
 app.command("federate", cls=TrainCommand)(federate)
 app.command("calibrate")(calibrate)
 app.command("report")(report)

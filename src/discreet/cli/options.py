@@ -85,7 +85,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """Options that `train` and `federate` share."""
+    """Options that `train`, `tune` and `federate` share."""
 
     delta: str = field(default="auto", metadata=option("auto is 0.1 / number of units, at most 1e-5.", "Privacy"))
     noise_seed: int | None = field(

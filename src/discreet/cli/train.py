@@ -228,7 +228,6 @@ def train(
     with working("starting"):
         from discreet.data.corpus import NOT_FOR_RELEASE, doubts
         from discreet.experiment import RunOptions, RunRequest, load_corpus, run_training
-        from discreet.protections.base import FEW_UNITS
         from discreet.training.plan import model_settings
 
     private = ctx.obj if options.epsilon is None else {"epsilon": options.epsilon, **ctx.obj}
@@ -241,10 +240,7 @@ def train(
         raise invalid("audit-canaries", options.audit_canaries, "used with --audit", "Add it, or leave this out.")
     if options.budget is not None:
         positive("budget", options.budget, "It limits the total epsilon of a unit over all its training runs.")
-    if source.rows is not None and source.rows > _MOST_ROWS:
-        raise invalid("rows", source.rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
-    if options.max_per_unit is not None:
-        whole("max_per_unit", options.max_per_unit, 1, "It is the largest number of rows of one unit.")
+    check_rows(source.rows, options.max_per_unit)
     model = options.with_rank(model)
     model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
     settings = TrainSettings(**training)
@@ -256,11 +252,7 @@ def train(
     units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     task = corpus.task if options.task is None else options.task
     chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)
-    if protection is not None and "train" not in model and chosen.train != protection.default_part:
-        note(
-            f"Fewer than {FEW_UNITS:,} {corpus.unit_name}s under {options.protect}: only the head is trained and the "
-            "encoder is frozen, which learns more from little data. Use --train all to train every layer."
-        )
+    part_note(options.protect, protection, model, chosen.train, corpus.unit_name)
     request = RunRequest(
         text_source,
         chosen,
@@ -293,6 +285,26 @@ def train(
         _print(result, out)
 
 
+def check_rows(rows: int | None, max_per_unit: int | None) -> None:
+    """Reject numbers of rows outside their range."""
+    if rows is not None and rows > _MOST_ROWS:
+        raise invalid("rows", rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
+    if max_per_unit is not None:
+        whole("max_per_unit", max_per_unit, 1, "It is the largest number of rows of one unit.")
+
+
+def part_note(name: str | None, protection: Protection | None, model: dict[str, Any], part: str, unit: str) -> None:
+    """Tell the user if only the head is trained because there are few units."""
+    if protection is None or "train" in model or part == protection.default_part:
+        return
+    from discreet.protections.base import FEW_UNITS
+
+    note(
+        f"Fewer than {FEW_UNITS:,} {unit}s under {name}: only the head is trained and the encoder is frozen, which "
+        "learns more from little data. Use --train all to train every layer."
+    )
+
+
 def protection_of(name: str | None, delta: str, settings: dict[str, Any]) -> Protection | None:
     """Return the protection with these settings, or None; reject settings without a protection."""
     if name is None:
@@ -307,6 +319,15 @@ def protection_of(name: str | None, delta: str, settings: dict[str, Any]) -> Pro
 
 
 def _print(result: dict[str, Any], out: Path) -> None:
+    print_run(result)
+    if "audit" in result:
+        planted = result["audit"]
+        paragraph(f"Audit: {planted['canaries']:,} canaries ({planted['kind']}). Run: discreet audit {out}")
+    line(f"Written to {out} in {result['seconds']:.1f} s.")
+
+
+def print_run(result: dict[str, Any]) -> None:
+    """Print the utility and the guarantee of a run."""
     from discreet.training.public_row import in_sentences
 
     if result["utility"]:
@@ -321,10 +342,6 @@ def _print(result: dict[str, Any], out: Path) -> None:
     if result.get("utility_averaged"):
         table(result["utility_averaged"], title="Utility averaged over the pool of masks")
     _print_privacy(result)
-    if "audit" in result:
-        planted = result["audit"]
-        paragraph(f"Audit: {planted['canaries']:,} canaries ({planted['kind']}). Run: discreet audit {out}")
-    line(f"Written to {out} in {result['seconds']:.1f} s.")
 
 
 def remedy_for(result: dict[str, Any]) -> str:

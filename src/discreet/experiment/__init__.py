@@ -1,8 +1,9 @@
-"""Experiments: train a model once (`training`), attack once (`attack`), on the data and model of a `scene`."""
+"""Experiments: train once (`training`), search for settings (`tuning`), attack once (`attack`), on a `scene`."""
 
 from discreet.experiment.attack import AttackRequest, AttackResult, Example, run_attack
 from discreet.experiment.scene import Scene, SceneRequest, load_scene
 from discreet.experiment.training import RunOptions, RunRequest, load_corpus, run_training
+from discreet.experiment.tuning import TuneRequest, run_tuning
 
 __all__ = [
     "AttackRequest",
@@ -12,8 +13,10 @@ __all__ = [
     "RunRequest",
     "Scene",
     "SceneRequest",
+    "TuneRequest",
     "load_corpus",
     "load_scene",
     "run_attack",
     "run_training",
+    "run_tuning",
 ]

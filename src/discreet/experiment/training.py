@@ -37,13 +37,15 @@ from discreet.training.evaluate import assess_classes, evaluate, matched
 from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
-from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared
+from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared, Spent
 from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, public_corpus, resumed_delta
 from discreet.training.public_row import public_row
-from discreet.training.run_folder import RunChoices, RunSettings, finish, prepared, workspace_of
+from discreet.training.run_folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
 from discreet.training.steps import Report
 
 if TYPE_CHECKING:
+    import torch
+
     from discreet.data.batches import Tokens, Vectors
     from discreet.data.corpus import Corpus
 
@@ -105,15 +107,11 @@ def run_training(
     if request.protect is not None:
         check_private_labels(request, corpus)
     workspace = workspace_of(out, resume=options.resume)
+    check_kind(workspace, search=False)
     if request.canaries is not None:
         corpus = with_canaries(request.canaries, corpus, out, options)
     rng = Rng(request.seed)
-    model = build_model(request, corpus, rng.fork("model"), options.download).to(device)
-    for remark in model.remarks:
-        say(remark)
-    unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)
-    if unknown is not None:
-        say(f"{NOT_FOR_RELEASE}: " + unknown)
+    model = model_for(request, corpus, device, options)
     cache = cache_folder() if (request.protect is None if options.cache is None else options.cache) else None
     canaries: GradientCanaries | TextCanaries | None = None
     if request.audit is not None and canary_kind(request, model) != GRADIENT:
@@ -227,6 +225,17 @@ def build_model(request: RunRequest, corpus: Corpus, rng: Rng, download: bool = 
     return Classifier.build(corpus, request.model, rng=rng, download=download, score_range=corpus.score_range)
 
 
+def model_for(request: RunRequest, corpus: Corpus, device: torch.device, options: RunOptions) -> TextModel:
+    """Return the model to train on its device, and report remarks about it to its owner."""
+    model = build_model(request, corpus, Rng(request.seed).fork("model"), options.download).to(device)
+    for remark in model.remarks:
+        options.say(remark)
+    unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)
+    if unknown is not None:
+        options.say(f"{NOT_FOR_RELEASE}: " + unknown)
+    return model
+
+
 def make_plan(
     request: RunRequest, model: TextModel, corpus: Corpus, say: Callable[[str], None], delta: float | None = None
 ) -> TrainingPlan:
@@ -269,13 +278,19 @@ def make_plan(
 
 @contextmanager
 def shared_accounting(
-    plan: TrainingPlan, model: TextModel, corpus: Corpus, own: Ledger | None, out: Path, options: RunOptions
+    plan: TrainingPlan,
+    model: TextModel,
+    corpus: Corpus,
+    own: Ledger | None,
+    out: Path,
+    options: RunOptions,
+    planned: Spent | None = None,
 ) -> Iterator[Callable[[], tuple[str, dict[str, Any]]]]:
     """Count a run in its own ledger and in a shared record; yield a function that returns the total and ends it."""
     if own is None:
         yield lambda: ("", {})
         return
-    record = shared_record(plan, model, corpus.split("train"), own, out, options)
+    record = shared_record(plan, model, corpus.split("train"), own, out, options, planned)
     finished = False
 
     def total() -> tuple[str, dict[str, Any]]:
@@ -290,14 +305,21 @@ def shared_accounting(
 
 
 def shared_record(
-    plan: TrainingPlan, model: TextModel, split: Corpus, own: Ledger, out: Path, options: RunOptions
+    plan: TrainingPlan,
+    model: TextModel,
+    split: Corpus,
+    own: Ledger,
+    out: Path,
+    options: RunOptions,
+    planned: Spent | None = None,
 ) -> Entry | Shared:
     """Return the record that counts a run besides its own ledger: the ledger in the options, or that of these people.
 
-    A run that would exceed their budget is rejected here, before its first step.
+    A run that would exceed their budget is rejected here, before its first step. `planned` are its spends, by default
+    those of the plan.
     """
     assert plan.protect is not None and plan.delta is not None
-    planned = plan.spends(model, split, own)
+    planned = plan.spends(model, split, own) if planned is None else planned
     entry: Entry | Shared
     if options.ledger is not None:
         entry = Shared.open(options.ledger, own, plan.delta, planned, options.budget)

@@ -89,6 +89,16 @@ class Facts:
         return _table(self.settings, "data")
 
     @property
+    def tuning(self) -> Mapping[str, Any]:
+        """The private search that found the settings; empty without one."""
+        return _table(self.metrics, "tuning")
+
+    @property
+    def tuned(self) -> Mapping[str, Any]:
+        """The settings that a private search chose, with their values."""
+        return _table(self.tuning, "chosen")
+
+    @property
     def max_per_unit(self) -> int | None:
         """Cap on the rows of one unit, chosen without looking at the data, or None."""
         return self.data.get("max_per_unit")

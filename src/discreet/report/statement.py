@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -287,28 +287,49 @@ def _algorithm(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[
     return {
         "name": None if facts.protection is None else str(facts.protection.get("name")),
         "label": method.label,
-        "description": filled(method.algorithm, values) + (_LARGEST_CLIENT if several else ""),
+        "description": filled(method.algorithm, values) + _search(facts) + (_LARGEST_CLIENT if several else ""),
         "sensitivity": filled(method.sensitivity, values),
         "chosen_without_data": _chosen_without(facts),
         "chosen_with_data": _chosen_with(facts),
         "not_recorded": [
-            "how the settings were found: trials on the same data cost privacy too, and count only if they are "
-            "releases in the list below",
+            ("how the tried values were found" if facts.tuning else "how the settings were found")
+            + ": trials on the same data cost privacy too, and count only if they are releases in the list below",
         ],
     }
+
+
+def _search(facts: Facts) -> str:
+    """Return how the settings of a tuned model were found, and that the cost is counted."""
+    about = facts.tuning
+    if not about:
+        return ""
+    noise = about.get("score_noise")
+    score = "free of cost" if noise is None else f"with Gaussian noise of standard deviation {_short(noise)}"
+    return (
+        f" This model is the best of a random number of such trainings ({_short(about['mean_trials'])} on average; "
+        f"{about['distribution']}), each with one of {len(about['candidates'])} combinations of settings and epsilon "
+        f"{in_digits(about['trial_epsilon'])} of its own. They were compared by their {about['score']} on "
+        f"{about['scored_on']}, {score}. Epsilon covers all of them and the choice; their number and the others stay "
+        "secret."
+    )
 
 
 def _chosen_without(facts: Facts) -> list[str]:
     chosen = []
     if facts.protection is not None:
-        chosen.append("the method and its settings, which are given or calibrated from public numbers alone")
+        others = "other " if {"clip_norm", "clipping"} & set(facts.tuned) else ""
+        chosen.append(f"the method and its {others}settings, which are given or calibrated from public numbers alone")
     model, train = facts.settings.get("model"), facts.settings.get("train")
     if isinstance(model, Mapping):
         chosen.append(f"the model {model.get('encoder')}, of which {model.get('train')} is trained")
     if isinstance(train, Mapping):
         names = ("epochs", "batch_size", "learning_rate", "weight_decay", "optimizer")
-        shown = [f"{name.replace('_', ' ')} {_short(train[name])}" for name in names if name in train]
+        kept = [name for name in names if name in train and name not in facts.tuned]
+        shown = [f"{name.replace('_', ' ')} {_short(train[name])}" for name in kept]
         chosen.append("the training settings, given or default: " + ", ".join(shown))
+    if facts.tuning:
+        count = len(facts.tuning["candidates"])
+        chosen.append(f"the {count} combinations of {_named(facts.tuned)} that were tried, and their mean number")
     if facts.kind in TRAINED:
         chosen.append("which rows are held out, by a keyed hash of the identity of each unit")
     if facts.max_per_unit is not None:
@@ -326,10 +347,18 @@ def _chosen_with(facts: Facts) -> list[str]:
         chosen.append(f"the number of {facts.unit}s, which is public, and with it delta and the sampling rate")
     if facts.settings.get("label_names"):
         chosen.append("the names of the classes, unless they were given; they are public")
+    if facts.tuning:
+        values = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in facts.tuned.items())
+        chosen.append(f"{values}: by a private search, whose cost is in epsilon")
     train = facts.settings.get("train")
     if isinstance(train, Mapping) and train.get("patience") is not None:
         chosen.append("when training stopped, by the utility on held-out rows, which are not protected")
     return chosen
+
+
+def _named(names: Iterable[str]) -> str:
+    *most, last = (name.replace("_", " ") for name in names)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _utility(facts: Facts, groups: Mapping[str, Any] | None) -> dict[str, Any]:

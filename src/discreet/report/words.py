@@ -249,8 +249,11 @@ def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
 
 
 def verdict_of(result: StudyResult) -> tuple[str, str, str]:
-    """Return the verdict on the result of a study."""
-    return verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
+    """Return the verdict on the result of a study; the cost of choosing stands beside the recommended epsilon."""
+    risk, advice, cost = verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
+    point = result.recommended
+    stated = point is not None and point.guarantee is not None and point.guarantee.exists
+    return risk, advice, f"{cost} {result.choosing.sentence()}" if stated else cost
 
 
 def _risk(point: Point | None) -> str:

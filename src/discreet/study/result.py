@@ -14,6 +14,7 @@ from discreet.core.files import write_atomic
 from discreet.core.settings import parse
 from discreet.core.types import Trial
 from discreet.metrics.utility import MAIN
+from discreet.study.choosing import Choosing, cost_of_choosing
 from discreet.study.file import IDENTIFIED, OF_UPDATE, Goal, Study, as_toml, check, in_study_file, read_study
 from discreet.study.frontier import Point, best, points_of
 from discreet.study.grid import points as grid_points
@@ -65,6 +66,11 @@ class StudyResult:
             names.remove(self.goal.leakage)
             names.insert(0, self.goal.leakage)
         return names
+
+    @property
+    def choosing(self) -> Choosing:
+        """The cost of choosing the recommended setting by these trials."""
+        return cost_of_choosing(self.study, self.trials.values())
 
     @property
     def toml(self) -> str:

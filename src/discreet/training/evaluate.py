@@ -170,11 +170,21 @@ def assess_classes(
     return quality(model.task, predictions.best, truth), classes
 
 
-@torch.inference_mode()
 def perplexity(model: LanguageModel, tokens: Tokens, precision: str = "auto") -> Quality:
     """Return the perplexity of a language model on a tokenized corpus, with its interval.
 
     Guarantee: none for the rows; that of the model does not change, as this is post-processing.
+    """
+    return language_quality(*token_totals(model, tokens, precision), vocabulary=len(model.tokenizer))
+
+
+@torch.inference_mode()
+def token_totals(
+    model: LanguageModel, tokens: Tokens, precision: str = "auto"
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return for every row the sum of the losses of its tokens, their number, and how many are predicted.
+
+    Guarantee: none for the rows.
     """
     was_training = model.training
     model.eval()
@@ -186,7 +196,7 @@ def perplexity(model: LanguageModel, tokens: Tokens, precision: str = "auto") ->
             counts[rows] = mask.sum(dim=1).cpu().numpy()
             hits[rows] = ((scores.argmax(dim=-1) == targets) & mask).sum(dim=1).cpu().numpy()
     model.train(was_training)
-    return language_quality(losses, counts, hits, vocabulary=len(model.tokenizer))
+    return losses, counts, hits
 
 
 def matched(corpus: Corpus, model: TextModel) -> Corpus:

@@ -72,7 +72,7 @@ class Job:
     checkpoint_seconds: float = 30.0
     watch: Callable[[Report], None] | None = None
     should_stop: Callable[[], bool] = lambda: False
-    encoded: Vectors | None = None
+    encoded: Tokens | Vectors | None = None
     canaries: StepCanaries | None = None
 
 

@@ -40,6 +40,8 @@ from discreet.training.public_row import in_sentences as beside_public
 from discreet.training.settings import TrainSettings
 
 SECRET = "secret"
+SEARCH = "search.json"  # progress of an unfinished search for settings, with files and folders that begin with:
+BEST, TRIAL = "best-", "trial-"
 _SUFFIX = ".unfinished"
 _FORMAT = 3
 _UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
@@ -129,6 +131,18 @@ def workspace_of(out: Path, *, resume: bool) -> Path:
     return workspace
 
 
+def check_kind(workspace: Path, *, search: bool) -> None:
+    """Reject resuming a search as a training run, or a training run as a search."""
+    searching = (workspace / SEARCH).exists()
+    training = not searching and ((workspace / checkpoint.NAME).exists() or spent(workspace))
+    if training if search else searching:
+        names = ("training run", "search for settings")
+        raise OutputError(
+            f"Expected an unfinished {names[search]} at {str(workspace)!r}, got an unfinished {names[not search]}. "
+            "Resume it with the command that started it."
+        )
+
+
 def begin(workspace: Path) -> bool:
     """Create the folder in which a run is prepared, and return whether it is new."""
     try:
@@ -190,9 +204,15 @@ def secret_of(workspace: Path) -> Rng:
 
 
 def forget_secrets(folder: Path) -> None:
-    """Delete the checkpoint and the seed of the noise, which only an unfinished run needs."""
+    """Delete the checkpoint, the seed of the noise and the trials of a search, which only an unfinished run needs."""
     for name in (checkpoint.NAME, checkpoint.PUBLIC_START, SECRET):
         (folder / name).unlink(missing_ok=True)
+    if (folder / SEARCH).exists():
+        for path in folder.glob(f"{BEST}*.safetensors"):
+            path.unlink(missing_ok=True)
+        for path in folder.glob(f"{TRIAL}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        (folder / SEARCH).unlink()
 
 
 def finish(
