@@ -15,14 +15,14 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.calibrate import search_noise
-from discreet.accounting.events import SelfComposedDpEvent, event_to_json
+from discreet.accounting.events import event_to_json
 from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.selection import runs_for
 from discreet.core.errors import LedgerError, ModelError, did_you_mean, invalid, setting
@@ -138,12 +138,12 @@ class SearchPlan:
         for candidate in candidates:
             chosen = {name: value for name, value in candidate.items() if name in OF_TRAINING}
             own = {name: value for name, value in candidate.items() if name in OF_PROTECTION}
-            settings = {"clip_norm": total.clip_norm, "clipping": total.clipping, **own}
+            settings = {**vars(total), "epsilon": None, "noise_multiplier": 1.0, **own}
             plans.append(
                 TrainingPlan.make(
                     model,
                     corpus,
-                    protect=parse(DPSGD, {"noise_multiplier": 1.0, "delta": total.delta, **settings}, "try"),
+                    protect=parse(DPSGD, settings, "try"),
                     train=parse(TrainSettings, {**vars(train or TrainSettings()), **chosen}, "try"),
                     population=population,
                     seed=seed,
@@ -397,6 +397,10 @@ def _checked(protect: Protection) -> DPSGD:
     if protect.epsilon is None or protect.noise_multiplier is not None or protect.true_positive_rate is not None:
         remedy = f"The search divides a budget: set {setting('epsilon', 3)}, and no noise."
         raise invalid("protect", protect.facts(), "dp-sgd with an epsilon alone", remedy)
+    for name in ("public", "correlation"):
+        if getattr(protect, name) is not None:
+            remedy = "Every trial trains alike, from the same weights and with independent noise."
+            raise invalid(name, getattr(protect, name), "left out of a private search", remedy)
     return protect
 
 
@@ -407,14 +411,9 @@ def _kind(plan: TrainingPlan) -> tuple[float, int]:
 
 def _with_noise(plan: TrainingPlan, noise: float) -> DPSGD:
     assert isinstance(plan.protect, DPSGD)
-    return replace(plan.protect, noise_multiplier=noise)
+    return plan.protect.with_noise(noise)
 
 
-def _training(plan: TrainingPlan) -> Any:
+def _training(plan: TrainingPlan) -> Callable[[float], DpEvent]:
     """Return the event of a whole training as a function of its noise."""
-
-    def event(noise: float) -> DpEvent:
-        step, _ = replace(plan, protect=_with_noise(plan, noise)).step_cost(0)
-        return SelfComposedDpEvent(step, plan.steps)
-
-    return event
+    return lambda noise: replace(plan, protect=_with_noise(plan, noise)).training_cost()
