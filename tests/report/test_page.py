@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -114,6 +116,13 @@ def test_the_page_allows_only_its_own_script_and_style(folder: Path) -> None:
     assert "default-src &#39;none&#39;" in policy[1] or "default-src 'none'" in policy[1]
     assert "unsafe" not in policy[1]
     assert page.index("Content-Security-Policy") < page.index("<title>")
+
+
+def test_the_study_on_the_page_is_the_study(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    printed = html.unescape(page.partition('<pre id="study" tabindex="0">')[2].partition("</pre>")[0])
+    assert printed == read_result(folder).toml
+    assert tomllib.loads(printed)["goal"]["release"] == "training"
 
 
 def test_markdown_says_the_same_and_cannot_be_broken_out_of(folder: Path) -> None:
