@@ -65,6 +65,7 @@ def test_a_search_writes_its_winner_as_a_run_that_every_command_reads(
     assert "not trained for an audit" in err
 
 
+@pytest.mark.slow
 def test_a_person_reads_the_choice_and_its_cost(
     command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_values_are_numbers_where_they_look_like_numbers(tmp_path: Path) -> None
         grid_of(["epochs=1"], tmp_path / "grid.toml")
 
 
+@pytest.mark.slow
 def test_an_unfinished_search_is_resumed_by_tune_alone(
     command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
