@@ -41,7 +41,7 @@ from discreet.cli.output import (
 from discreet.core.errors import invalid, one_of, positive, whole
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
-from discreet.models.model_settings import ModelSettings
+from discreet.models.model_settings import SEPARATE, ModelSettings
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -252,7 +252,13 @@ def train(
     units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     task = corpus.task if options.task is None else options.task
     chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)
-    part_note(options.protect, protection, model, chosen.train, corpus.unit_name)
+    if protection is not None and "train" not in model and chosen.pairs == SEPARATE:
+        note(
+            "The two texts of a pair are read separately, and only a head on a few numbers of each pair is trained. "
+            "Use --pairs joint or --train all to train more."
+        )
+    else:
+        part_note(options.protect, protection, model, chosen.train, corpus.unit_name)
     request = RunRequest(
         text_source,
         chosen,
