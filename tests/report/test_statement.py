@@ -19,6 +19,8 @@ from discreet.catalog import PROTECTIONS
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, ModelError
 from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.data.samplers import Poisson
+from discreet.protections.dp_sgd import DPSGD
 from discreet.report.methods import METHODS, method_of
 from discreet.report.run_facts import read_facts
 from discreet.report.statement import schema, statement
@@ -72,6 +74,48 @@ def test_every_protection_has_a_valid_and_whole_statement(name: str, run_of: Cal
         for one in rates:  # the curve is never above what epsilon and delta alone allow
             most = math.exp(epsilon) * one["false_positive_rate"] + delta
             assert one["largest_true_positive_rate"] <= min(1.0, most) * (1 + 1e-9) + 1e-12
+
+
+SAMPLED = [
+    ({"sampler": "random-allocation"}, "exactly one of them"),
+    ({"sampler": "truncated-poisson"}, "remain, chosen at random"),
+    ({"correlation": "lambda-cgd", "decay": 0.7}, "less 0.7 times the noise that was drawn for the step before"),
+    ({"correlation": "banded"}, "divided once, at random, into 4 groups"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), SAMPLED)
+def test_a_statement_says_how_batches_and_noise_of_dp_sgd_are_drawn(
+    run_of: Callable[..., Path], settings: dict[str, Any], words: str
+) -> None:
+    path = run_of("dp-sgd")
+    metrics = json.loads((path / "metrics.json").read_text())
+    protect = DPSGD(noise_multiplier=metrics["protection"]["noise_multiplier"], **settings)
+    sampler = protect.sampler_for(2, 8)  # a rate of 1/4
+    metrics |= {"protection": protect.facts(), "sampler": sampler.facts}
+    (path / "metrics.json").write_text(json.dumps(metrics))
+    algorithm = statement_of(path)["algorithm"]
+    assert words in algorithm["description"] and "not recorded" not in algorithm["description"]
+    independent = "In every step each patient is drawn with probability 0.25. "
+    assert (independent in algorithm["description"]) is isinstance(sampler, Poisson)
+    assert ("later sums" in algorithm["sensitivity"]) is (protect.correlated is not None)
+
+
+@pytest.mark.parametrize("name", ["random-allocation", "truncated-poisson"])
+def test_an_own_loop_with_another_sampler_is_dp_sgd(run_of: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "out" / "checkpoint-1"
+    folder.mkdir(parents=True)
+    stated = json.loads((run_of("dp-sgd") / "metrics.json").read_text())["guarantee"]
+    (folder / "guarantee.json").write_text(json.dumps(stated))
+    protect = DPSGD(noise_multiplier=2.0, sampler=name)
+    sampler = protect.sampler_for(10, 40)
+    with Ledger.open(folder / "ledger.jsonl", unit=stated["unit"], adjacency="zero-out") as ledger:
+        for step in range(8):
+            ledger.spend(*protect.step_cost(sampler, step, 40))
+    algorithm = statement_of(folder, delta=1e-5)["algorithm"]
+    assert algorithm["name"] == "dp-sgd"
+    found = algorithm["description"]
+    assert ("At most 8 steps" in found and "In every 4 steps" in found) if name == "random-allocation" else "of more" in found
 
 
 def test_the_statement_of_an_unprotected_run_says_none(run_of: Callable[..., Path]) -> None:

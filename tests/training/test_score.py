@@ -3,10 +3,12 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
 from discreet.data.sources import load
 from discreet.models.classifier import Classifier
 from discreet.training.encode import ready
@@ -47,3 +49,12 @@ def test_rows_are_scored_by_what_the_model_predicts(tiny_encoder, toy_csv) -> No
     rows = ready(model, corpus.split("train"))
     right = predict(model, rows).best == rows.targets.numpy()
     assert np.array_equal(row_scores(model, rows), right.astype(float))
+
+
+def test_a_diverged_model_has_a_place_in_the_order_of_scores(tiny_encoder, toy_csv) -> None:  # type: ignore[no-untyped-def]
+    rows = toy_csv.read_text().splitlines()[1:]
+    scored = Corpus("scored", tuple(rows), scores=tuple(float(i % 3) for i in range(len(rows))))
+    model = Classifier.build(scored, rng=Rng(0), encoder=str(tiny_encoder("bert")), train="head")
+    with torch.no_grad():
+        next(iter(model.head.parameters())).fill_(torch.nan)
+    assert np.array_equal(row_scores(model, ready(model, scored)), np.zeros(len(rows)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -192,6 +192,15 @@ class DPSGD(GradientProtection):
     def trains_parts(self) -> bool:
         """Whether the noise of a step depends on no other step: other parameters may then be trained later."""
         return self.correlation in (None, INDEPENDENT)
+
+    def public_settings(self) -> dict[str, Any]:
+        """Return the settings that may be published, with the default of a correlation where it was left out.
+
+        >>> DPSGD(noise_multiplier=1.0, correlation="banded").facts()["bands"]
+        4
+        """
+        correlated = self.correlated
+        return {**super().public_settings(), **({} if correlated is None else vars(correlated))}
 
     def identity(self) -> object:
         """Return the settings that determine its random values."""

@@ -31,15 +31,31 @@ _WORDS_NOT = (
     "the meaning of a text as a whole: the guarantee is that of each word, and a text costs the sum over its words",
 )
 
+# How the batches of DP-SGD are drawn, by the name of the sampler; Poisson batches have no name.
+DRAWING = {
+    "": "In every step each {unit} is drawn with probability {rate}.",
+    "truncated-poisson": "In every step each {unit} is drawn with probability {rate}; of more than {largest} of them, "
+    "{largest} remain, chosen at random.",
+    "random-allocation": "In every {bins} steps each {unit} is drawn for exactly one of them, at random.",
+    "cyclic-poisson": "The {unit}s are divided once, at random, into {groups} groups, which the steps take in turn. Each "
+    "{unit} of a step's group is drawn with probability {rate}.",
+}
+# How the noise of DP-SGD depends on that of other steps, by the name of the correlation.
+CORRELATED = {
+    "lambda-cgd": ", less {decay} times the noise that was drawn for the step before",
+    "banded": " after multiplication by the inverse of a matrix with {bands} bands, so that the noise of neighbouring "
+    "steps partly cancels",
+}
+LATER = " Correlated noise shows a {unit} in later sums too, which the events of this statement count."
+
 METHODS: dict[str, Method] = {
     "dp-sgd": Method(
         "DP-SGD",
         CENTRAL,
-        "In every step each {unit} is drawn with probability {rate}. The gradient of all rows of a drawn {unit} is "
-        "clipped to norm {clip_norm}, and Gaussian noise of standard deviation {noise_multiplier} times that norm is "
-        "added to the sum. {steps} steps.",
+        "{drawing} The gradient of all rows of a drawn {unit} is clipped to norm {clip_norm}, and Gaussian noise of "
+        "standard deviation {noise_multiplier} times that norm is added to the sum{correlated}. {steps} steps.",
         "{clip_norm} in the L2 norm, the largest gradient of one {unit} (add/remove, zero-out); twice that under "
-        "replace-one. The noise multiplier {noise_multiplier} is the standard deviation divided by it.",
+        "replace-one. The noise multiplier {noise_multiplier} is the standard deviation divided by it.{later}",
         "All rows of a {unit} together contribute one gradient, clipped to norm {clip_norm}: more rows do not cost "
         "more.",
         "the final weights, which depend on the noisy sums alone",

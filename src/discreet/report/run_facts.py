@@ -235,9 +235,10 @@ def _trainer(path: Path, ledger: Path | None, delta: float | None) -> Facts:
 
 def _clips(statement: Statement) -> bool:
     """Return whether every spend is a noisy sum of clipped contributions."""
-    from discreet.accounting.events import ClippedSumDpEvent
+    from discreet.accounting.events import ClippedSumDpEvent, TruncatedSubsampledGaussianDpEvent
 
-    return all(isinstance(innermost(event), ClippedSumDpEvent) for event, _ in statement.spent)
+    sums = (ClippedSumDpEvent, TruncatedSubsampledGaussianDpEvent)
+    return all(isinstance(innermost(event), sums) for event, _ in statement.spent)
 
 
 def innermost(event: Any) -> Any:

@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from discreet import __version__
 from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits, strength
-from discreet.report.methods import CENTRAL, ENCRYPTED, FEDERATED, LOCAL, Method, filled, method_of
+from discreet.report.methods import (
+    CENTRAL,
+    CORRELATED,
+    DRAWING,
+    ENCRYPTED,
+    FEDERATED,
+    LATER,
+    LOCAL,
+    Method,
+    filled,
+    method_of,
+)
 from discreet.report.run_facts import TRAINED, Facts, Kind, finite, innermost
 
 if TYPE_CHECKING:
@@ -568,7 +579,13 @@ def _measured(facts: Facts) -> list[dict[str, Any]]:
     return rows
 
 
+# A setting that only this sampler has.
+_SAMPLERS = {"largest": "truncated-poisson", "bins": "random-allocation", "groups": "cyclic-poisson"}
+
+
 def _template_values(facts: Facts) -> dict[str, Any]:
+    from discreet.accounting.events import RandomAllocationDpEvent, TruncatedSubsampledGaussianDpEvent
+
     protection, sampler = dict(facts.protection or {}), facts.metrics.get("sampler")
     values: dict[str, Any] = {**protection, "unit": facts.unit}
     if facts.ledger is not None and len(facts.ledger.spent) == 1:  # what was paid for, if a run does not record it
@@ -580,12 +597,23 @@ def _template_values(facts: Facts) -> dict[str, Any]:
         ):
             if value is not None:
                 values.setdefault(name, value)
-    if isinstance(sampler, Mapping) and "rate" in sampler:
-        values["rate"] = float(sampler["rate"])
+        if isinstance(event, RandomAllocationDpEvent):  # an epoch is one spend
+            values |= {"steps": f"At most {facts.ledger.spends * event.bins}", "bins": event.bins}
+        elif isinstance(event, TruncatedSubsampledGaussianDpEvent):
+            values["largest"] = event.truncated_batch_size
+    if isinstance(sampler, Mapping):
+        values |= {name: sampler[name] for name in _SAMPLERS if name in sampler}
+        if "rate" in sampler:
+            values["rate"] = float(sampler["rate"])
     if facts.metrics.get("steps") is not None:
         values["steps"] = facts.metrics["steps"]
     if isinstance(protection.get("mix"), int):
         values["others"] = protection["mix"] - 1
+    drawing = next((name for setting, name in _SAMPLERS.items() if setting in values), "")
+    values["drawing"] = filled(DRAWING[drawing], values)
+    correlated = CORRELATED.get(str(protection.get("correlation")), "")
+    values["correlated"] = filled(correlated, values)
+    values["later"] = filled(LATER, values) if correlated else ""
     values["labels"] = " with its label" if protection.get("label_epsilon") is None else " with a randomized label"
     return values
 

@@ -28,18 +28,21 @@ NAMES = {
 
 
 def row_scores(model: TextModel, rows: Tokens | Vectors, precision: str = "auto") -> Floats:
-    """Return the score of every row, in [0, 1].
+    """Return the score of every row, in [0, 1]; a NaN, of a model whose training diverged, counts as 0.
+
+    NaN has no place in an order, and the cost of choosing the best holds for an order of all results.
 
     Guarantee: none, the scores are computed from private rows; `private_score` releases their mean with noise.
     """
     if isinstance(model, LanguageModel):
         assert isinstance(rows, Tokens)
         losses, counts, _ = token_totals(model, rows, precision)
-        return np.asarray(np.exp(-losses / np.maximum(counts, 1)), dtype=np.float64)
+        return np.nan_to_num(np.asarray(np.exp(-losses / np.maximum(counts, 1)), dtype=np.float64), nan=0.0)
     predictions = predict(classifier_of(model, "scores"), rows, precision).best
     truth = rows.targets.cpu().numpy()
     if model.task == "regression":
-        return np.asarray(1 / (1 + np.square(predictions - truth.reshape(-1))), dtype=np.float64)
+        errors = np.asarray(predictions - truth.reshape(-1), dtype=np.float64)
+        return np.nan_to_num(1 / (1 + np.square(errors)), nan=0.0)
     return np.asarray(predictions == truth, dtype=np.float64)
 
 
