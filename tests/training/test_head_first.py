@@ -12,12 +12,14 @@ from tests.planned import train
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.sources import load
-from discreet.models.classifier import Classifier
+from discreet.data.sources import EACH_ROW, TextSource, load
+from discreet.experiment import RunOptions, RunRequest, run_training
+from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.checkpoint import PUBLIC_START
-from discreet.training.plan import TrainingPlan
+from discreet.training.many_heads import can_train_together
+from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share=0.5)
@@ -134,3 +136,24 @@ def test_public_text_with_other_labels_is_rejected(corpus: Corpus, tiny_encoder:
     public = replace(corpus.split("train"), name="web", label_names=("no", "yes"))
     with pytest.raises(DataError, match=r"Expected the labels .* in the public text 'web', got \['no', 'yes'\]"):
         train(build(corpus, tiny_encoder("bert")), corpus, protect=DPSGD(epsilon=3, public="web"), public=public)
+
+
+def test_public_text_is_never_left_out_in_silence(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
+    model, protect = build(corpus, tiny_encoder("bert")), DPSGD(epsilon=3, public="web")
+    with pytest.raises(DataError, match="Expected the public text 'web' that training starts from"):
+        TrainingPlan.make(model, corpus, protect=protect)
+    with pytest.raises(SettingError, match="left out in your own training loop"):
+        TrainingPlan.for_loop(model, protect, batch_size=4, units=20, steps=2)
+    head = ModelSettings(train="head")
+    assert can_train_together(head, TrainSettings(), DPSGD(epsilon=3), "classification")
+    assert not can_train_together(head, TrainSettings(), protect, "classification")
+
+
+def test_the_private_text_is_no_public_text(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "same.csv").symlink_to(toy_csv)
+    for same in (str(toy_csv), str(tmp_path / "same.csv")):
+        protect = DPSGD(epsilon=3, public=same)
+        settings = model_settings({"encoder": str(tiny_encoder("bert")), "train": "head"}, protect, 30)
+        request = RunRequest(TextSource(str(toy_csv), unit=EACH_ROW), settings, TrainSettings(epochs=1), protect)
+        with pytest.raises(SettingError, match="to be other text than the private one"):
+            run_training(request, tmp_path / "run", options=RunOptions(device="cpu"))

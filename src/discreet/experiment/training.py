@@ -240,6 +240,7 @@ def make_plan(
     request: RunRequest, model: TextModel, corpus: Corpus, say: Callable[[str], None], delta: float | None = None
 ) -> TrainingPlan:
     """Return the plan of a run, and report warnings to its owner before it begins. `delta` is that of a resumed run."""
+    _check_public(request)
     public = public_corpus(request.protect, corpus, request.data.columns, request.seed)
     if public is not None:
         for remark in public.remarks:
@@ -274,6 +275,17 @@ def make_plan(
             )
         )
     return plan
+
+
+def _check_public(request: RunRequest) -> None:
+    """Reject the private text itself as the public text that a model is trained on without noise."""
+    protect, source = request.protect, request.data.source
+    if not isinstance(protect, GradientProtection) or protect.public is None:
+        return
+    files = Path(protect.public), Path(source)
+    if protect.public == source or (all(one.exists() for one in files) and files[0].samefile(files[1])):
+        remedy = "The model would be trained on the private text without noise; name other text, or leave it out."
+        raise invalid("public", protect.public, "other text than the private one", remedy)
 
 
 @contextmanager

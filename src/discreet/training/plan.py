@@ -149,6 +149,8 @@ class TrainingPlan:
             classifier_of(model, protect.name)
         conditions = _conditions(model, split, settings, units, delta, public, max_per_unit)
         if isinstance(protect, GradientProtection):
+            if protect.public is not None and public is None:
+                raise DataError(f"Expected the public text {protect.public!r} that training starts from. Pass public=.")
             given = sampler or protect.sampler_for(conditions.batch_size, units)
             steps = max(1, round(settings.passes * given.steps_per_epoch(units)))
             conditions = replace(conditions, sampler=given, steps=steps)
@@ -214,6 +216,9 @@ class TrainingPlan:
         if isinstance(protect, DPSGD) and protect.correlated is not None:
             remedy = "Correlated noise is implemented for discreet's own training loop; use independent noise here."
             raise invalid("correlation", protect.correlation, "independent in your own training loop", remedy)
+        if protect.public is not None:
+            remedy = "Train the model on the public text before, and pass it with those weights."
+            raise invalid("public", protect.public, "left out in your own training loop", remedy)
         sampler = sampler_for(protect, batch_size, count, count)
         per_epoch = sampler.steps_per_epoch(count)
         if steps is None:
