@@ -43,6 +43,7 @@ def test_a_search_writes_its_winner_as_a_run_that_every_command_reads(
     assert not {"seconds", "train_seconds", "people", "runs", "done"} & (set(metrics) | set(metrics["tuning"]))
     assert metrics["tuning"] == about
     assert Ledger.read(run / "ledger.jsonl").spends == 1
+    assert len({path.stat().st_mtime_ns for path in run.rglob("*")}) == 1  # the ledger was written before the trials
 
     out, _ = told(capfd, "evaluate", run, toy_csv, "--json")
     assert json.loads(out)["utility"]

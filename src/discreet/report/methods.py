@@ -37,8 +37,8 @@ DRAWING = {
     "truncated-poisson": "In every step each {unit} is drawn with probability {rate}; of more than {largest} of them, "
     "{largest} remain, chosen at random.",
     "random-allocation": "In every {bins} steps each {unit} is drawn for exactly one of them, at random.",
-    "cyclic-poisson": "The {unit}s are divided once, at random, into {groups} groups, which the steps take in turn. Each "
-    "{unit} of a step's group is drawn with probability {rate}.",
+    "cyclic-poisson": "The {unit}s are divided once, at random, into {groups} groups, which the steps take in turn. "
+    "Each {unit} of a step's group is drawn with probability {rate}.",
 }
 # How the noise of DP-SGD depends on that of other steps, by the name of the correlation.
 CORRELATED = {

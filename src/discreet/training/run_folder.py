@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -236,6 +237,11 @@ def finish(
         for name, text in texts.items():
             write_atomic(workspace / name, text, private=False)
         sync_tree(workspace)
+        if (workspace / SEARCH).exists():
+            # The ledger was written before the first trial: its time would show how many there were.
+            now = time.time_ns()
+            for path in workspace.rglob("*"):
+                os.utime(path, ns=(now, now))
         workspace.rename(out)
         sync_path(out.parent)
         # Only now: a run that could not be renamed must still be able to resume with the same noise.
