@@ -75,6 +75,34 @@ def test_a_search_is_one_event_and_leaves_the_winner_in_the_model(
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(same, again, strict=True))
 
 
+def test_two_searches_with_one_secret_share_no_noise_and_are_two_spends(
+    search: SearchPlan, build: Callable[[], Classifier], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They differ in their settings, in their first weights or in the text of their public rows alone."""
+    from discreet.training import tuning
+
+    draws: list[float] = []
+
+    def trial(self: Any, number: int, candidate: int) -> float:
+        draws.append(float(self.source.fork("score", number).uniform(1)[0]))
+        return draws[-1]
+
+    monkeypatch.setattr(tuning._Search, "trial", trial)
+    public = replace(corpus.split("train"), name="public")
+    other = replace(public, texts=("calm heart", *public.texts[1:]))
+    searches = [search, replace(search, plans=search.plans[:2])]
+    searches += [replace(search, public=one, score_noise=None) for one in (public, other)]
+    secret, moved = Rng.secret(bytes(32)), build()
+    with torch.no_grad():
+        next(moved.head.parameters()).add_(1.0)
+    with Ledger.open(None, unit=search.whole.unit, adjacency=Adjacency.ZERO_OUT) as ledger:
+        for one, model in (*((each, build()) for each in searches), (search, moved)):
+            tune(model, corpus, one, ledger=ledger, secret=secret)
+        assert ledger.statement.spends == 5 and len(set(draws)) == len(draws)
+        tune(build(), corpus, search, ledger=ledger, secret=secret)
+        assert ledger.statement.spends == 5 and len(set(draws)) < len(draws)
+
+
 def test_the_winner_has_the_best_score_and_its_settings(
     build: Callable[[], Classifier], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

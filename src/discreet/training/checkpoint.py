@@ -127,8 +127,12 @@ def identity(
     with autocast(model.device, settings.precision) as cast:
         format_used = (model.device.type, cast.fast_dtype if torch.is_autocast_enabled(model.device.type) else None)
     about = (settings, step, model.settings, model.label_names, model.fingerprint, format_used, rng, start)
-    columns = rows.columns if isinstance(rows, Tokens) else {"vectors": rows.vectors}
-    return digest(NOISE_FORMAT, about, columns, rows.targets)
+    return digest(NOISE_FORMAT, about, columns_of(rows), rows.targets)
+
+
+def columns_of(rows: Tokens | Vectors) -> dict[str, Tensor]:
+    """Return the tensors that rows consist of, without their targets."""
+    return dict(rows.columns) if isinstance(rows, Tokens) else {"vectors": rows.vectors}
 
 
 def spend_name(identity: str, secret: Rng, ledger: Ledger) -> str:

@@ -267,11 +267,19 @@ class _Search:
             event_to_json(self.search.event),
             Grouped.of(unit_numbers(self.split)),
             self.plan.population,
-            None if self.public is None else (self.public.targets, len(self.public)),
+            None if self.public is None else (checkpoint.columns_of(self.public), self.public.targets),
             self.secret,
         )
         self.identity = checkpoint.identity(self.model, self.rows, self.plan.settings, described, self.plan.rng, start)
         self.name = checkpoint.spend_name(self.identity, self.secret, self.ledger) + " search"
+
+    @property
+    def source(self) -> Rng:
+        """Source of the number of trials, their settings and all noise, different for every search with one secret.
+
+        A fixed seed is there to repeat a search, and its guarantee is an estimate in any case.
+        """
+        return self.secret.fork("search", self.identity) if self.secret.is_secret else self.secret
 
     @property
     def terms(self) -> Terms:
@@ -283,8 +291,8 @@ class _Search:
         """Take every trial, and restore the best."""
         progress = self.resume()
         self.ledger.spend(self.search.event, self.name, terms=self.terms)
-        runs = runs_for(self.search.trials, self.secret.fork("runs"))
-        choices = (self.secret.fork("candidates").uniform(runs) * len(self.search.plans)).astype(int)
+        runs = runs_for(self.search.trials, self.source.fork("runs"))
+        choices = (self.source.fork("candidates").uniform(runs) * len(self.search.plans)).astype(int)
         best: dict[str, Any] | None = progress["best"]
         weights: dict[str, Any] = self.load(best) if best is not None else {}
         for trial in range(progress["done"], runs):
@@ -315,7 +323,7 @@ class _Search:
         job = replace(self.job, workspace=folder, encoded=self.rows, watch=self.watch(number))
         with plan.open_ledger(folder and folder / checkpoint.LEDGER) as own:
             trained = train(
-                self.model, self.corpus, plan, ledger=own, secret=self.secret.fork("trial", number), job=job
+                self.model, self.corpus, plan, ledger=own, secret=self.source.fork("trial", number), job=job
             )
         if not trained.finished:
             return None
@@ -327,7 +335,7 @@ class _Search:
         assert self.search.score_noise is not None
         scores = row_scores(self.model, self.rows, plan.settings.precision)
         noise = self.search.score_noise
-        return private_score(scores, self.split.unit_index, plan.units, noise, self.secret.fork("score", number))
+        return private_score(scores, self.split.unit_index, plan.units, noise, self.source.fork("score", number))
 
     def watch(self, number: int) -> Any:
         """Return the progress callback of a trial, which shows the epsilon of the whole search."""
