@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,20 @@ def test_a_statement_says_how_batches_and_noise_of_dp_sgd_are_drawn(
     independent = "In every step each patient is drawn with probability 0.25. "
     assert (independent in algorithm["description"]) is isinstance(sampler, Poisson)
     assert ("later sums" in algorithm["sensitivity"]) is (protect.correlated is not None)
+
+
+def test_a_statement_says_from_what_training_started(run_of: Callable[..., Path]) -> None:
+    path = run_of("dp-sgd")
+    assert "trained only the head" not in statement_of(path)["algorithm"]["description"]
+    metrics = json.loads((path / "metrics.json").read_text())
+    metrics["protection"]["public"] = "reviews.csv"
+    (path / "metrics.json").write_text(json.dumps(metrics))
+    facts = read_facts(path)
+    settings = {**facts.settings, "task": "regression"}
+    settings |= {"model": {**settings["model"], "pairs": "separate"}, "train": {**settings["train"], "head_share": 0.2}}
+    algorithm = statement(replace(facts, settings=settings))["algorithm"]
+    assert "trained on public text, without noise. The first 20% of the steps" in algorithm["description"]
+    assert any("around those of held-out rows" in text for text in algorithm["chosen_with_data"])
 
 
 @pytest.mark.parametrize("name", ["random-allocation", "truncated-poisson"])

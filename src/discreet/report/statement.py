@@ -298,7 +298,10 @@ def _algorithm(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[
     return {
         "name": None if facts.protection is None else str(facts.protection.get("name")),
         "label": method.label,
-        "description": filled(method.algorithm, values) + _search(facts) + (_LARGEST_CLIENT if several else ""),
+        "description": filled(method.algorithm, values)
+        + _phases(facts)
+        + _search(facts)
+        + (_LARGEST_CLIENT if several else ""),
         "sensitivity": filled(method.sensitivity, values),
         "chosen_without_data": _chosen_without(facts),
         "chosen_with_data": _chosen_with(facts),
@@ -307,6 +310,19 @@ def _algorithm(facts: Facts, method: Method, values: Mapping[str, Any]) -> dict[
             + ": trials on the same data cost privacy too, and count only if they are releases in the list below",
         ],
     }
+
+
+def _phases(facts: Facts) -> str:
+    """Return what DP-SGD trained before all layers, and on what."""
+    protection, train = facts.protection or {}, facts.settings.get("train")
+    if protection.get("name") != "dp-sgd":
+        return ""
+    text = ""
+    if protection.get("public"):
+        text += " Training started from weights that were trained on public text, without noise."
+    if isinstance(train, Mapping) and train.get("head_share"):
+        text += f" The first {_short(100.0 * train['head_share'])}% of the steps trained only the head."
+    return text
 
 
 def _search(facts: Facts) -> str:
@@ -358,6 +374,9 @@ def _chosen_with(facts: Facts) -> list[str]:
         chosen.append(f"the number of {facts.unit}s, which is public, and with it delta and the sampling rate")
     if facts.settings.get("label_names"):
         chosen.append("the names of the classes, unless they were given; they are public")
+    model = facts.settings.get("model")
+    if isinstance(model, Mapping) and model.get("pairs") == "separate" and facts.settings.get("task") == "regression":
+        chosen.append("the scores from which the head starts: around those of held-out rows, which are not protected")
     if facts.tuning:
         values = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in facts.tuned.items())
         chosen.append(f"{values}: by a private search, whose cost is in epsilon")
