@@ -111,7 +111,7 @@ def test_people_are_the_same_as_those_of_a_file(groups: list[object], encoder: s
     read = Corpus("file", tuple(TEXTS), units=tuple(str(p) for p in PATIENTS), unit_name="patient")
     made = TextClassifier(encoder, protect=DPSGD(epsilon=8), part="head", train=QUICK, unit="patient")
     made.fit(TEXTS, LABELS, groups=groups)
-    total = People().total(People().marks_of(read), "patient", Adjacency.ZERO_OUT, 1 / 300)
+    total = People().total(People().marks_of(read), "patient", Adjacency.ZERO_OUT, 1e-5)
     assert total.trainings == 1 and 7 < total.guarantee.epsilon <= 8
 
 
