@@ -61,6 +61,19 @@ def test_the_first_screen_answers_every_question(result: StudyResult) -> None:
     assert brief.command is not None and "protect" in dict(brief.command.options)
 
 
+def test_the_command_repeats_a_delta_that_is_not_the_default_any_more(result: StudyResult) -> None:
+    chosen = result.recommended
+    assert chosen is not None and chosen.guarantee is not None and chosen.guarantee.delta == 1e-5
+    command = brief_of(result).command
+    assert command is not None and "delta" not in dict(command.options)
+    larger = dataclasses.replace(chosen, guarantee=dataclasses.replace(chosen.guarantee, delta=8e-4))
+    command = brief_of(dataclasses.replace(result, recommended=larger)).command
+    assert command is not None and dict(command.options)["delta"] == "0.0008"
+    given = dataclasses.replace(larger, protection={**chosen.protection, "delta": 8e-4})
+    assert brief_of(dataclasses.replace(result, recommended=given)).command == command
+    assert command.out == dict(command.options)["out"]
+
+
 def test_no_setting_is_a_no_and_no_goal_is_no_answer(result: StudyResult) -> None:
     strict = brief_of(changed(result, ceiling=0.001))
     assert strict.answer is Answer.NO and strict.sentence.startswith("No: none of the 15 settings")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from discreet.catalog import ATTACKS
-from discreet.core.guarantee import in_digits, neighbours
+from discreet.core.guarantee import LARGEST_DELTA, in_digits, neighbours
 from discreet.core.types import MODEL, TRAINING
 from discreet.metrics.table import METRICS, label_of
 from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT
@@ -17,7 +17,6 @@ from discreet.report.words import (
     advice,
     ceiling_words,
     constant_words,
-    interval,
     measured_on,
     percent,
     percent_at_most,
@@ -89,13 +88,21 @@ def brief_of(result: StudyResult) -> Brief:
     ]
     if result.recommended is None:
         return Brief(answer, sentence, tuple(rows), _without_recommendation(result))
-    command = train_command(result.study, result.recommended.protection)
-    step = "Train the model for release. It has the same setting, and noise from a secret seed:"
+    command = train_command(result.study, {**result.recommended.protection, **_older_delta(result.recommended)})
+    step = "Train the model for release, with the same setting and with noise from a secret seed:"
     if result.recommended.name == "none":
         step = "Train the model. It has no protection:"
     if command.missing:
         step += f" (no option sets {', '.join(command.missing)}; train from Python to set it)"
     return Brief(answer, sentence, tuple(rows), step, command)
+
+
+def _older_delta(point: Point) -> dict[str, float]:
+    """Return the delta of a setting's trials where the default was larger, in an earlier version, than it is now."""
+    guarantee = point.guarantee
+    if guarantee is None or not guarantee.exists or "delta" in point.protection or guarantee.delta <= LARGEST_DELTA:
+        return {}
+    return {"delta": guarantee.delta}
 
 
 def _subject(result: StudyResult) -> Point:
@@ -143,8 +150,8 @@ def _claim(result: StudyResult, goal: Goal, chosen: Point) -> str:
         limit = percent_at_most(leakage.bound)
         where = released(goal.scope, chosen)
         if goal.identifies:
-            deed = f"pick the right one of {_candidates(chosen)}"
-            return f"no attack on {where} can {deed} more often than {limit} ({rule})."
+            deed = f"identify the right one of {_candidates(chosen)}"
+            return f"no attack on {where} can {deed} in more than {limit} of cases ({rule})."
         return f"{label_of(metric)}: at most {limit} for every attack on {where} ({rule})."
     limit = percent_at_most(safe_limit(leakage))
     return (
@@ -175,8 +182,12 @@ def _what(result: StudyResult, point: Point) -> str:
     _, facts = _goal_facts(result, point)
     kind = (facts.get("release") or {}).get("kind")
     if result.goal is not None and (result.goal.scope in (TRAINING, MODEL) or kind == GRADIENT):
-        made = ", and the model that they make" if result.goal.scope == TRAINING else ""
-        return released(result.goal.scope, point) + made
+        updates = released(result.goal.scope, point)
+        if result.goal.scope != TRAINING:
+            return updates
+        noisy = "" if point.name == "none" else f", after {point.name}"
+        what = f" (the summed gradients of every step{noisy})" if kind == GRADIENT else ""
+        return f"{updates}{what}, and the trained model"
     if kind == REPRESENTATION:
         return "sentence vectors" + ("" if point.name == "none" else f" after {point.name}")
     return released(MODEL, None) if kind is None else released(TRAINING, point)
@@ -235,8 +246,11 @@ def _proven(result: StudyResult, point: Point) -> list[str]:
     if goal is not None and goal.leakage in point.leakage:
         bound = point.leakage[goal.leakage].bound
         if bound is not None:
-            metric = goal.leakage.partition("/")[2]
-            lines.append(f"every attack: {label_of(metric)} at most {percent_at_most(bound)}")
+            limit = percent_at_most(bound)
+            line = f"every attack: {label_of(goal.leakage.partition('/')[2])} at most {limit}"
+            if goal.identifies:
+                line = f"every attack: identifies the right one of {_candidates(point)} in at most {limit} of cases"
+            lines.append(line)
     return lines
 
 
@@ -247,10 +261,9 @@ def _measured(result: StudyResult, point: Point) -> list[str]:
         open_point = next((one for one in result.points if one.name == "none"), None)
         against = constant_words(useful, result.utility)
         lost = price(open_point, point, result.utility)
-        rows = "" if useful.n is None else f" on {useful.n:,} held-out rows"
-        lines.append(
-            f"{result.utility} {interval(useful)}{rows}; " + "; ".join(part for part in (lost, against) if part)
-        )
+        rows = "" if useful.n is None else f"; {useful.n:,} held-out rows"
+        own = f"{result.utility} {useful.value:.3f} (95% interval {useful.low:.3f} to {useful.high:.3f}{rows})"
+        lines.append("; ".join(part for part in (own, lost, against) if part))
     # the goal's leakage first, then the largest of each other attack
     names = [name for name in result.leakages if name in point.leakage]
     first = [] if result.goal is None else [name for name in names if name == result.goal.leakage]
@@ -266,12 +279,12 @@ def _measured(result: StudyResult, point: Point) -> list[str]:
 
 def _leak(name: str, measured: Measured) -> str:
     attack, _, metric = name.partition("/")
-    chance = "" if measured.chance is None else f", chance {percent(measured.chance)}"
+    chance = "" if measured.chance is None else f"; chance {percent(measured.chance)}"
     share = metric not in METRICS or measured.high <= 1
     value = percent(measured.value) if share else f"{measured.value:.2f}"
     limits = f"{percent(measured.low)} to {percent(measured.high)}" if share else ""
     limits = limits or f"{measured.low:.2f} to {measured.high:.2f}"
-    return f"{attack}: {label_of(metric)} {value} (95% {limits}{chance}; {measured_on(name, measured)})"
+    return f"{attack}: {label_of(metric)}: {value} (95% interval {limits}{chance}; {measured_on(name, measured)})"
 
 
 def noise_words(point: Point) -> str:

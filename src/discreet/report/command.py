@@ -28,6 +28,11 @@ class Command:
     options: tuple[Option, ...]
     missing: tuple[str, ...] = ()
 
+    @property
+    def out(self) -> str:
+        """The run folder that the command writes."""
+        return dict(self.options)["out"] or ""
+
 
 def train_command(study: Mapping[str, Any], protection: Mapping[str, Any]) -> Command:
     """Return the command that trains a model for release like the trials of one setting of a study.
