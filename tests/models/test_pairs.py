@@ -10,13 +10,14 @@ import torch
 from torch.nn import functional as F
 
 from discreet.clipping.tape import Tape
-from discreet.core.errors import ModelError, SettingError
+from discreet.core.errors import DataError, ModelError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.models.model_settings import ModelSettings
 from discreet.models.pairs import PAIR_WIDTH, SLOPE, THRESHOLD, separate
+from discreet.training.plan import TrainingPlan
 
 FIRST = ("the plot was slow", "a film of 12 minutes", "nobody laughed at all")
 SECOND = ("the plot was slow", "two good jokes in a film of 15", "nobody")
@@ -107,6 +108,13 @@ def test_gradients_of_two_readings_are_clipped_as_one(tiny_encoder: Callable[[st
         model.losses(one, batch.targets[row : row + 1]).sum().backward()
         squares = [p.grad.square().sum() for p in model.parameters() if p.grad is not None]
         assert norms[row].item() == pytest.approx(torch.stack(squares).sum().sqrt().item(), rel=1e-3)
+
+
+def test_single_texts_are_rejected_by_a_model_of_pairs(tiny_encoder: Callable[[str], Path]) -> None:
+    model = built(pairs(), tiny_encoder("bert"))
+    single = Corpus("single", ("a", "b", "a b", "b a"), labels=(0, 1, 0, 1))
+    with pytest.raises(DataError, match="Expected pairs of texts"):
+        TrainingPlan.make(model, single)
 
 
 def test_tokens_without_types_are_rejected() -> None:

@@ -76,6 +76,17 @@ def test_every_switch_of_a_protection_is_known() -> None:
     assert set(fields) == _SWITCHES
 
 
+def test_pairs_are_read_as_in_the_trials() -> None:
+    protection = {"name": "dp-sgd", "epsilon": 3.0}
+    study: dict[str, Any] = {"name": "p", "data": {"source": "notes-pairs", "rows": 40}, "model": {"train": "head"}}
+    trial = training_request({**study, "protection": protection}, corpus_of(study["data"]), 0)
+    assert dict(train_command(study, protection).options)["pairs"] == trial.model.pairs == "joint"
+    own = {**study, "data": {"source": "a.csv", "text_pair": "second"}, "model": {"pairs": "separate"}}
+    assert dict(train_command(own, protection).options)["pairs"] == "separate"
+    single = {**study, "data": {"source": "notes"}}
+    assert "pairs" not in dict(train_command(single, protection).options)
+
+
 def test_what_no_option_sets_is_named() -> None:
     study = {"name": "s", "data": {"source": "a b.csv", "label_names": ["x", "y"]}, "training": {"momentum": 0.8}}
     command = train_command(study, {"name": "dp-sgd", "epsilon": 3.0})

@@ -483,6 +483,11 @@ def matched_split(corpus: Corpus, model: TextModel, name: str) -> Corpus:
         corpus = corpus.unlabelled()
     elif corpus.task != model.task:
         raise DataError(f"Expected data for {model.task}, got {corpus.task}. Name the label column.")
+    elif isinstance(model, Classifier) and model.settings.pairs == SEPARATE and not corpus.is_pairs:
+        raise DataError(
+            f"Expected pairs of texts in corpus {corpus.name!r}, which the model reads separately, got single texts. "
+            "Name the column of the second text, or leave out how pairs are read."
+        )
     if name not in corpus.split_names:
         raise DataError(
             f"Expected a {name!r} split in corpus {corpus.name!r}. Add one, for example a file {name}.csv beside it."
@@ -576,7 +581,7 @@ def _with_head_share(
         return settings
     if chosen is None or not chosen.head_share:
         return replace(settings, head_share=0.0)
-    remedy = "Only dp-sgd can train the head of a classifier before its other layers; leave it out."
+    remedy = "It needs dp-sgd with independent noise, and a classifier of which more than the head is trained."
     raise invalid("head_share", settings.head_share, "0 here", remedy)
 
 
