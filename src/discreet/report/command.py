@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.models.model_settings import JOINT
-
 # Keys of a study whose option has another name.
 _NAMES = {"encoder": "model", "label_names": "classes"}
 # Keys of a study that no option of the command sets.
@@ -53,7 +51,7 @@ def train_command(study: Mapping[str, Any], protection: Mapping[str, Any]) -> Co
     # a study has these defaults for every protection; the command chooses its own by protection and size
     model = {"train": "all", "head": "linear", **(study.get("model") or {})}
     if data.get("text_pair") or source in _PAIRS:
-        model.setdefault("pairs", JOINT)
+        model.setdefault("pairs", "joint")
     training = dict(study.get("training") or {})
     options = [option for table in (data, model, training) for option in _options(table)]
     if protection["name"] != "none":
