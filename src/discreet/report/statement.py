@@ -271,10 +271,10 @@ def _odds(facts: Facts) -> str:
     from discreet.accounting.risk import most_true_positives
 
     most = max(most_true_positives(ledger.event, 0.01, facts.guarantee.adjacency) for ledger in facts.ledgers)
-    kind = "can tell" if facts.guarantee.certified else "can, by this estimate, tell"
+    kind = "recognizes" if facts.guarantee.certified else "recognizes, by this estimate,"
     return (
-        f" Whoever sees the release {kind} the first of the two in at most {in_digits(100 * min(1.0, most), 3)} of 100 "
-        "cases, if they take the second for it in at most 1 of 100."
+        " A test that sees the release and takes the second for the first in at most 1 of 100 cases "
+        f"{kind} the first in at most {in_digits(100 * min(1.0, most), 3)} of 100 cases."
     )
 
 
