@@ -75,8 +75,8 @@ def _curve(values: Mapping[str, Any]) -> str:
     ]
     profile = [(_bound(one["epsilon"], 6), _bound(one["delta"], 3)) for one in values["privacy_profile"]]
     return (
-        f"Trade-off curve ({kind}): the largest true-positive rate of any test that tells the neighbouring data sets of "
-        "section 2 apart, by its false-positive rate.\n\n"
+        f"Trade-off curve ({kind}): the largest true-positive rate of any test that tells the neighbouring data sets "
+        "of section 2 apart, by its false-positive rate.\n\n"
         + _table(("false-positive rate", "largest true-positive rate"), rates)
         + f"\n\nThe same as pairs of epsilon and delta ({kind}); each of them holds.\n\n"
         + _table(("epsilon", "delta"), profile)
