@@ -27,10 +27,11 @@ def losses_of(model: nn.Module, part: list[Tensor]) -> Tensor:
     return F.cross_entropy(model(part[0]), part[1], reduction="none")
 
 
+DELTA = 1 / (10 * UNITS)
 PROTECTIONS = {
     "dp-sgd": DPSGD(noise_multiplier=0.7, clip_norm=0.5),
     "dir-dp-sgd": DirDPSGD(kappa=50.0),
-    "few": DPSGD(noise_multiplier=0.7, epsilon=1.2),
+    "few": DPSGD(noise_multiplier=0.7, epsilon=1.2, delta=DELTA),
 }
 
 

@@ -73,4 +73,4 @@ def test_a_study_compares_settings_by_membership(
     assert private.details["bounds"]["lira/auc"] < 0.8 and "lira/auc" not in trials["none"].details["bounds"]
     assert main(["report", str(tmp_path / "s")]) == 0
     page, text = ((tmp_path / "s" / name).read_text() for name in ("report.html", "report.md"))
-    assert "Who was in the training data? lira" in page and "wrongly accuses" in text
+    assert "Who was in the training data? What a test finds" in page and "wrongly accuses" in text

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discreet.training.parts import Shapes
+from discreet.training.parts import Shapes, without_zeros
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -56,3 +57,13 @@ def test_small_batches_on_a_gpu_are_read_in_few_parts() -> None:
     assert all(rows * width >= 8192 for width, rows in shapes.rows)
     assert shapes.units_of(4, 64) == 32  # 64 patients with four notes each: two parts, not six
     assert dict(Shapes.of("cuda", 1, 64).rows) == {1: 48}  # vectors of a frozen encoder
+
+
+def test_the_probe_of_kernels_sees_no_zeros_and_restores_them() -> None:
+    model = torch.nn.Linear(32, 2)
+    torch.nn.init.zeros_(model.weight)
+    model.weight.data[0, 0] = 3.0
+    before = model.weight.detach().clone()
+    with without_zeros(model):
+        assert bool((model.weight != 0).all()) and float(model.weight[0, 0].detach()) != 3.0
+    assert torch.equal(model.weight, before)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from discreet.clipping.clip import Flat, clipped_sum
@@ -36,6 +36,7 @@ from discreet.core.randomness import Rng
 from discreet.data.batches import Batch, Tokens, Vectors
 from discreet.models.base import TextModel
 
+_SMALL = 0.05  # standard deviation of the numbers in place of zeros
 UNPADDED = 4  # every fourth synthetic unit has no padding
 _SHARE_OF_MEMORY = 0.8  # share of the free memory for one part; the allocator cannot use all of it
 # Bytes per trained weight in addition to a part: its sum, the optimizer's two moments, noise in float64.
@@ -153,7 +154,8 @@ class PrivateParts:
         with torch.random.fork_rng(devices=[self.model.device] if self.model.device.type == "cuda" else []):
             self.model.eval()  # dropout depends on the position in a batch, not on the unit there
             try:
-                return bitwise_invariant(values_of, units, UNPADDED)
+                with without_zeros(self.model):
+                    return bitwise_invariant(values_of, units, UNPADDED)
             finally:
                 for module in training:
                     module.training = True
@@ -162,6 +164,26 @@ class PrivateParts:
         """Run the memory-intensive part of a step on synthetic rows."""
         batch = self.rows.made_up(rows, width, len(self.model.tokenizer), self.model.classes, Rng(0), padded=False)
         clipped_sum(self._record(batch, rows, 1, None)[0], Flat(1.0))
+
+
+@contextmanager
+def without_zeros(model: nn.Module) -> Iterator[None]:
+    """Fill trainable weights that are mostly zero with small random numbers, as long as the context lasts.
+
+    A head that starts from a rule, or an adapter that starts as zero, hides how products are rounded once trained.
+    """
+    weights = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+    sparse = [(p, p.detach().clone()) for p in weights if bool((p.detach() == 0).sum() * 2 > p.numel())]
+    source = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight, before in sparse:
+            weight.add_(torch.randn(before.shape, generator=source).to(before.device, before.dtype) * _SMALL)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, before in sparse:
+                weight.copy_(before)
 
 
 def pool_of(model: TextModel, rows: Tokens | Vectors, units: int, each: int, width: int) -> Batch:

@@ -25,6 +25,7 @@ from discreet.training.settings import TrainSettings
 
 QUICK = TrainSettings(epochs=3, batch_size=10, learning_rate=0.05)
 EVEN = tuple(f"p{row // 4}" for row in range(40))
+LOUD = DPSGD(noise_multiplier=1.5, epsilon=2, delta=0.01)
 UNEVEN = tuple(f"p{max(0, row - 30)}" for row in range(40))
 
 
@@ -54,7 +55,7 @@ def planned(tiny_encoder: Callable[[str], Path]) -> Planned:
 @pytest.mark.parametrize("budget", [None, Budget(100.0, 0.01)], ids=["no budget", "a larger one"])
 @pytest.mark.parametrize(
     ("protect", "asked"),
-    [(DPSGD(noise_multiplier=1.5, epsilon=2), {}), (DPSGD(epsilon=2), {"sampler": Poisson(0.9)})],
+    [(LOUD, {}), (LOUD, {"sampler": Poisson(0.9)})],
     ids=["noise and epsilon", "another sampler"],
 )
 def test_a_training_stops_at_its_budget_in_any_ledger(
@@ -72,7 +73,7 @@ def test_a_resumed_training_counts_its_first_steps_towards_its_budget(planned: P
     corpus = corpus_of(EVEN)
 
     def go(stop: bool) -> Trained:
-        model, plan = planned(DPSGD(noise_multiplier=1.5, epsilon=2), corpus)
+        model, plan = planned(LOUD, corpus)
         job = Job(workspace=tmp_path / "run", should_stop=lambda: stop)
         with Ledger.open(tmp_path / "ledger.jsonl", unit="person", adjacency="zero-out") as ledger:
             return train(model, corpus, plan, ledger=ledger, job=job)
