@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discreet.catalog import CORPORA
-from discreet.core.errors import SettingError, invalid, one_of, whole
+from discreet.core.errors import SettingError, invalid, one_of, positive, whole
 from discreet.core.settings import option
 from discreet.models.model_settings import RANK
 
@@ -129,6 +129,41 @@ class CommonOptions:
         if model.get("train") != "lora":
             raise invalid("rank", self.rank, "used with --train lora", "Add it, or leave this out.")
         return {**model, "train": f"lora-{self.rank}"}
+
+
+_MOST_ROWS = 100_000_000
+
+
+@dataclass(frozen=True)
+class LocalOptions(CommonOptions):
+    """Options that `train` and `tune` share, because they train on one machine and count in one ledger."""
+
+    max_per_unit: int | None = field(
+        default=None,
+        metadata=option(
+            "Use at most this many rows of each unit, chosen at random; set it without looking at the data.",
+            "Privacy",
+            "all rows",
+        ),
+    )
+    ledger: Path | None = field(
+        default=None, metadata=option("Ledger shared by several training runs.", "Privacy", "one per set of units")
+    )
+    budget: float | None = field(
+        default=None, metadata=option("Largest total epsilon of a unit over all its training runs.", "Privacy")
+    )
+    checkpoint_seconds: float = field(default=30.0, metadata=option("Seconds between checkpoints.", "Training"))
+    device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
+
+    def check(self, rows: int | None) -> None:
+        """Reject numbers outside their range; `rows` is how many rows are read at most."""
+        positive("checkpoint-seconds", self.checkpoint_seconds)
+        if self.budget is not None:
+            positive("budget", self.budget, "It limits the total epsilon of a unit over all its training runs.")
+        if rows is not None and rows > _MOST_ROWS:
+            raise invalid("rows", rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
+        if self.max_per_unit is not None:
+            whole("max_per_unit", self.max_per_unit, 1, "It is the largest number of rows of one unit.")
 
 
 def task_of(name: str | None) -> Task | None:

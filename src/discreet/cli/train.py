@@ -16,9 +16,9 @@ import typer
 
 from discreet.catalog import PROTECTIONS, protection_class
 from discreet.cli.options import (
-    CommonOptions,
     Data,
     Json,
+    LocalOptions,
     SourceOptions,
     command_of,
     fields_with_help,
@@ -38,7 +38,7 @@ from discreet.cli.output import (
     training_bar,
     working,
 )
-from discreet.core.errors import invalid, one_of, positive, whole
+from discreet.core.errors import invalid, one_of
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 from discreet.models.model_settings import SEPARATE, ModelSettings
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from discreet.data.canaries import Planting
     from discreet.protections.base import Protection
 
-_MOST_ROWS = 100_000_000
 _CANARIES = "Canaries"
 # Options listed by --help; --help-all lists the others.
 _SHORT = (
@@ -58,7 +57,7 @@ _SHORT = (
 
 
 @dataclass(frozen=True)
-class TrainOptions(CommonOptions):
+class TrainOptions(LocalOptions):
     """Options of a training run besides those of the data, the model, the training loop and the protection."""
 
     protect: str | None = field(default=None, metadata=option(f"{', '.join(PROTECTIONS)}.", "Privacy", "no protection"))
@@ -77,20 +76,6 @@ class TrainOptions(CommonOptions):
             "Privacy",
         ),
     )
-    max_per_unit: int | None = field(
-        default=None,
-        metadata=option(
-            "Use at most this many rows of each unit, chosen at random; set it without looking at the data.",
-            "Privacy",
-            "all rows",
-        ),
-    )
-    ledger: Path | None = field(
-        default=None, metadata=option("Ledger shared by several training runs.", "Privacy", "one per set of units")
-    )
-    budget: float | None = field(
-        default=None, metadata=option("Largest total epsilon of a unit over all its training runs.", "Privacy")
-    )
     audit: int | None = field(
         default=None,
         metadata=option(
@@ -107,7 +92,6 @@ class TrainOptions(CommonOptions):
             "gradient with dp-sgd",
         ),
     )
-    checkpoint_seconds: float = field(default=30.0, metadata=option("Seconds between checkpoints.", "Training"))
     cache: bool | None = field(
         default=None,
         metadata=option(
@@ -128,7 +112,6 @@ class TrainOptions(CommonOptions):
     canary_seed: int | None = field(
         default=None, metadata=option("Fixed seed of the secrets, for experiments.", _CANARIES, "secret")
     )
-    device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
 
 
 class TrainCommand(typer.core.TyperCommand, HasMoreOptions):
@@ -232,15 +215,12 @@ def train(
 
     private = ctx.obj if options.epsilon is None else {"epsilon": options.epsilon, **ctx.obj}
     protection = protection_of(options.protect, options.delta, private)
-    positive("checkpoint-seconds", options.checkpoint_seconds)
     for name in ("ledger", "budget", "population"):
         if (value := getattr(options, name)) is not None and protection is None:
             raise invalid(name, str(value), "used with --protect", "Add it, or leave this out.")
     if options.audit_canaries is not None and options.audit is None:
         raise invalid("audit-canaries", options.audit_canaries, "used with --audit", "Add it, or leave this out.")
-    if options.budget is not None:
-        positive("budget", options.budget, "It limits the total epsilon of a unit over all its training runs.")
-    check_rows(source.rows, options.max_per_unit)
+    options.check(source.rows)
     model = options.with_rank(model)
     model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
     settings = TrainSettings(**training)
@@ -289,14 +269,6 @@ def train(
         as_json(finite(result))
     else:
         _print(result, out)
-
-
-def check_rows(rows: int | None, max_per_unit: int | None) -> None:
-    """Reject numbers of rows outside their range."""
-    if rows is not None and rows > _MOST_ROWS:
-        raise invalid("rows", rows, f"<= {_MOST_ROWS}", "Use fewer rows.")
-    if max_per_unit is not None:
-        whole("max_per_unit", max_per_unit, 1, "It is the largest number of rows of one unit.")
 
 
 def part_note(name: str | None, protection: Protection | None, model: dict[str, Any], part: str, unit: str) -> None:

@@ -8,16 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from discreet.cli.options import CommonOptions, Data, Json, SourceOptions, generated
+from discreet.cli.options import Data, Json, LocalOptions, SourceOptions, generated
 from discreet.cli.output import as_json, line, note, paragraph, stop_on_interrupt, table, training_bar, working
 from discreet.cli.train import (
-    check_rows,
     finite,
     part_note,
     print_run,
     protection_of,
 )
-from discreet.core.errors import SettingError, invalid, positive, setting
+from discreet.core.errors import SettingError, invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option, read_values
 from discreet.models.model_settings import ModelSettings
@@ -31,7 +30,7 @@ _SHORT = (
 
 
 @dataclass(frozen=True)
-class TuneOptions(CommonOptions):
+class TuneOptions(LocalOptions):
     """Options of a search besides those of the data, the model and the training loop."""
 
     epsilon: float | None = field(
@@ -63,25 +62,9 @@ class TuneOptions(CommonOptions):
             "Privacy",
         ),
     )
-    max_per_unit: int | None = field(
-        default=None,
-        metadata=option(
-            "Use at most this many rows of each unit, chosen at random; set it without looking at the data.",
-            "Privacy",
-            "all rows",
-        ),
-    )
-    ledger: Path | None = field(
-        default=None, metadata=option("Ledger shared by several training runs.", "Privacy", "one per set of units")
-    )
-    budget: float | None = field(
-        default=None, metadata=option("Largest total epsilon of a unit over all its training runs.", "Privacy")
-    )
-    checkpoint_seconds: float = field(default=30.0, metadata=option("Seconds between checkpoints.", "Training"))
     cache: bool | None = field(
         default=None, metadata=option("Cache the outputs of a frozen encoder for later runs.", "Training", "no")
     )
-    device: str = field(default="auto", metadata=option("auto, cpu, cuda or cuda:N.", "Options"))
 
 
 @generated(short=_SHORT)
@@ -124,10 +107,7 @@ def tune(
     if options.clip_norm is not None:
         private["clip_norm"] = options.clip_norm
     protection = protection_of("dp-sgd", options.delta, private)
-    positive("checkpoint-seconds", options.checkpoint_seconds)
-    if options.budget is not None:
-        positive("budget", options.budget, "It limits the total epsilon of a unit over all its training runs.")
-    check_rows(source.rows, options.max_per_unit)
+    options.check(source.rows)
     model = options.with_rank(model)
     model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
     text_source = options.source(data, source, options.max_per_unit)

@@ -107,12 +107,7 @@ def train(
     with ExitStack() as opened:
         if protect is not None:
             secret = secret or plan.secret(job.workspace)
-            if ledger is None:
-                ledger = opened.enter_context(plan.open_ledger(job.workspace and job.workspace / checkpoint.LEDGER))
-            check_ledger(plan, ledger)
-            if job.workspace is not None and not secret.is_secret:
-                # A resumed run must find its spends by their names.
-                ledger.key = secret_of(job.workspace).fork("names").bytes(32)
+            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened)
         held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
         if isinstance(protect, TextProtection):
             assert secret is not None and ledger is not None
@@ -136,6 +131,19 @@ def train(
         if secret is not None and ledger is not None:
             step.run = checkpoint.spend_name(name, secret, ledger)
         return _Run(model, parts.optimizer, step, validation, plan, job, name).train()
+
+
+def ready_ledger(
+    plan: TrainingPlan, ledger: Ledger | None, secret: Rng, workspace: Path | None, opened: ExitStack
+) -> Ledger:
+    """Return the ledger of a plan after checking it; without one, open that of the workspace until `opened` ends."""
+    if ledger is None:
+        ledger = opened.enter_context(plan.open_ledger(workspace and workspace / checkpoint.LEDGER))
+    check_ledger(plan, ledger)
+    if workspace is not None and not secret.is_secret:
+        # A resumed run must find its spends by their names.
+        ledger.key = secret_of(workspace).fork("names").bytes(32)
+    return ledger
 
 
 def _start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:

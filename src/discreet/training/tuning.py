@@ -39,10 +39,10 @@ from discreet.training import checkpoint
 from discreet.training.checkpoint import copy_weights, restore_weights
 from discreet.training.encode import ready
 from discreet.training.evaluate import matched
-from discreet.training.loop import Job, train
+from discreet.training.loop import Job, ready_ledger, train
 from discreet.training.plan import TrainingPlan, matched_split
-from discreet.training.private import Grouped, assumptions, check_ledger, terms_of, unit_numbers
-from discreet.training.run_folder import BEST, SEARCH, TRIAL, secret_of
+from discreet.training.private import Grouped, assumptions, terms_of, unit_numbers
+from discreet.training.run_folder import BEST, SEARCH, TRIAL
 from discreet.training.score import NAMES, private_score, row_scores
 from discreet.training.settings import TrainSettings
 
@@ -230,11 +230,7 @@ def tune(
     plan.check(split)
     with ExitStack() as opened:
         secret = secret or plan.secret(job.workspace)
-        if ledger is None:
-            ledger = opened.enter_context(plan.open_ledger(job.workspace and job.workspace / checkpoint.LEDGER))
-        check_ledger(plan, ledger)
-        if job.workspace is not None and not secret.is_secret:
-            ledger.key = secret_of(job.workspace).fork("names").bytes(32)
+        ledger = ready_ledger(plan, ledger, secret, job.workspace, opened)
         rows = job.encoded
         if rows is None:
             rows = ready(model, split, job.cache, plan.settings.precision, job.watch)
