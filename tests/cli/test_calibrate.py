@@ -83,7 +83,7 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 # What is smaller in the tiny version of a study: as much as shows that every part of it runs.
-SMALL = {"examples": 4, "candidates": 6, "draws": 50, "seconds": 0.05, "steps": 2}
+SMALL = {"examples": 4, "candidates": 6, "references": 4, "members": 20, "draws": 50, "seconds": 0.05, "steps": 2}
 WIDE = {"decepticons"}  # crafts weights that a tiny model has no room for
 
 

@@ -23,7 +23,7 @@ from discreet.core.types import Knowledge, ModelRelease
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
-from discreet.experiment import AttackRequest, Scene, run_attack
+from discreet.experiment import AttackRequest, Scene, membership, run_attack
 from discreet.experiment.membership import observe, select
 from discreet.experiment.references import ReferenceText, random_halves, reference_outputs
 from discreet.experiment.scene import Target
@@ -198,6 +198,27 @@ def test_references_without_protection_differ_from_those_with_it(private: Scene)
     assert figures[0].leakages != figures[1].leakages
     assert any("under its protection" in words for words in figures[0].release["given"])
     assert any("unprotected" in words for words in figures[1].release["given"])
+
+
+def test_attacks_on_one_scene_share_their_reference_models(plain: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> list[Outputs]:
+        calls.append(options["seed"])
+        return reference_outputs(*args, **options)
+
+    monkeypatch.setattr(membership, "reference_outputs", counted)
+    own = replace(plain, cache={})
+    shared = [run_attack(request_for(name, references=4), own).leakages for name in ("mia", "mia-r", "lira")]
+    assert len(calls) == 1
+    alone = run_attack(request_for("lira", references=4), replace(plain, cache={}))
+    assert alone.leakages == shared[2] and len(calls) == 2
+    for other in ({"references": 6}, {"references": 4, "seed": 1}, {"references": 4, "members": 10}):
+        run_attack(request_for("lira", **other), own)
+    assert len(calls) == 5
+    assert own.target is not None
+    run_attack(request_for("lira", references=4), replace(own, target=replace(own.target, guarantee=None)))
+    assert len(calls) == 6  # trained like another target
 
 
 def test_bad_input_is_rejected_with_the_remedy(plain: Scene, folder: str) -> None:

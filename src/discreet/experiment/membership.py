@@ -47,7 +47,8 @@ TRAIN = "train"
 MOST_ROWS = 1000  # members, and non-members, that are asked about by default where each costs a pass of the network
 _POPULATION_SHARE, _POPULATION_UNITS = 0.3, 1000  # non-members that the attacker has, of those there are, and at most
 _RISKIEST = 10
-VECTORS = "vectors of the corpus"  # key in the cache of a scene
+VECTORS = "vectors of the corpus"  # keys in the cache of a scene
+REFERENCES = "outputs of reference models"
 # False-positive rates at which the certificate is evaluated for the AUC and the advantage.
 _GRID = np.unique(np.concatenate([np.geomspace(1e-6, 1, 400), np.linspace(0, 1, 801)]))
 
@@ -278,7 +279,8 @@ def _references(
 ) -> list[References]:
     """Return the outputs of reference models on the candidates and, if there is one, on the attacker's population.
 
-    Unless there are models already, each is trained on a random half of all rows, by unit.
+    Unless there are models already, each is trained on a random half of all rows, by unit. Attacks on the same scene
+    with the same seed, number of models and candidates share them.
     """
     assert isinstance(request.attack, MembershipAttack)
     corpus, pool = candidates.corpus, candidates.pool
@@ -293,17 +295,21 @@ def _references(
             for rows in asked
         ]
     count = request.references or request.attack.default_references
+    key = (REFERENCES, count, request.seed, request.references_protected, *(rows.tobytes() for rows in asked))
     included = random_halves(corpus.unit_index[pool], count, Rng(request.seed).fork("halves"))
-    outputs = reference_outputs(
-        target.choices,
-        scene.model,
-        ReferenceText(corpus, pool, vectors),
-        included,
-        asked,
-        protected=request.references_protected,
-        seed=Rng(request.seed).fork("references").seed() % 2**31,
-        progress=progress,
-    )
+    trained_for, outputs = scene.cache.get(key, (None, []))
+    if trained_for is not target:
+        outputs = reference_outputs(
+            target.choices,
+            scene.model,
+            ReferenceText(corpus, pool, vectors),
+            included,
+            asked,
+            protected=request.references_protected,
+            seed=Rng(request.seed).fork("references").seed() % 2**31,
+            progress=progress,
+        )
+        scene.cache[key] = target, outputs
     places = [np.searchsorted(pool, rows) for rows in asked]
     return [References(one, included[:, at]) for one, at in zip(outputs, places, strict=True)]
 
