@@ -1,9 +1,11 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
 
+from discreet.accounting import interpret
 from discreet.accounting.events import (
     ClippedSumDpEvent,
     ComposedDpEvent,
@@ -30,7 +32,9 @@ from discreet.accounting.events import (
 from discreet.accounting.gdp import gaussian_epsilon
 from discreet.accounting.interpret import Meter, delta, epsilon, guarantee
 from discreet.accounting.interpret import delta as delta_of
-from discreet.accounting.powers import Losses
+from discreet.accounting.losses import powers_of
+from discreet.accounting.parts import Parts
+from discreet.accounting.powers import Losses, Powers
 from discreet.core.errors import SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency
 
@@ -48,6 +52,23 @@ def test_sensitivity_is_ours_under_every_adjacency_and_both_accountants() -> Non
     assert epsilon(total, 1e-5, REPLACE) == pytest.approx(9.997, abs=1e-3)
     assert epsilon(total, 1e-5, REPLACE, "rdp") == pytest.approx(epsilon(GaussianDpEvent(0.5), 1e-5, ADD, "rdp"))
     assert epsilon(ClippedSumDpEvent(4.0, occurrences=4), 1e-5) == pytest.approx(epsilon(total, 1e-5))
+
+
+def test_the_same_composition_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def counted(parts: Parts, *rest: Any) -> tuple[Powers, int]:
+        calls.append(parts)
+        return powers_of(parts, *rest)
+
+    monkeypatch.setattr(interpret, "powers_of", counted)
+    interpret._epsilon.cache_clear()  # type: ignore[attr-defined]
+    made = [SelfComposedDpEvent(PoissonSampledDpEvent(0.017, ClippedSumDpEvent(1.1)), count) for count in (5, 5, 6)]
+    values = [epsilon(event, 1e-5) for event in made]
+    assert len(calls) == 2 and values[0] == values[1] < values[2]
+    assert epsilon(made[0], 1e-6) > values[0] and epsilon(made[0], 1e-5, ZERO) == values[0] and len(calls) == 4
+    interpret._epsilon.cache_clear()  # type: ignore[attr-defined]
+    assert [epsilon(event, 1e-5) for event in made] == values
 
 
 def test_every_vector_seen_costs_far_more_than_their_sum() -> None:

@@ -1,8 +1,16 @@
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 from discreet.core.errors import DataError, SettingError
+from discreet.core.randomness import Rng
+from discreet.data.corpus import Corpus
+from discreet.models.classifier import Classifier
+from discreet.protections.local import protection
 from discreet.protections.local.projection import Projection, labelled, principal, query_axes, whole_space
+from discreet.protections.local.protection import synthetic_vectors
 
 
 def cloud(rows: int = 400, width: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,6 +29,31 @@ def test_principal_axes_are_the_strongest_and_use_no_label() -> None:
     assert (spread[:-1] >= spread[1:] - 1e-3).all()
     white = principal(vectors, 8, "a cloud", power=1.0)(vectors).std(0)
     assert torch.allclose(white, torch.ones(8), atol=0.01)
+
+
+def test_vectors_of_synthetic_sentences_are_computed_once_for_each_encoder(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Corpus("toy", ("the heart was dull", "a knee"), labels=(0, 1), label_names=("a", "b"))
+    calls: list[int] = []
+    encoded = protection._encoded
+    monkeypatch.setattr(protection, "_encoded", lambda *args: calls.append(1) or encoded(*args))
+    monkeypatch.setattr(protection, "_computed", {})
+
+    def built(seed: int, **settings: object) -> Classifier:
+        return Classifier.build(rows, rng=Rng(seed), encoder=str(tiny_encoder("bert")), **settings)
+
+    first = built(0)
+    once = synthetic_vectors(first, 300)
+    first.tokenizer(["a text"], truncation=True, max_length=3)  # what a tokenizer did last does not matter
+    once[0] = 0  # nor what happens to the result
+    again = synthetic_vectors(built(1).train(), 300)
+    assert len(calls) == 1 and torch.equal(once[1:], again[1:]) and again[0].abs().sum() > 0
+    with torch.no_grad():
+        next(first.encoder.parameters()).mul_(1.5)
+    others = [synthetic_vectors(first, 300), synthetic_vectors(built(0, pooling="cls"), 300)]
+    assert len(calls) == 3 and not any(torch.equal(again, other) for other in others)
+    assert len(synthetic_vectors(built(0), 200)) == 200 and len(calls) == 4
 
 
 def test_labelled_axes_put_the_label_to_the_fore() -> None:

@@ -178,6 +178,8 @@ def dual(forward: Deltas, backward: Deltas) -> Deltas:
 
     def deltas(eps: Array) -> Array:
         up = forward(np.maximum(eps, 0.0))
+        if (eps >= 0).all():
+            return up
         down = backward(np.maximum(-eps, 0.0))
         shrunk = np.exp(np.minimum(eps, 0.0))
         return np.where(eps >= 0, up, -np.expm1(np.minimum(eps, 0.0)) + shrunk * down)

@@ -53,7 +53,16 @@ from discreet.accounting.gdp import (
     gaussian_epsilon,
 )
 from discreet.accounting.losses import powers_of, use_curve
-from discreet.accounting.parts import CHOICES, FIXED_SIZE, Parts, decompose, inner_events, sampling_rate, unsupported
+from discreet.accounting.parts import (
+    CHOICES,
+    FIXED_SIZE,
+    Parts,
+    cached_by_event,
+    decompose,
+    inner_events,
+    sampling_rate,
+    unsupported,
+)
 from discreet.accounting.powers import Powers
 from discreet.accounting.renyi import ORDERS, renyi_delta, renyi_divergences, renyi_epsilon
 from discreet.core.errors import UnsupportedError, invalid, non_negative, one_of, open_probability, probability, whole
@@ -86,6 +95,7 @@ def _named_epsilon(event: DpEvent, delta: float, adjacency: Adjacency, accountan
     return (pure, accountant) if pure <= composed else (composed, name)
 
 
+@cached_by_event
 def _epsilon(parts: Parts, delta: float, adjacency: Adjacency, accountant: str) -> tuple[float, str]:
     if accountant == "rdp":
         return renyi_epsilon(parts, delta, adjacency), accountant

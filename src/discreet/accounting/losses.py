@@ -88,17 +88,20 @@ def powers_of(parts: Parts, adjacency: Adjacency, delta: float | None = None, re
     if parts.mu_squared:
         full_curves.append((curves.gaussian(parts.mu), 1))
     beyond = _BEYOND * (_ANY_DELTA if delta is None else delta) / (len(full_curves) * repeated)
-    truncated = [(curve.within(beyond / count), count) for curve, count in full_curves]
-    if max(curves.interval_for(curve) for curve, _ in truncated) > _WIDEST:
+    truncated: list[tuple[float, Curve, int]] = []
+    for full_curve, count in full_curves:
+        curve = full_curve.within(beyond / count)
+        truncated.append((curves.interval_for(curve), curve, count))
+    if max(interval for interval, _, _ in truncated) > _WIDEST:
         raise OverflowError("The losses are too large for a grid.")
     if len(truncated) == 1 and not parts.mu_squared:
-        curve, count = truncated[0]
-        return _powers(curve, curves.interval_for(curve)), count
+        interval, curve, count = truncated[0]
+        return _powers(curve, interval), count
     share = None if delta is None else delta / (2 * len(truncated))  # the margins add up
     total: Powers | None = None
-    for curve, count in sorted(truncated, key=lambda one: curves.interval_for(one[0])):
+    for interval, curve, count in sorted(truncated, key=lambda one: one[0]):
         if total is None:
-            total = _powers(curve, curves.interval_for(curve)).power(count, share)
+            total = _powers(curve, interval).power(count, share)
             continue
         interval = max(curves.interval_for(curve, total.reach), total.interval)
         total = total.on(interval).compose(_powers(curve, interval).power(count, share), share)

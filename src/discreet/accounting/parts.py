@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from discreet.accounting.events import (
     ClippedSumDpEvent,
@@ -409,21 +409,22 @@ def _holds(event: DpEvent, *kinds: type[DpEvent]) -> bool:
     )
 
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _CACHE_SIZE = 256  # a training run needs a few entries
 
 
-def cached_by_event(function: Callable[[DpEvent, Adjacency], Result]) -> Callable[[DpEvent, Adjacency], Result]:
-    """Cache a function of an event and an adjacency; events without a hash are computed each time."""
+def cached_by_event(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Cache a function whose first argument is an event or its parts; those without a hash are computed each time."""
     cached = lru_cache(maxsize=_CACHE_SIZE)(function)
 
     @wraps(function)
-    def call(use: DpEvent, adjacency: Adjacency) -> Result:
+    def call(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:
-            hash(use)
+            hash(args[0])
         except TypeError:  # an event that holds a list has no hash
-            return function(use, adjacency)
-        return cached(use, adjacency)
+            return function(*args, **options)
+        return cached(*args, **options)  # type: ignore[arg-type]
 
     call.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
     return call

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,16 @@ class Losses:
 
     def deltas(self, epsilons: Array) -> Array:
         """Return the hockey-stick divergence at many epsilons."""
-        _, above, below = self._at_grid_points()
+        _, above, below = self._grid
         place = epsilons / self.interval - self.first
         j = np.clip(np.ceil(place).astype(int), 0, len(self.masses) - 1)  # the first grid point not below
         gap = epsilons - (self.first + j) * self.interval
         inside = above[j] + self.masses[j] + self.infinite - np.exp(np.minimum(gap, 0.0)) * (self.masses[j] + below[j])
         return np.asarray(np.where(place > len(self.masses) - 1, self.infinite, np.maximum(inside, self.infinite)))
+
+    @cached_property
+    def _grid(self) -> tuple[Array, Array, Array]:
+        return self._at_grid_points()
 
     def _at_grid_points(self) -> tuple[Array, Array, Array]:
         """Return, at each grid point x, the delta, the mass above x and the mean of exp(x - loss) over that mass."""

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -26,7 +28,7 @@ from discreet.core.errors import (
     whole,
 )
 from discreet.core.guarantee import Adjacency
-from discreet.core.randomness import Rng
+from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.core.settings import option_field
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import DELTA, Conditions, Place, Position, Protection
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 POSITIONS = ("sentence", "token")
 PROJECTIONS = ("principal", "labels", "whole")
 _SYNTHETIC = 2000
+_MOST_COMPUTED = 4  # encoders whose vectors of synthetic sentences stay in memory
+_computed: dict[str, Tensor] = {}
 _MARGIN = 1e-9  # rounding margin, so that calibrated noise stays within its budget
 _BELOW = 1 - 1e-12  # rounding margin of parts that add up to a budget
 
@@ -341,18 +345,38 @@ class LocalPrivacy(Protection):
         return labelled(vectors, labels.cpu(), dimension, f"{source} and its labels"), vectors
 
 
-@torch.inference_mode()
 def synthetic_vectors(model: TextModel, count: int = _SYNTHETIC) -> Tensor:
-    """Return the encoder's vectors of synthetic sentences: always the same sentences, with nothing private in them."""
+    """Return the encoder's vectors of synthetic sentences: always the same sentences, with nothing private in them.
+
+    They are computed once in a process for the same encoder and tokenizer: the trials of a study share them.
+    """
     texts = list(Decoys.of_vocabulary(model.tokenizer.get_vocab()).draw(count, Rng(0).fork("made-up sentences")))
     model = classifier_of(model, "sentence vectors")
+    batches = (_tokens(model, texts[start : start + 128]) for start in range(0, count, 128))
+    first = next(batches)
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python has no description that another one could be compared with
+        return _encoded(model, chain([first], batches))
+    reads = (repr(model.encoder.config), model.settings.pooling, model.settings.pairs, str(model.device))
+    # The first batch has set the truncation and padding that the description contains.
+    key = digest(weights_digest(model.encoder), reads, backend.to_str(), first, texts)
+    if key not in _computed:
+        while len(_computed) >= _MOST_COMPUTED:
+            del _computed[next(iter(_computed))]
+        _computed[key] = _encoded(model, chain([first], batches))
+    return _computed[key].clone()
+
+
+def _tokens(model: Classifier, texts: list[str]) -> dict[str, Tensor]:
+    inputs = model.tokenizer(texts, truncation=True, max_length=model.max_length, padding=True, return_tensors="pt")
+    return {name: column for name, column in inputs.items() if name != "token_type_ids"}
+
+
+@torch.inference_mode()
+def _encoded(model: Classifier, batches: Iterable[dict[str, Tensor]]) -> Tensor:
     was_training = model.training
     model.eval()
-    vectors = []
-    for start in range(0, count, 128):
-        batch = texts[start : start + 128]
-        inputs = model.tokenizer(batch, truncation=True, max_length=model.max_length, padding=True, return_tensors="pt")
-        columns = {k: v.to(model.device) for k, v in inputs.items() if k != "token_type_ids"}
-        vectors.append(model.represent(columns).float().cpu())
+    columns = ({name: column.to(model.device) for name, column in batch.items()} for batch in batches)
+    vectors = torch.cat([model.represent(batch).float().cpu() for batch in columns])
     model.train(was_training)
-    return torch.cat(vectors)
+    return vectors
