@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from discreet.accounting.composition import basic_composition
 from discreet.catalog import CORPORA
 from discreet.core.guarantee import in_digits
 from discreet.core.types import Trial
@@ -65,6 +64,8 @@ class Choosing:
 
 def cost_of_choosing(study: Mapping[str, Any], trials: Iterable[Trial]) -> Choosing:
     """Return the cost of choosing by the trials of a study."""
+    from discreet.accounting.composition import basic_composition  # here: a sweep starts without the accountant
+
     guarantees = [trial.guarantee for trial in trials]
     bounded = [one for one in guarantees if one is not None and one.exists]
     unbounded = len(guarantees) - len(bounded)
