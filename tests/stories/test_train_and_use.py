@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,15 +18,16 @@ from discreet.data.batches import tokenise
 from discreet.data.sources import Columns, load
 
 Run = Callable[..., tuple[str, str]]
-SOURCE = Path(__file__).parents[2] / "src"
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
 
 
-def discreet(*arguments: object, **options: object) -> subprocess.Popen[str]:
+def ended(signal_number: int, steps: int, out: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own that gets a signal after this many steps, and return how it ended."""
+    saved = out.with_name(f"{out.name}.unfinished") / "checkpoint.safetensors"
+    words = [sys.executable, HERE / "ended_inside.py", int(signal_number), steps, saved, *arguments, "--out", out]
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "80"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "discreet", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options,
-    )  # fmt: skip
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment, check=False)
 
 
 @pytest.fixture
@@ -44,32 +44,25 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
 
 @pytest.fixture
 def command(toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> list[object]:
-    options = ["--epochs", 60, "--batch-size", 16, "--learning-rate", 1e-3, "--checkpoint-seconds", 0.02]
+    options = ["--epochs", 60, "--batch-size", 16, "--learning-rate", 1e-3]
     return ["train", toy_csv, "--model", tiny_encoder("bert"), "--device", "cpu", *options]
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
-        if path.exists():
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    pytest.fail(f"{path} never came")
-
-
-def test_killed_and_resumed_ends_like_an_undisturbed_run(command: list[object], tmp_path: Path, run: Run) -> None:
+def test_killed_interrupted_and_resumed_ends_like_an_undisturbed_run(
+    command: list[object], tmp_path: Path, run: Run
+) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
+    command += ["--epochs", 8]
     run(*command, "--out", whole)
-    for count in range(2):
-        process = discreet(*command, "--out", part, *(["--resume"] if count else []))
-        wait_for(tmp_path / "part.unfinished" / "checkpoint.safetensors", process)
-        time.sleep(0.15)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        assert not part.exists()
+    process = ended(signal.SIGKILL, 12, part, *command)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert not part.exists()
     _, err = run(*command, "--out", part, status=2)
     assert "Resume it (--resume)" in err
+    process = ended(signal.SIGINT, 10, part, *command, "--resume")
+    assert process.returncode == 130, process.stderr
+    assert "Run the same command with --resume to resume" in process.stderr
+    assert not part.exists()
     run(*command, "--out", part, "--resume")
     first, second = (load_file(folder / "model.safetensors") for folder in (whole, part))
     assert all((first[name] == second[name]).all() for name in first)
@@ -91,19 +84,6 @@ def test_a_share_is_trained_on_another_share_held_out_and_classes_are_given(
     assert "two or more names" in err
     _, err = run(*command, "--population", 50, "--out", tmp_path / "b", status=2)
     assert "used with --protect" in err
-
-
-def test_an_interrupt_saves_and_says_how_to_resume(command: list[object], tmp_path: Path, run: Run) -> None:
-    out = tmp_path / "a"
-    process = discreet(*command, "--out", out)
-    wait_for(tmp_path / "a.unfinished" / "checkpoint.safetensors", process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Run the same command with --resume to resume" in err
-    assert not out.exists()
-    run(*command, "--out", out, "--resume")
-    assert (out / "model.safetensors").exists()
 
 
 def test_train_evaluate_predict(command: list[object], toy_csv: Path, tmp_path: Path, run: Run) -> None:
