@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ print(json.dumps(answers))
 """
 
 
-def bare(
-    commands: list[list[str]], hidden: tuple[str, ...] = OPTIONAL, **environment: str
-) -> list[tuple[int, str, str]]:
+Answer = tuple[int, str, str]  # status, what is printed, and errors
+
+
+def bare(commands: list[list[str]], hidden: tuple[str, ...] = OPTIONAL, **environment: str) -> list[Answer]:
     """Return what commands answer in one process that cannot import the optional packages."""
     done = subprocess.run(
         [sys.executable, "-c", BARE, json.dumps(hidden), json.dumps(commands)],
@@ -63,27 +65,17 @@ def bare(
     return [tuple(answer) for answer in json.loads(done.stdout.splitlines()[-1])]
 
 
-def test_every_command_can_be_imported_and_explains_itself() -> None:
-    from discreet.cli.main import app
-
-    names = [str(command.name) for command in app.registered_commands]
-    assert len(names) >= 14
-    for name, (status, out, err) in zip(names, bare([[name, "--help"] for name in names]), strict=True):
-        assert status == 0 and "Usage:" in out and f" {name} " in out and not err, (name, out, err)
-
-
-def test_each_command_names_the_extra_that_it_misses(
-    tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]
-) -> None:
-    (tmp_path / "run").mkdir()
-    study = tmp_path / "study.toml"
-    study.write_text(f'name = "toy"\nseeds = [0]\n[data]\nsource = "{toy_csv}"\n[[protections]]\nname = "none"\n')
-    run, out, encoder = str(tmp_path / "run"), str(tmp_path / "out"), str(tiny_encoder("bert"))
-    attack = ["attack", "--data", str(toy_csv), "--model", encoder, "--examples", "2"]
-    needed = [
+def needing_extras(folder: Path, rows: str, encoder: str) -> list[tuple[str, list[str]]]:
+    """Return commands with the extra that each of them needs."""
+    (folder / "run").mkdir()
+    study = folder / "study.toml"
+    study.write_text(f'name = "toy"\nseeds = [0]\n[data]\nsource = "{rows}"\n[[protections]]\nname = "none"\n')
+    run, out = str(folder / "run"), str(folder / "out")
+    attack = ["attack", "--data", rows, "--model", encoder, "--examples", "2"]
+    return [
         ("serving", ["serve", run]),
         ("explore", ["explore", "--no-open"]),
-        ("federated", ["federate", str(toy_csv)]),
+        ("federated", ["federate", rows]),
         ("reviews", ["data", "reviews"]),
         ("hub", ["data", "hub:glue/sst2"]),
         ("report", ["report", run]),
@@ -92,29 +84,60 @@ def test_each_command_names_the_extra_that_it_misses(
         ("attacks", [*attack, "--attack", "rss"]),
         ("meteor", [*attack, "--attack", "dager", "--metric", "meteor"]),
     ]
-    for (extra, _), (status, _, err) in zip(needed, bare([words for _, words in needed]), strict=True):
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What commands answer in one process without any extra and without a home."""
+
+    folder: Path
+    help: dict[str, Answer]
+    missing: list[tuple[str, Answer]]
+    working: list[Answer]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory, toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> Answers:
+    from discreet.cli.main import app
+
+    folder, rows, encoder = tmp_path_factory.mktemp("bare"), str(toy_csv), str(tiny_encoder("bert"))
+    names = [str(command.name) for command in app.registered_commands]
+    needing = needing_extras(folder, rows, encoder)
+    trained = str(folder / "trained")
+    works = [
+        ["data", rows],
+        ["train", rows, "--model", encoder, "--train", "head", "--epochs", "1", "--out", trained],
+        ["predict", trained, rows],
+        ["spend", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"],
+    ]
+    found = iter(
+        bare(
+            [*([name, "--help"] for name in names), *(words for _, words in needing), *works],
+            HOME="/dev/null",
+            DISCREET_HOME=str(folder / "home"),
+            DISCREET_CACHE="/dev/null/cache",
+        )
+    )
+    help_texts = {name: next(found) for name in names}
+    return Answers(folder, help_texts, [(extra, next(found)) for extra, _ in needing], list(found))
+
+
+def test_every_command_can_be_imported_and_explains_itself(answers: Answers) -> None:
+    assert len(answers.help) >= 14
+    for name, (status, out, err) in answers.help.items():
+        assert status == 0 and "Usage:" in out and f" {name} " in out and not err, (name, out, err)
+
+
+def test_each_command_names_the_extra_that_it_misses(answers: Answers) -> None:
+    for extra, (status, _, err) in answers.missing:
         said = " ".join(err.split())
         assert status == 2 and "ExtraError: Expected" in said, (extra, said)
         assert f"pip install 'discreet[{extra}]'" in said, (extra, said)
-    assert not Path(f"{out}-reported").exists(), "a study misses the extra before its trials, and not after"
+    assert not (answers.folder / "out-reported").exists(), "a study misses the extra before its trials, and not after"
 
 
-def test_what_needs_no_extra_works_without_any_and_without_a_home(
-    tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]
-) -> None:
-    out = str(tmp_path / "run")
-    train = ["train", str(toy_csv), "--model", str(tiny_encoder("bert")), "--train", "head", "--epochs", "1"]
-    found = bare(
-        [
-            ["data", str(toy_csv)],
-            [*train, "--out", out],
-            ["predict", out, str(toy_csv)],
-            ["spend", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"],
-        ],
-        HOME="/dev/null",
-        DISCREET_CACHE="/dev/null/cache",
-    )
-    assert [status for status, _, _ in found] == [0, 0, 0, 0], [err for _, _, err in found]
+def test_what_needs_no_extra_works_without_any_and_without_a_home(answers: Answers) -> None:
+    assert [status for status, _, _ in answers.working] == [0, 0, 0, 0], [err for _, _, err in answers.working]
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:

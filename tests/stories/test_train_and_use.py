@@ -23,7 +23,7 @@ SOURCE = HERE.parents[1] / "src"
 
 
 def ended(signal_number: int, steps: int, out: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own that gets a signal after this many steps, and return how it ended."""
+    """Run the command line in a process of its own, which gets a signal after this many steps."""
     saved = out.with_name(f"{out.name}.unfinished") / "checkpoint.safetensors"
     words = [sys.executable, HERE / "ended_inside.py", int(signal_number), steps, saved, *arguments, "--out", out]
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "80"}
