@@ -54,7 +54,7 @@ class Recipe:
     epochs: float | None = None
     batch_size: int | None = None
     rate: float | None = None
-    head_rate: float = 1.0
+    head_rate: float | None = None
     clip_norm: float | None = None
     weight_decay: float | None = None
     averaging: float = 0.0

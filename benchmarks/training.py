@@ -91,7 +91,7 @@ def main() -> None:
     if public is not None:
         public = without_overlap(public, corpus.split("validation")).renamed(Path(asked.public).stem)
     n = corpus.split("train").unit_count
-    kind = None if asked.open else DirDPSGD(kappa=1.0) if asked.kappas else DPSGD(epsilon=1.0)
+    kind = None if asked.open else DirDPSGD(kappa=1.0) if asked.kappas else DPSGD(epsilon=1.0, public=asked.public)
     usual = plain_defaults(asked.train, n, 384) if kind is None else kind.defaults(asked.train, n, 384)
     grid = itertools.product(
         asked.kappas or asked.epsilons or [0.0],

@@ -22,8 +22,8 @@ from discreet.core.randomness import Rng
 from discreet.core.types import Knowledge, ModelRelease
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
-from discreet.data.sources import TextSource
-from discreet.experiment import AttackRequest, Scene, membership, run_attack
+from discreet.data.sources import Columns, TextSource
+from discreet.experiment import AttackRequest, Scene, membership, references, run_attack
 from discreet.experiment.membership import observe, select
 from discreet.experiment.references import ReferenceText, random_halves, reference_outputs
 from discreet.experiment.scene import Target
@@ -34,8 +34,8 @@ from discreet.models.language_model import LanguageModel
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import encode
-from discreet.training.loop import train
-from discreet.training.plan import TrainingPlan
+from discreet.training.loop import Job, start_from_public, train
+from discreet.training.plan import TrainingPlan, public_corpus
 from discreet.training.run_folder import RunChoices
 from discreet.training.settings import TrainSettings
 
@@ -189,6 +189,33 @@ def test_references_are_trained_like_the_target(protect: Any, plain: Scene) -> N
     slow = reference_outputs(choices, plain.model, ReferenceText(corpus, rows), included, [rows], **shared)[0]
     assert fast.logits == pytest.approx(slow.logits, abs=2e-3)
     assert np.ptp(slow.logits) > 0.1
+
+
+def test_references_of_a_target_that_started_from_public_text_start_from_it_too(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, rows, path = corpus_of(), np.arange(40), tmp_path / "web.csv"
+    path.write_text(
+        "text,label\n" + "".join(f"a {word} is {word},{'yes' if i % 2 else 'no'}\n" for i, word in enumerate(WORDS))
+    )
+    protect = DPSGD(noise_multiplier=1.0, public=str(path))
+    settings = ModelSettings(encoder=folder, train="head", dropout=0.0)
+    choices = RunChoices(TextSource("toy"), settings, replace(LOOP, epochs=3), protect, 0)
+    target = Classifier.build(corpus, settings, rng=Rng(0).fork("model"))
+    plan = TrainingPlan.make(
+        target, corpus, protect=protect, train=choices.train, public=public_corpus(protect, corpus, Columns())
+    )
+    start_from_public(target, plan, Job())
+    starts: list[bool] = []
+    monkeypatch.setattr(references, "start_from_public", lambda *args: starts.append(start_from_public(*args)))
+    shared = {"protected": True, "seed": 7, "progress": lambda stage, done, total: None}
+    included, text = random_halves(rows, 4, Rng(0)), ReferenceText(corpus, rows, encode(target, corpus))
+    fast = reference_outputs(choices, target, text, included, [rows], **shared)[0]
+    slow = reference_outputs(choices, target, ReferenceText(corpus, rows), included, [rows], **shared)[0]
+    assert starts == [True, True], "once for all references"
+    assert fast.logits == pytest.approx(slow.logits, abs=2e-3)
+    bare = reference_outputs(replace(choices, protect=DPSGD(1.0)), target, text, included, [rows], **shared)[0]
+    assert np.abs(bare.logits - fast.logits).max() > 0.1
 
 
 def test_references_without_protection_differ_from_those_with_it(private: Scene) -> None:

@@ -11,14 +11,17 @@ from tests.planned import train
 
 from discreet.core.errors import DataError, SettingError
 from discreet.core.randomness import Rng
+from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, TextSource, load
 from discreet.experiment import RunOptions, RunRequest, run_training
-from discreet.models.classifier import Classifier, ModelSettings
+from discreet.models.classifier import Classifier
+from discreet.models.lora import is_adapter
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.checkpoint import PUBLIC_START
-from discreet.training.many_heads import can_train_together
+from discreet.training.encode import encode
+from discreet.training.evaluate import represent
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 
@@ -144,9 +147,6 @@ def test_public_text_is_never_left_out_in_silence(corpus: Corpus, tiny_encoder: 
         TrainingPlan.make(model, corpus, protect=protect)
     with pytest.raises(SettingError, match="left out in your own training loop"):
         TrainingPlan.for_loop(model, protect, batch_size=4, units=20, steps=2)
-    head = ModelSettings(train="head")
-    assert can_train_together(head, TrainSettings(), DPSGD(epsilon=3), "classification")
-    assert not can_train_together(head, TrainSettings(), protect, "classification")
 
 
 def test_the_private_text_is_no_public_text(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -157,3 +157,34 @@ def test_the_private_text_is_no_public_text(toy_csv: Path, tiny_encoder: Callabl
         request = RunRequest(TextSource(str(toy_csv), unit=EACH_ROW), settings, TrainSettings(epochs=1), protect)
         with pytest.raises(SettingError, match="to be other text than the private one"):
             run_training(request, tmp_path / "run", options=RunOptions(device="cpu"))
+
+
+@pytest.mark.parametrize("part", ["head", "lora-2"])
+def test_public_text_trains_all_layers_and_private_text_only_its_part(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, part: str
+) -> None:
+    protect, settings = DPSGD(1.0, public="web"), TrainSettings(epochs=1, batch_size=10)
+    public = replace(corpus.split("train"), name="web")
+    model = build(corpus, tiny_encoder("bert"), train=part, embeddings=False)
+    before, marks = state(model), {n: p.requires_grad for n, p in model.named_parameters()}
+    encode(model, corpus.split("validation"), tmp_path)
+    states: list[dict[str, torch.Tensor]] = []
+    starts: list[bool] = []
+
+    def stop() -> bool:
+        states.append(state(model))
+        starts.append(model.settings.train == part)
+        return False
+
+    done = train(model, corpus, settings, seed=0, protect=protect, noise_seed=5, public=public, should_stop=stop)
+    assert done.finished and model.settings.train == part
+    assert marks == {n: p.requires_grad for n, p in model.named_parameters()}
+    first = starts.index(True) - 1  # the last step on public text
+    moved = {n for n, value in states[first].items() if not torch.equal(before[n], value)}
+    assert not [n for n in moved if is_adapter(n)]
+    assert {"word_embeddings", "query", "head"} <= {word for n in moved for word in n.split(".")}
+    after = {n for n, value in state(model).items() if not torch.equal(states[first][n], value)}
+    assert after and all(n.startswith("head.") or is_adapter(n) for n in after)
+    held_out = corpus.split("validation")  # vectors of the encoder as it was must not be read from the cache
+    expected = represent(model, tokens_for(model, held_out))
+    assert torch.allclose(encode(model, held_out, tmp_path).vectors, expected, atol=1e-5)

@@ -24,8 +24,8 @@ from discreet.experiment.signals import classified, outputs_of, stacked
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, head
 from discreet.models.language_model import LanguageModel
-from discreet.protections.base import Protection
-from discreet.training.loop import Job, train
+from discreet.protections.base import GradientProtection, Protection
+from discreet.training.loop import Job, start_from_public, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
 from discreet.training.plan import TrainingPlan, public_corpus
 from discreet.training.run_folder import RunChoices
@@ -125,9 +125,9 @@ def _heads_at_once(
     assert text.vectors is not None
     parts = [text.subset(one) for one in included]
     plans = _plans(choices, protect, model, [corpus for corpus, _ in parts], seed)
-    jobs = []
+    start, jobs = _public_start(choices, model, parts[0][0]), []
     for number, ((corpus, rows), plan) in enumerate(zip(parts, plans, strict=True)):
-        weight, bias = first_head(model, Rng(seed + number))
+        weight, bias = first_head(model, Rng(seed + number)) if start is None else _weights(start.head)
         jobs.append(HeadJob(rows, corpus, plan, None if protect is None else plan.secret(), weight, bias))
     weights, biases = train_heads(text.vectors, jobs, lambda done, total: progress(STAGE, done, total))
     outputs = []
@@ -151,8 +151,35 @@ def first_head(model: Classifier, rng: Rng) -> tuple[torch.Tensor, torch.Tensor]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.fork("model").fork("head").seed())
         fresh = head("linear", model.width, model.classes)
-    weight, bias = (parameter.detach().to(model.device) for parameter in fresh.parameters())
+    return _weights(fresh.to(model.device))
+
+
+def _weights(linear: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    weight, bias = (parameter.detach() for parameter in linear.parameters())
     return weight, bias
+
+
+def _public_start(choices: RunChoices, model: TextModel, corpus: Corpus) -> TextModel | None:
+    """Return a model like the target after its training on public text; None if the target did not start from any.
+
+    The public text and the settings are known, so an attacker can repeat that training: once, for all references.
+    """
+    protect = choices.protect
+    if not isinstance(protect, GradientProtection) or protect.public is None:
+        return None
+    start = fresh_model(choices, model, corpus, Rng(choices.seed).fork("model"))
+    public = public_corpus(protect, corpus, choices.data.columns, choices.seed)
+    plan = TrainingPlan.make(
+        start,
+        corpus,
+        protect=protect,
+        train=choices.train,
+        population=choices.population,
+        public=public,
+        seed=choices.seed,
+    )
+    start_from_public(start, plan, Job())
+    return start
 
 
 def _one_by_one(
@@ -167,18 +194,23 @@ def _one_by_one(
 ) -> list[Outputs]:
     collected: list[list[Outputs]] = [[] for _ in asked]
     parts = [text.subset(one) for one in included]
-    base: Any = None
+    base: Any = _public_start(choices, model, parts[0][0])
+    from_public = base is not None
     plans: list[TrainingPlan] = []
     for number, (corpus, rows) in enumerate(parts):
         progress(STAGE, number, len(parts))
         own = Rng(seed + number).fork("model")
-        if text.vectors is None or base is None:
+        if from_public:
+            reference = copy.deepcopy(base)
+        elif text.vectors is None or base is None:
             reference = fresh_model(choices, model, corpus, own)
             base = copy.deepcopy(reference) if text.vectors is not None else reference
         else:
             reference = copy.deepcopy(base)
             reference.replace_head(reference.width, own.fork("head"))
-        plans = plans or _plans(choices, protect, reference, [part for part, _ in parts], seed)
+        if not plans:
+            plans = _plans(choices, protect, reference, [part for part, _ in parts], seed)
+            plans = [replace(plan, public=None) for plan in plans] if from_public else plans
         encoded = None
         if text.vectors is not None:
             batch = text.vectors.batch(rows)

@@ -51,6 +51,15 @@ def add_lora(encoder: nn.Module, rank: int, rng: Rng) -> None:
         inject_adapter_in_model(asked, encoder)
 
 
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter of this name belongs to an adapter.
+
+    >>> is_adapter("encoder.layer.0.query.lora_A.default.weight"), is_adapter("encoder.layer.0.query.base_layer.weight")
+    (True, False)
+    """
+    return ".lora_A." in name or ".lora_B." in name
+
+
 def merged(module: nn.Module) -> nn.Module:
     """Return a copy of a network in which every adapter is added to the layer that it stands beside."""
     found = copy.deepcopy(module)

@@ -88,8 +88,8 @@ def pair_features(
     for layer, lowest in ((2, True), (1, True), (0, False)):
         columns += _matched(layers[0][layer], layers[1][layer], inner[0], inner[1], lowest)
     columns += _tokens(texts[0]["input_ids"], texts[1]["input_ids"], inner[0], inner[1], digits)
-    centres, scales = (torch.tensor(values, device=digits.device) for values in zip(*_RANGES, strict=True))
-    features = (torch.stack([column.float() for column in columns], dim=1) - centres) / scales
+    scaled = [(column.float() - centre) / scale for column, (centre, scale) in zip(columns, _RANGES, strict=True)]
+    features = torch.stack(scaled, dim=1)
     return F.pad(features.clamp(-LARGEST, LARGEST), (0, PAIR_WIDTH - len(_RANGES)))
 
 

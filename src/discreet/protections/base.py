@@ -42,6 +42,7 @@ C = TypeVar("C")
 Release = Callable[[dict[str, Tensor], int], dict[str, Tensor]]  # the sums and the number of a step
 
 FEW_UNITS = 5000  # with fewer units, protected training of all layers mostly learns nothing
+_FEW_PAIRS, _SMALL_WIDTH = 5000, 512  # pairs that are few, and the width of a small encoder
 FROZEN = ("head", "pooler+head")  # values of `train` that leave the encoder frozen
 RESOLVED = {"resolved": True}  # metadata of a field that `resolve` sets and users do not
 DELTA = option("Delta of the guarantee; well below 1 / number of units.", "Budget", "0.1 / units, at most 1e-5")
@@ -92,17 +93,21 @@ class TrainDefaults:
     dropout: float | None
     embeddings: bool
     head_share: float = 0.0
+    head_rate: float = 1.0
 
 
-def plain_defaults(part: str, units: int, width: int) -> TrainDefaults:
-    """Return the default settings of a training run with ordinary, unprotected steps.
+def plain_defaults(part: str, units: int, width: int, *, pairs: bool = False) -> TrainDefaults:
+    """Return the default settings of a training run with ordinary, unprotected steps; `pairs` are read together.
 
-    >>> plain_defaults("all", 2000, 384).batch_size
-    32
+    >>> plain_defaults("all", 2000, 384).epochs, plain_defaults("all", 2000, 384, pairs=True).epochs
+    (3.0, 8.0)
     """
+    if pairs and part == "all" and units < _FEW_PAIRS and width <= _SMALL_WIDTH:
+        # A small encoder must learn to compare; three epochs are not enough (docs/decisions/small_corpora.md).
+        return TrainDefaults(8.0, 32, 1e-4, 0.01, None, True, head_rate=10.0)
     if part in FROZEN and width == PAIR_WIDTH:
         return TrainDefaults(20.0, 32, 1e-2, 0.0, None, True)
-    rate = 2e-3 if part in FROZEN else 5e-4 if part.startswith("lora") else 5e-5 if width <= 512 else 3e-5
+    rate = 2e-3 if part in FROZEN else 5e-4 if part.startswith("lora") else 5e-5 if width <= _SMALL_WIDTH else 3e-5
     return TrainDefaults(20.0 if part in FROZEN else 3.0, 32, rate, 0.01, None, True)
 
 

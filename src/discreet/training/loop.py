@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,9 @@ from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import MAIN, is_better
 from discreet.models.base import HEAD_NAMES, LM, TextModel
-from discreet.models.classifier import classifier_of
+from discreet.models.classifier import Classifier, classifier_of
+from discreet.models.lora import is_adapter
+from discreet.models.model_settings import SEPARATE
 from discreet.protections.base import GradientProtection, RepresentationProtection, TextProtection
 from discreet.training import checkpoint
 from discreet.training.checkpoint import Progress, blend, copy_weights, identity, restore_weights, trained
@@ -100,7 +102,7 @@ def train(
     plan, job = plan or TrainingPlan.make(model, corpus), job or Job()
     split, settings, protect, rng = matched_split(corpus, model, "train"), plan.settings, plan.protect, plan.rng
     plan.check(split)
-    if plan.public is not None and isinstance(protect, GradientProtection) and not _start_from_public(model, plan, job):
+    if plan.public is not None and isinstance(protect, GradientProtection) and not start_from_public(model, plan, job):
         return Trained(False, 0, 0.0, 0, ())
     # A frozen encoder is left out, because its outputs are hashed with the rows.
     start = weights_digest(model, leave_out="encoder" if model.settings.frozen else None)
@@ -146,7 +148,7 @@ def ready_ledger(
     return ledger
 
 
-def _start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
+def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
     """Train a model on the public text of a plan, as without protection; return whether that is finished.
 
     A resumed run reads the weights that were stored at its end: on a GPU they cannot be computed again bit by bit.
@@ -157,6 +159,7 @@ def _start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
     stored = job.workspace and job.workspace / checkpoint.PUBLIC_START
     if stored is not None and stored.exists():
         model.load_weights(load_tensors(stored)[0])
+        model.fingerprint = weights_digest(model)
         return True
     public = plan.public if model.task != LM else plan.public.unlabelled()
     if public.label_names != model.label_names:
@@ -164,20 +167,35 @@ def _start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
             f"Expected the labels {list(model.label_names)} in the public text {public.name!r}, got "
             f"{list(public.label_names)}. Rename them in a file of its own."
         )
-    epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
-    settings = TrainSettings(epochs=epochs, batch_size=64, precision=plan.settings.precision)
-    frozen = [p for p in model.parameters() if not p.requires_grad] if model.settings.train == "all" else []
-    for parameter in frozen:  # public text trains the embeddings too
-        parameter.requires_grad_(True)
-    try:
+    with _trained_whole(model):
+        epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
+        settings = TrainSettings(epochs=epochs, batch_size=64, precision=plan.settings.precision)
         first = TrainingPlan.make(model, public, train=settings, seed=plan.seed)
         done = train(model, public, first, job=Job(watch=job.watch, should_stop=job.should_stop))
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
     if done.finished and stored is not None:
         save_tensors(model.weights(), stored)
+    model.fingerprint = weights_digest(model)  # outputs of the encoder as it was may be in the cache
     return done.finished
+
+
+@contextmanager
+def _trained_whole(model: TextModel) -> Iterator[None]:
+    """Let training change all layers of a model, embeddings included and adapters not, until the end of the block.
+
+    Public text needs no noise, so no part of the model has to be spared. The encoder stays as it is for pairs that are
+    read separately, because the head starts from its cosines, and below the adapters of a language model.
+    """
+    settings, marks = model.settings, {name: p.requires_grad for name, p in model.named_parameters()}
+    if settings.train == "all" or (isinstance(model, Classifier) and settings.pairs != SEPARATE):
+        model.settings = replace(settings, train="all", embeddings=True, pooler=settings.has_pooler)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not is_adapter(name))
+    try:
+        yield
+    finally:
+        model.settings = settings
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(marks[name])
 
 
 def _protected_step(parts: Parts, ledger: Ledger, secret: Rng) -> Step:
@@ -289,7 +307,7 @@ def optimizer_for(model: nn.Module, settings: TrainSettings) -> torch.optim.Opti
             f"the model with {setting('train', 'head')}."
         )
     device = next(iter(weights.values())).device
-    parts = groups(model, settings.weight_decay or 0.0, settings.head_rate)
+    parts = groups(model, settings.weight_decay or 0.0, settings.head_rate or 1.0)
     for part in parts:
         # A learning rate on the device can change between replays of a captured step.
         part["lr"] = torch.tensor(1.0, device=device) if device.type == "cuda" else 1.0

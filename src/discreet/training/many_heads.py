@@ -50,7 +50,7 @@ class HeadJob:
 
 def can_train_together(model: ModelSettings, train: TrainSettings, protect: Protection | None, task: str) -> bool:
     """Return whether heads with these settings can be trained at once: linear ones, plain or with noisy gradients."""
-    plain = protect is None or (isinstance(protect, DPSGD) and protect.clipping == "flat" and protect.public is None)
+    plain = protect is None or (isinstance(protect, DPSGD) and protect.clipping == "flat")
     plain = plain or (isinstance(protect, DirDPSGD) and protect.partition == "whole")
     simple = not train.averaging and train.patience is None and train.accumulate == 1
     linear = model.frozen and model.head == "linear" and not model.has_pooler
@@ -129,7 +129,7 @@ class _Together:
         settings = self.settings
         assert settings.learning_rate is not None
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.rate_at(step, self.plan.steps, settings.learning_rate) * settings.head_rate
+            group["lr"] = settings.rate_at(step, self.plan.steps, settings.learning_rate) * (settings.head_rate or 1.0)
         protect = self.plan.protect
         if isinstance(protect, DPSGD):
             self.weight.grad, self.bias.grad = self._private(step, protect)

@@ -124,7 +124,9 @@ class TrainingPlan:
         adjacency = None if protect is None else adjacency_of(protect, population)
         units = split.unit_count if population is None else population
         part, width = model.settings.train, model.width
-        defaults = plain_defaults(part, units, width) if protect is None else protect.defaults(part, units, width)
+        pairs = split.is_pairs and model.settings.pairs != SEPARATE
+        plain = plain_defaults(part, units, width, pairs=pairs)
+        defaults = plain if protect is None else protect.defaults(part, units, width)
         settings = _with_head_share((train or TrainSettings()).completed(defaults), train, model, protect)
         if protect is None:
             chosen = sampler or Shuffled(min(settings.size, len(split)))

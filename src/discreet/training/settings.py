@@ -34,7 +34,12 @@ class TrainSettings:
     head_share: float | None = option_field(
         None, "Share of the steps that train only the head, before all layers.", "Training", "0; 0.2 with dp-sgd"
     )
-    head_rate: float = option_field(1.0, "Learning rate of the head, as a multiple of the encoder's.", "Training")
+    head_rate: float | None = option_field(
+        None,
+        "Learning rate of the head, as a multiple of the encoder's.",
+        "Training",
+        "1; 10 for few pairs, unprotected",
+    )
     warmup: float = option_field(0.06, "Share of the steps in which the learning rate rises.", "Training")
     weight_decay: float | None = option_field(
         None, "Weight decay of matrices.", "Training", "0.01; 0 with dp-sgd, dir-dp-sgd"
@@ -63,7 +68,8 @@ class TrainSettings:
         remedy = "It is the share of the steps that train only the head; 0 trains all layers from the start."
         if self.head_share is not None and not probability("head_share", self.head_share, remedy) < 1:
             raise invalid("head_share", self.head_share, "in [0, 1)", remedy)
-        positive("head_rate", self.head_rate, "It multiplies the learning rate of the head.")
+        if self.head_rate is not None:
+            positive("head_rate", self.head_rate, "It multiplies the learning rate of the head.")
         probability("warmup", self.warmup, "It is the share of the steps in which the learning rate rises.")
         if self.weight_decay is not None:
             non_negative("weight_decay", self.weight_decay)
@@ -79,7 +85,7 @@ class TrainSettings:
 
     def completed(self, defaults: TrainDefaults) -> TrainSettings:
         """Return the settings with defaults for those that are None."""
-        names = ("epochs", "batch_size", "learning_rate", "weight_decay", "head_share")
+        names = ("epochs", "batch_size", "learning_rate", "weight_decay", "head_share", "head_rate")
         return replace(self, **{n: getattr(defaults, n) for n in names if getattr(self, n) is None})
 
     @property
