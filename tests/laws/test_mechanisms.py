@@ -21,6 +21,7 @@ from scipy.special import betaincinv, gammaln
 import discreet.mechanisms
 from discreet import Adjacency, Rng
 from discreet.accounting.losses import curve_of
+from discreet.mechanisms import word_metric
 from discreet.mechanisms.cosines import log_mean_exp
 from discreet.mechanisms.discrete import DiscreteGaussian, DiscreteLaplace
 from discreet.mechanisms.gaussian import Gaussian
@@ -209,6 +210,12 @@ def cases() -> dict[str, Case]:
 
 
 BOOK = cases()
+
+
+@pytest.fixture(autouse=True)
+def large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let word noise draw for many words at a time: a vocabulary of four needs no small blocks."""
+    monkeypatch.setattr(word_metric, "_NOISE_BLOCK", BATCH)
 
 
 def hits(case: Case, mechanism: Any, truth: np.ndarray, epsilons: list[float], rng: Rng) -> list[int]:
