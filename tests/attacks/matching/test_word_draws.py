@@ -23,7 +23,7 @@ pytestmark = pytest.mark.search
 Build = Callable[..., Classifier]
 BATCH = Corpus("toy", ("the heart was dull", "a knee", "very slow walk and sharp pain"), labels=(0, 1, 0))
 PUBLIC = ("the knee was dull and the heart was slow", "a sharp pain", "very slow walk", "the walk was dull")
-QUICK = WordDraws(rounds=25, texts=16, parents=4, polish=4)
+QUICK = WordDraws(rounds=15, texts=16, parents=4, polish=4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -33,7 +33,7 @@ def test_it_reads_sentences_attacked_together(tiny_model: Build, kind: str) -> N
     guesses = QUICK.run_many(releases, Knowledge(model=model, auxiliary=PUBLIC), Rng(0))
     exact = sum(guess.texts[0] == text for guess, text in zip(guesses, BATCH.texts, strict=True))
     assert exact >= 2
-    assert all(guess.details["steps"] == 25 for guess in guesses)
+    assert all(guess.details["steps"] == 15 for guess in guesses)
 
 
 def test_it_reads_through_noise_and_the_prior_helps(tiny_model: Build) -> None:
