@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     RUNNING.set(lambda: _command(words))
     try:
         try:
-            app(args=words or ["--help"])  # without arguments, print the help and exit with 0
+            _group()(args=words or ["--help"])  # without arguments, print the help and exit with 0
         except SystemExit as stop:
             sys.stdout.flush()
             return int(stop.code or 0)
@@ -114,9 +115,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+@functools.cache
+def _group() -> Any:
+    """Return all commands as Click knows them; to build them takes longer than most answers."""
+    return typer.main.get_command(app)
+
+
 def _command(words: Sequence[str]) -> Any:
     """Return the sub-command that runs; its options spell the settings in messages."""
-    commands: dict[str, Any] = cast(Any, typer.main.get_command(app)).commands
+    commands: dict[str, Any] = _group().commands
     return next((commands[word] for word in words if word in commands), None)
 
 

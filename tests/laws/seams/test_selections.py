@@ -81,7 +81,11 @@ def capped(corpus: Corpus, seed: int, near: Adjacency) -> dict[str, str]:
 def planted(corpus: Corpus, seed: int, near: Adjacency) -> dict[str, str]:
     _, secrets = plant_secrets(corpus, 5, Rng(seed), inclusion=0.5)
     _, words = plant_labels(corpus, 5, Rng(seed))
-    return {f"{c.name} {kind}": repr(dataclasses.astuple(c)) for kind, cs in enumerate((secrets, words)) for c in cs}
+    return {
+        f"{c.name} {kind}": repr((c, c.secret, c.space.alphabet, c.space.separator))  # a repr shows no secret
+        for kind, cs in enumerate((secrets, words))
+        for c in cs
+    }
 
 
 Sides = Callable[[Corpus, int, Adjacency], dict[str, str]]
