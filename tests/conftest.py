@@ -6,8 +6,9 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -83,6 +84,22 @@ def perturbed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         from tests.perturbation import perturb_what_attacks_see
 
         perturb_what_attacks_see(seed, monkeypatch)
+
+
+@pytest.fixture
+def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the trials of a study in this process, for tests of anything but worker processes: these import torch."""
+    from discreet.study.sweep import ENGINES
+    from discreet.study.workers import Event, Run, Stop, _attempt, _ended
+
+    def run_here(planned: Sequence[Any], run: Run, workers: int, should_stop: Stop) -> Iterator[Event]:
+        for one in planned:
+            if should_stop():
+                return
+            yield Event(one)
+            yield _ended(one, _attempt(run, one))
+
+    monkeypatch.setitem(ENGINES, "processes", run_here)
 
 
 def save_tokenizer(folder: Path, kind: str) -> None:

@@ -60,6 +60,7 @@ def test_a_run_is_asked_who_was_in_it(
     assert "discreet train" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.usefixtures("trials_here")
 def test_a_study_compares_settings_by_membership(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_encoder: Callable[[str], Path]
 ) -> None:

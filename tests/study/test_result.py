@@ -48,6 +48,7 @@ def file(tmp_path: Path, toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> 
     return path
 
 
+@pytest.mark.usefixtures("trials_here")
 def test_a_study_runs_from_python_and_nothing_runs_twice(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISCREET_HOME", str(file.parent / "home"))
     seen: list[Standing] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,7 @@ def _work(pipe: Connection, run: Run) -> None:
         try:
             planned = pipe.recv()
         except (EOFError, OSError):
+            gc.freeze()  # otherwise Python collects everything torch has loaded at exit, and the sweep waits for it
             return
         result = _attempt(run, planned)
         try:

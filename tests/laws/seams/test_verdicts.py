@@ -216,6 +216,7 @@ floor = 0.05
 """
 
 
+@pytest.mark.usefixtures("trials_here")
 def test_the_study_that_a_report_prints_runs_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_encoder: Callable[[str], Path]
 ) -> None:
