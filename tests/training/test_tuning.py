@@ -58,6 +58,18 @@ def test_the_plan_stays_within_the_budget_and_names_its_cost(search: SearchPlan)
     assert {one.settings.learning_rate for one in search.plans} == {0.001, 0.1}
 
 
+def test_the_default_settings_are_drawn_as_often_as_all_others(build: Callable[[], Classifier], corpus: Corpus) -> None:
+    def shares(**grid: Any) -> dict[Any, float]:
+        plan = SearchPlan.make(build(), corpus, grid, protect=DPSGD(epsilon=4), trials=4, train=SHORT)
+        return {tuple(one.values()): share for one, share in zip(plan.candidates, plan.shares, strict=True)}
+
+    rates = [0.001, 0.02, 0.1]  # 0.02 is the default of a head
+    assert shares(learning_rate=rates) == {(0.001,): 0.25, (0.02,): 0.5, (0.1,): 0.25}
+    mixed = shares(learning_rate=[0.001, 0.02], epochs=[1.0, 2.0])  # two epochs are what the user asked for
+    assert mixed[(0.02, 2.0)] == 0.5 and sum(mixed.values()) == pytest.approx(1.0)
+    assert set(shares(learning_rate=[0.001, 0.1]).values()) == {0.5}
+
+
 def test_a_search_is_one_event_and_leaves_the_winner_in_the_model(
     search: SearchPlan, build: Callable[[], Classifier], corpus: Corpus
 ) -> None:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from discreet.accounting.calibrate import search_noise
 from discreet.accounting.events import event_to_json
 from discreet.accounting.ledger import Budget, Ledger, Terms
@@ -90,13 +92,15 @@ _EXAMPLE = "learning_rate=0.01,0.03,0.1"
 class SearchPlan:
     """Everything a private search needs and costs.
 
-    `plans` are the training plans of the `candidates`. `event` is the cost of the whole search, at most `budget`;
-    `trial_epsilon` is that of one trial alone. Trials are scored on the `public` corpus, or else on the training rows
-    with noise of standard deviation `score_noise`, in units.
+    `plans` are the training plans of the `candidates`. `shares` are the probabilities with which a trial draws them:
+    the default settings, if they are a candidate, are drawn as often as all others together. `event` is the cost of
+    the whole search, at most `budget`; `trial_epsilon` is that of one trial alone. Trials are scored on the `public`
+    corpus, or else on the training rows with noise of standard deviation `score_noise`, in units.
     """
 
     candidates: tuple[Mapping[str, Any], ...]
     plans: tuple[TrainingPlan, ...]
+    shares: tuple[float, ...]
     trials: float
     event: DpEvent
     budget: Budget
@@ -135,7 +139,7 @@ class SearchPlan:
         candidates = candidates_of(grid)
         mean = float(min(len(candidates), _MOST_BY_DEFAULT)) if trials is None else trials
         plans = []
-        for candidate in candidates:
+        for candidate in ({}, *candidates):
             chosen = {name: value for name, value in candidate.items() if name in OF_TRAINING}
             own = {name: value for name, value in candidate.items() if name in OF_PROTECTION}
             settings = {**vars(total), "epsilon": None, "noise_multiplier": 1.0, **own}
@@ -151,7 +155,8 @@ class SearchPlan:
                     max_per_unit=max_per_unit,
                 )
             )
-        first = plans[0]
+        first, plans = plans[0], plans[1:]
+        usual = [(plan.settings, plan.protect) == (first.settings, first.protect) for plan in plans]
         assert first.delta is not None and first.adjacency is not None
         kinds = list(dict.fromkeys(map(_kind, plans)))
         search = search_noise(
@@ -166,6 +171,7 @@ class SearchPlan:
         return cls(
             candidates,
             tuple(replace(plan, protect=_with_noise(plan, noises[_kind(plan)])) for plan in plans),
+            _shares(usual),
             mean,
             search.event,
             Budget(total.epsilon or 0.0, first.delta),
@@ -184,6 +190,7 @@ class SearchPlan:
         units = self.whole.units
         return {
             "candidates": [dict(candidate) for candidate in self.candidates],
+            "shares": list(self.shares),
             "mean_trials": self.trials,
             "distribution": "Poisson, at least one trial",
             "trial_epsilon": self.trial_epsilon,
@@ -260,6 +267,7 @@ class _Search:
         start = weights_digest(self.model, leave_out="encoder" if self.model.settings.frozen else None)
         described = (
             [(plan.settings, plan.protect, plan.sampler, plan.steps) for plan in self.search.plans],
+            self.search.shares,
             event_to_json(self.search.event),
             Grouped.of(unit_numbers(self.split)),
             self.plan.population,
@@ -288,7 +296,8 @@ class _Search:
         progress = self.resume()
         self.ledger.spend(self.search.event, self.name, terms=self.terms)
         runs = runs_for(self.search.trials, self.source.fork("runs"))
-        choices = (self.source.fork("candidates").uniform(runs) * len(self.search.plans)).astype(int)
+        limits = np.cumsum(self.search.shares)[:-1]
+        choices = np.searchsorted(limits, self.source.fork("candidates").uniform(runs), side="right")
         best: dict[str, Any] | None = progress["best"]
         weights: dict[str, Any] = self.load(best) if best is not None else {}
         for trial in range(progress["done"], runs):
@@ -392,6 +401,18 @@ class _Search:
 
     def path(self, name: str) -> Path | None:
         return None if self.job.workspace is None else self.job.workspace / name
+
+
+def _shares(usual: Sequence[bool]) -> tuple[float, ...]:
+    """Return how often each candidate is drawn: the default settings as often as all others together.
+
+    >>> _shares([False, True, False]), _shares([False, False])
+    ((0.25, 0.5, 0.25), (0.5, 0.5))
+    """
+    others = usual.count(False)
+    if len(usual) - others != 1:
+        return (1 / len(usual),) * len(usual)
+    return tuple(0.5 if default else 0.5 / others for default in usual)
 
 
 def _checked(protect: Protection) -> DPSGD:
