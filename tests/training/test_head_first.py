@@ -176,8 +176,20 @@ def test_public_text_trains_all_layers_and_private_text_only_its_part(
         starts.append(model.settings.train == part)
         return False
 
-    done = train(model, corpus, settings, seed=0, protect=protect, noise_seed=5, public=public, should_stop=stop)
+    stages: list[str] = []
+    done = train(
+        model,
+        corpus,
+        settings,
+        seed=0,
+        protect=protect,
+        noise_seed=5,
+        public=public,
+        should_stop=stop,
+        watch=lambda report: stages.append(report.stage),
+    )
     assert done.finished and model.settings.train == part
+    assert [stage for stage in dict.fromkeys(stages) if stage != "encoding"] == ["public text", "training"]
     assert marks == {n: p.requires_grad for n, p in model.named_parameters()}
     first = starts.index(True) - 1  # the last step on public text
     moved = {n for n, value in states[first].items() if not torch.equal(before[n], value)}

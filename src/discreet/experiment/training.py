@@ -245,7 +245,9 @@ def make_plan(
     if public is not None:
         for remark in public.remarks:
             say(f"Public text: {remark}.")
-        if request.model.frozen and len(public) > _MANY_TEXTS:
+        if isinstance(request.protect, GradientProtection):
+            say(f"Training starts with {len(public):,} public texts, without noise.")
+        elif request.model.frozen and len(public) > _MANY_TEXTS:
             say(f"Encoding {len(public):,} public texts: on a CPU about a minute for every 2,000 that are not cached.")
     plan = TrainingPlan.make(
         model,

@@ -171,11 +171,18 @@ def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
         epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
         settings = TrainSettings(epochs=epochs, batch_size=64, precision=plan.settings.precision)
         first = TrainingPlan.make(model, public, train=settings, seed=plan.seed)
-        done = train(model, public, first, job=Job(watch=job.watch, should_stop=job.should_stop))
+        done = train(model, public, first, job=Job(watch=_public_watch(job.watch), should_stop=job.should_stop))
     if done.finished and stored is not None:
         save_tensors(model.weights(), stored)
     model.fingerprint = weights_digest(model)  # outputs of the encoder as it was may be in the cache
     return done.finished
+
+
+def _public_watch(watch: Callable[[Report], None] | None) -> Callable[[Report], None] | None:
+    """Return a callback that reports steps on public text as such."""
+    if watch is None:
+        return None
+    return lambda report: watch(replace(report, stage="public text") if report.stage == "training" else report)
 
 
 @contextmanager

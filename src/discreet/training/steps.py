@@ -254,7 +254,8 @@ class Report:
     """Progress of a training run; `epsilon` bounds what protected training has spent so far.
 
     `rows_per_second` is None if the steps read no rows, as for a head that is solved in closed form. In the stage
-    "encoding" a step is one text read by the frozen encoder, and in "rounds" one round of a federated run.
+    "encoding" a step is one text read by the frozen encoder, and in "rounds" one round of a federated run. The stage
+    "public text" comes before private training that starts from public text.
     """
 
     step: int
@@ -263,7 +264,7 @@ class Report:
     rows_per_second: float | None
     seconds_left: float
     epsilon: float | None = None
-    stage: Literal["training", "encoding", "rounds"] = "training"
+    stage: Literal["training", "encoding", "rounds", "public text"] = "training"
 
 
 def encoding_watch(watch: Callable[[Report], None] | None) -> Callable[[int, int], None] | None:
