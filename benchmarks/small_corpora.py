@@ -31,8 +31,9 @@ from discreet.models.classifier import Classifier
 from discreet.protections.base import Protection
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.texthide import TextHide
+from discreet.training.encode import cache_folder
 from discreet.training.evaluate import assess_classes
-from discreet.training.loop import train
+from discreet.training.loop import Job, train
 from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
@@ -154,7 +155,7 @@ def run(recipe: Recipe, corpus: Corpus, device: str, seed: int) -> dict[str, Any
         optimizer=recipe.optimizer,
     )
     plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, seed=seed)
-    done = train(model, corpus, plan)
+    done = train(model, corpus, plan, job=Job(cache=cache_folder()))
     quality, classes = assess_classes(model, corpus.split("validation"))
     guarantee = done.guarantee
     return {

@@ -30,6 +30,7 @@ from discreet.clipping.layers import find_layers
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Guarantee, in_digits
+from discreet.core.model_card import STATED
 from discreet.core.randomness import Rng
 from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
 from discreet.integrations.rows import Rows
@@ -378,8 +379,7 @@ def add_to_card(path: Path, guarantee: Guarantee, name: str) -> None:
     tags = list(card.data.tags or [])
     card.data.tags = [*tags, *(tag for tag in ["differential-privacy"] if tag not in tags)]
     values = json.loads(json.dumps(guarantee.as_dict()))  # plain values alone, for YAML
-    kept = ("epsilon", "delta", "unit", "adjacency", "accountant", "certified", "caveats")
-    card.data.differential_privacy = {key: values[key] for key in kept}
+    card.data.differential_privacy = {key: values[key] for key in STATED}
     text = card.text.partition(heading)[0].rstrip()
     budget = f"epsilon {in_digits(guarantee.epsilon)}, delta {in_digits(guarantee.delta)}"
     about = f"Trained with `discreet`: {budget} for each {guarantee.unit}.\n\n{guarantee.sentence()}"

@@ -27,6 +27,8 @@ from discreet.core.randomness import Rng
 from discreet.mechanisms.normals import NormalSource, check_finite, release
 
 Floats = npt.NDArray[np.float64]
+INDEPENDENT, LAMBDA_CGD, BANDED = CORRELATIONS = ("independent", "lambda-cgd", "banded")
+REMEDY = "Leave the sampler out: amplification for independent noise does not hold for correlated noise."
 _ROUNDING = 1e-12  # relative floating-point error of a squared norm
 
 
@@ -57,6 +59,18 @@ class Correlation(ABC):
     def deviation(self) -> float:
         """Standard deviation of the noise of a late step, over that of z."""
 
+    @abstractmethod
+    def groups_for(self, size: int, units: int) -> tuple[int, float]:
+        """Return how many groups of units the steps take in turn, and the rate at which units of a group are drawn."""
+
+    @abstractmethod
+    def check_groups(self, groups: int, rate: float) -> None:
+        """Reject groups and rates for which the cost is not proven."""
+
+    def squared_cycles(self, period: int, cycles: int) -> Floats | None:
+        """Return what each cycle adds to the squared sensitivity, or None if each step has a cost of its own."""
+        return None
+
 
 @dataclass(frozen=True)
 class LambdaCGD(Correlation):
@@ -72,6 +86,15 @@ class LambdaCGD(Correlation):
         """Reject a decay outside (0, 1)."""
         if not 0 < self.decay < 1:
             raise invalid("decay", self.decay, "in (0, 1)", "It is the share of the last noise that is subtracted.")
+
+    def groups_for(self, size: int, units: int) -> tuple[int, float]:
+        """Return groups of the size of a batch, all of whose units are drawn."""
+        return math.ceil(units / size), 1.0
+
+    def check_groups(self, groups: int, rate: float) -> None:
+        """Reject rates below 1: amplification is not proven."""
+        if rate != 1:
+            raise invalid("rate", rate, f"1 with {LAMBDA_CGD}", REMEDY)
 
     def squared_cycles(self, period: int, cycles: int) -> Floats:
         """Return what each cycle of `period` steps adds to the squared sensitivity, for a record in one step of each.
@@ -125,6 +148,19 @@ class Banded(Correlation):
     def __post_init__(self) -> None:
         """Reject a single band, which is independent noise."""
         whole("bands", self.bands, 2, "One band is independent noise.")
+
+    def groups_for(self, size: int, units: int) -> tuple[int, float]:
+        """Return one group for each band, so that a record is used in steps whose noise is independent."""
+        batches = math.ceil(units / size)
+        if self.bands > batches:
+            remedy = "Each band has a group of units of its own; use fewer bands or smaller batches."
+            raise invalid("bands", self.bands, f"<= {batches}, the number of batches in an epoch", remedy)
+        return self.bands, min(size * self.bands / units, 1.0)
+
+    def check_groups(self, groups: int, rate: float) -> None:
+        """Reject fewer groups than bands."""
+        if groups < self.bands:
+            raise invalid("groups", groups, f">= {self.bands}, the number of bands", REMEDY)
 
     def coefficients(self, count: int) -> Floats:
         """Return the coefficients of the band, then zeros."""

@@ -31,7 +31,18 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.core.settings import option_field
 from discreet.data.samplers import CyclicPoisson, Poisson, RandomAllocation, Sampler, TruncatedPoisson
-from discreet.mechanisms.correlated import Banded, CorrelatedNormals, Correlation, LambdaCGD
+from discreet.mechanisms.correlated import (
+    BANDED,
+    CORRELATIONS,
+    INDEPENDENT,
+    LAMBDA_CGD,
+    REMEDY,
+    Banded,
+    CorrelatedNormals,
+    Correlation,
+    Floats,
+    LambdaCGD,
+)
 from discreet.mechanisms.normals import add_normals
 from discreet.models.pairs import PAIR_WIDTH
 from discreet.protections.base import (
@@ -49,7 +60,6 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
 POISSON, TRUNCATED, ALLOCATION = SAMPLERS = ("poisson", "truncated-poisson", "random-allocation")
-INDEPENDENT, LAMBDA_CGD, BANDED = CORRELATIONS = ("independent", "lambda-cgd", "banded")
 _DECAY, _BANDS = 0.9, 4
 HEAD_SHARE = 0.2  # share of the steps of the head alone, before all layers: docs/decisions/private_training.md
 _CLIPPINGS: dict[str, Callable[[float], Clip]] = {"flat": Flat, "per-layer": PerLayer, "automatic": Automatic}
@@ -239,14 +249,8 @@ class DPSGD(GradientProtection):
 
     def sampler_for(self, size: int, units: int) -> Sampler:
         """Return the sampler of a training run: the one that was chosen, or the one that the correlation needs."""
-        if isinstance(self.correlated, LambdaCGD):
-            return CyclicPoisson(math.ceil(units / size), 1.0)
-        if isinstance(self.correlated, Banded):
-            bands, batches = self.correlated.bands, math.ceil(units / size)
-            if bands > batches:
-                remedy = "Each band has a group of units of its own; use fewer bands or smaller batches."
-                raise invalid("bands", bands, f"<= {batches}, the number of batches in an epoch", remedy)
-            return CyclicPoisson(bands, min(size * bands / units, 1.0))
+        if self.correlated is not None:
+            return CyclicPoisson(*self.correlated.groups_for(size, units))
         if self.sampler == TRUNCATED:
             return TruncatedPoisson.expecting(size, units)
         if self.sampler == ALLOCATION:
@@ -255,35 +259,35 @@ class DPSGD(GradientProtection):
 
     def check_sampler(self, sampler: Sampler) -> None:
         """Reject a sampler under which noise of this correlation has no proof."""
-        correlated = self.correlated
-        if correlated is None:
+        if self.correlated is None:
             return
-        remedy = "Leave the sampler out: amplification for independent noise does not hold for correlated noise."
         if not isinstance(sampler, CyclicPoisson):
-            raise invalid("sampler", sampler, f"CyclicPoisson with {self.correlation}", remedy)
-        if isinstance(correlated, LambdaCGD) and sampler.rate != 1:
-            raise invalid("rate", sampler.rate, f"1 with {self.correlation}", remedy)
-        if isinstance(correlated, Banded) and sampler.groups < correlated.bands:
-            raise invalid("groups", sampler.groups, f">= {correlated.bands}, the number of bands", remedy)
+            raise invalid("sampler", sampler, f"CyclicPoisson with {self.correlation}", REMEDY)
+        self.correlated.check_groups(sampler.groups, sampler.rate)
+
+    def _squared_cycles(self, sampler: Sampler, cycles: int) -> Floats | None:
+        """Return what each cycle of steps adds to the squared sensitivity, or None if each step has its own cost."""
+        self.check_sampler(sampler)
+        if self.correlated is None or self.noise == 0 or not isinstance(sampler, CyclicPoisson):
+            return None
+        return self.correlated.squared_cycles(sampler.groups, cycles)
 
     def step_cost(self, sampler: Sampler, step: int, units: int) -> tuple[DpEvent, str]:
         """Return the event of a step and its name; with lambda-cgd what its cycle adds to the squared sensitivity.
 
         Gaussian costs add up in the square, so the cycles so far compose to exactly the sensitivity of all their rows.
         """
-        self.check_sampler(sampler)
-        if isinstance(self.correlated, LambdaCGD) and isinstance(sampler, CyclicPoisson) and self.noise > 0:
-            cycle, period = step // sampler.groups, sampler.groups
-            added = float(self.correlated.squared_cycles(period, cycle + 1)[-1])
-            return _sum_event(self.noise / math.sqrt(added)), f"cycle {cycle}"
+        cycle = step // sampler.groups if isinstance(sampler, CyclicPoisson) else 0
+        squared = self._squared_cycles(sampler, cycle + 1)
+        if squared is not None:
+            return _sum_event(self.noise / math.sqrt(float(squared[-1]))), f"cycle {cycle}"
         return super().step_cost(sampler, step, units)
 
     def training_cost(self, sampler: Sampler, steps: int, units: int) -> DpEvent:
         """Return the event of so many steps together."""
-        self.check_sampler(sampler)
-        if isinstance(self.correlated, LambdaCGD) and isinstance(sampler, CyclicPoisson) and self.noise > 0:
-            squared = self.correlated.squared_cycles(sampler.groups, sampler.spends(steps, units)).sum()
-            return _sum_event(self.noise / math.sqrt(float(squared)))
+        squared = self._squared_cycles(sampler, sampler.spends(steps, units))
+        if squared is not None:
+            return _sum_event(self.noise / math.sqrt(float(squared.sum())))
         return super().training_cost(sampler, steps, units)
 
     @classmethod
