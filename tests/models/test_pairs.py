@@ -17,6 +17,7 @@ from discreet.data.corpus import Corpus
 from discreet.models.classifier import Classifier
 from discreet.models.model_settings import ModelSettings
 from discreet.models.pairs import PAIR_WIDTH, SLOPE, THRESHOLD, separate
+from discreet.training.encode import encode
 from discreet.training.plan import TrainingPlan
 
 FIRST = ("the plot was slow", "a film of 12 minutes", "nobody laughed at all")
@@ -123,3 +124,13 @@ def test_tokens_without_types_are_rejected() -> None:
         separate({"input_ids": ids, "attention_mask": ids}, 101)
     with pytest.raises(SettingError, match="pairs"):
         ModelSettings(pairs="both")
+
+
+def test_vectors_in_the_cache_are_those_of_a_head_of_the_same_kind(
+    tiny_encoder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for head in ("linear", "absolute"):
+        model = built(pairs(), tiny_encoder("bert"), head=head, train="head")
+        own = encode(model, pairs()).vectors
+        assert torch.equal(encode(model, pairs(), tmp_path).vectors, own)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -185,7 +185,7 @@ def _key(model: Classifier, tokens: Tokens, precision: str) -> str:
     settings = model.settings
     hasher.update(repr((model.fingerprint, settings.pooling, precision, model.device.type, "apart")).encode())
     if settings.pairs != JOINT:
-        hasher.update(settings.pairs.encode())
+        hasher.update(repr((settings.pairs, model.shift)).encode())
     for name, column in sorted(tokens.columns.items()):
         hasher.update(f"{name}{tuple(column.shape)}".encode())
         hasher.update(column.cpu().numpy().tobytes())
