@@ -145,6 +145,7 @@ def main() -> None:
             "protect": None if kind is None else kind.name,
             "asked": strength,
             "epsilon": round(promise.epsilon, 3) if promise is not None and promise.exists else None,
+            "certified": None if promise is None else promise.certified,
             "adjacency": None if promise is None else promise.adjacency.value,
             "noise": getattr(protect, "noise_multiplier", None),
             "batch": batch_size,
