@@ -198,6 +198,9 @@ def test_references_of_a_target_that_started_from_public_text_start_from_it_too(
     path.write_text(
         "text,label\n" + "".join(f"a {word} is {word},{'yes' if i % 2 else 'no'}\n" for i, word in enumerate(WORDS))
     )
+    held_out = corpus.texts[corpus.splits.index("validation")]
+    with path.open("a") as file:
+        file.write(f"{held_out},no\n")  # the target does not read it
     protect = DPSGD(noise_multiplier=1.0, public=str(path))
     settings = ModelSettings(encoder=folder, train="head", dropout=0.0)
     choices = RunChoices(TextSource("toy"), settings, replace(LOOP, epochs=3), protect, 0)
@@ -207,7 +210,12 @@ def test_references_of_a_target_that_started_from_public_text_start_from_it_too(
     )
     start_from_public(target, plan, Job())
     starts: list[bool] = []
-    monkeypatch.setattr(references, "start_from_public", lambda *args: starts.append(start_from_public(*args)))
+
+    def repeated(model: TextModel, plan: TrainingPlan, job: Job) -> None:
+        assert plan.public is not None and held_out not in plan.public.texts
+        starts.append(start_from_public(model, plan, job))
+
+    monkeypatch.setattr(references, "start_from_public", repeated)
     shared = {"protected": True, "seed": 7, "progress": lambda stage, done, total: None}
     included, text = random_halves(rows, 4, Rng(0)), ReferenceText(corpus, rows, encode(target, corpus))
     fast = reference_outputs(choices, target, text, included, [rows], **shared)[0]

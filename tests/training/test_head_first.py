@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.planned import train
 
-from discreet.core.errors import DataError, SettingError
+from discreet.core.errors import DataError, ModelError, SettingError
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
 from discreet.data.corpus import Corpus
@@ -19,7 +19,7 @@ from discreet.models.classifier import Classifier
 from discreet.models.lora import is_adapter
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import PUBLIC_START
+from discreet.training.checkpoint import NAME, PUBLIC, PUBLIC_START
 from discreet.training.encode import encode
 from discreet.training.evaluate import represent
 from discreet.training.plan import TrainingPlan, model_settings
@@ -135,10 +135,47 @@ def test_training_starts_from_public_text(corpus: Corpus, tiny_encoder: Callable
     assert any("public text 'web'" in text for text in done.guarantee.assumptions)
 
 
+@pytest.mark.parametrize("steps", [1, 6], ids=["in the public text", "after it"])
+def test_a_run_that_stopped_on_public_text_resumes_with_the_same_text_only(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, steps: int
+) -> None:
+    web = replace(corpus.split("train"), name="web")
+    other = web.take(range(len(web) - 1))
+    settings, shared = TrainSettings(epochs=1, batch_size=10), {"seed": 0, "protect": DPSGD(1.0, public="web")}
+    shared |= {"noise_seed": 5}
+
+    def build_again(part: str = "head") -> Classifier:
+        return build(corpus, tiny_encoder("bert"), train=part)
+
+    full, calls = build_again(), iter(range(1, 1000))
+    assert train(full, corpus, settings, public=web, **shared).finished
+    stopped = train(
+        build_again(),
+        corpus,
+        settings,
+        public=web,
+        workspace=tmp_path,
+        should_stop=lambda: next(calls) >= steps,
+        **shared,
+    )
+    assert not stopped.finished
+    assert (tmp_path / PUBLIC / NAME).exists() is (steps == 1) is not (tmp_path / PUBLIC_START).exists()
+    (tmp_path / NAME).unlink(missing_ok=True)  # as if killed before the first checkpoint of the private steps
+    for part, public in (("head", other), ("lora-2", web)):
+        with pytest.raises(ModelError, match="something has changed"):
+            train(build_again(part), corpus, settings, public=public, workspace=tmp_path, **shared)
+    again = build_again()
+    assert train(again, corpus, settings, public=web, workspace=tmp_path, **shared).finished
+    assert not changed(state(full), state(again)) and not (tmp_path / PUBLIC).exists()
+
+
 def test_public_text_with_other_labels_is_rejected(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
     public = replace(corpus.split("train"), name="web", label_names=("no", "yes"))
+    model, protect = build(corpus, tiny_encoder("bert")), DPSGD(epsilon=3, public="web")
     with pytest.raises(DataError, match=r"Expected the labels .* in the public text 'web', got \['no', 'yes'\]"):
-        train(build(corpus, tiny_encoder("bert")), corpus, protect=DPSGD(epsilon=3, public="web"), public=public)
+        train(model, corpus, protect=protect, public=public)
+    with pytest.raises(DataError, match="got none. It needs the same columns"):
+        train(model, corpus, protect=protect, public=public.unlabelled())
 
 
 def test_public_text_is_never_left_out_in_silence(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
@@ -157,6 +194,12 @@ def test_the_private_text_is_no_public_text(toy_csv: Path, tiny_encoder: Callabl
         request = RunRequest(TextSource(str(toy_csv), unit=EACH_ROW), settings, TrainSettings(epochs=1), protect)
         with pytest.raises(SettingError, match="to be other text than the private one"):
             run_training(request, tmp_path / "run", options=RunOptions(device="cpu"))
+    copy, said = tmp_path / "copy.csv", list[str]()
+    copy.write_bytes(toy_csv.read_bytes())
+    request = replace(request, protect=DPSGD(1.0, public=str(copy)))
+    run_training(request, tmp_path / "run", options=RunOptions(device="cpu", say=said.append))
+    rows = len(load(toy_csv).split("train"))
+    assert f"Not for release: {rows} of the public texts occur in the training rows too." in " ".join(said)
 
 
 @pytest.mark.parametrize("part", ["head", "lora-2"])

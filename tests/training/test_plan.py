@@ -47,6 +47,17 @@ def test_public_text_is_not_sifted_by_what_is_private(tmp_path: Path, protect: o
     assert found is not None and found.texts == kept
 
 
+def test_public_text_is_read_like_the_private_one(tmp_path: Path) -> None:
+    private = Corpus("ward", ("a bright film", "two jokes"), scores=(0.5, 1.0), splits=("train", "validation"))
+    for name, text in (("train", "One day"), ("validation", "A night"), ("test", "Two jokes!")):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{text},3\n", encoding="utf-8")
+    public = public_corpus(DPSGD(1.0, public=str(tmp_path)), private, Columns())
+    assert public is not None and (public.texts, public.scores) == (("One day", "A night"), (3.0, 3.0))
+    assert set(public.splits) == {"train"}
+    with pytest.raises(DataError, match="Expected public text that is not in 'ward', got none"):
+        public_corpus(DPSGD(1.0, public=str(tmp_path / "test.csv")), private, Columns())
+
+
 def test_a_cap_is_stated_and_noise_is_calibrated_for_it(tiny_encoder: Callable[[str], Path]) -> None:
     rows = Corpus(
         "ward",

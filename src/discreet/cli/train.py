@@ -263,7 +263,8 @@ def train(
         )
         result = run_training(request, out, corpus=corpus, options=run_options)
     if not result["finished"]:
-        note(f"Stopped at step {result['steps']} and saved. Run the same command with --resume to resume.")
+        where = f"at step {result['steps']}" if result["steps"] else "in the training on public text"
+        note(f"Stopped {where} and saved. Run the same command with --resume to resume.")
         raise typer.Exit(130)
     if json:
         as_json(finite(result))

@@ -33,6 +33,7 @@ from discreet.training.run_folder import RunChoices
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 STAGE = "training reference models"
+PUBLIC_STAGE = "training on public text"
 
 
 def random_halves(units: Ints, count: int, rng: Rng) -> Bools:
@@ -125,7 +126,7 @@ def _heads_at_once(
     assert text.vectors is not None
     parts = [text.subset(one) for one in included]
     plans = _plans(choices, protect, model, [corpus for corpus, _ in parts], seed)
-    start, jobs = _public_start(choices, model, parts[0][0]), []
+    start, jobs = _public_start(choices, model, text.corpus, progress), []
     for number, ((corpus, rows), plan) in enumerate(zip(parts, plans, strict=True)):
         weight, bias = first_head(model, Rng(seed + number)) if start is None else _weights(start.head)
         jobs.append(HeadJob(rows, corpus, plan, None if protect is None else plan.secret(), weight, bias))
@@ -159,10 +160,11 @@ def _weights(linear: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     return weight, bias
 
 
-def _public_start(choices: RunChoices, model: TextModel, corpus: Corpus) -> TextModel | None:
+def _public_start(choices: RunChoices, model: TextModel, corpus: Corpus, progress: Progress) -> TextModel | None:
     """Return a model like the target after its training on public text; None if the target did not start from any.
 
-    The public text and the settings are known, so an attacker can repeat that training: once, for all references.
+    The public text and the settings are known, so an attacker can repeat that training: once, for all references. It
+    reads the same texts as the target, which leaves out those of its held-out rows: `corpus` has all splits.
     """
     protect = choices.protect
     if not isinstance(protect, GradientProtection) or protect.public is None:
@@ -178,7 +180,7 @@ def _public_start(choices: RunChoices, model: TextModel, corpus: Corpus) -> Text
         public=public,
         seed=choices.seed,
     )
-    start_from_public(start, plan, Job())
+    start_from_public(start, plan, Job(watch=lambda report: progress(PUBLIC_STAGE, report.step, report.steps)))
     return start
 
 
@@ -194,7 +196,7 @@ def _one_by_one(
 ) -> list[Outputs]:
     collected: list[list[Outputs]] = [[] for _ in asked]
     parts = [text.subset(one) for one in included]
-    base: Any = _public_start(choices, model, parts[0][0])
+    base: Any = _public_start(choices, model, text.corpus, progress)
     from_public = base is not None
     plans: list[TrainingPlan] = []
     for number, (corpus, rows) in enumerate(parts):

@@ -21,6 +21,7 @@ from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.canaries import Planting, canaries_path, planted, read_canaries, write_canaries
 from discreet.data.corpus import NOT_FOR_RELEASE
+from discreet.data.overlap import overlapping
 from discreet.data.sources import TextSource
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, classifier_of
@@ -247,6 +248,12 @@ def make_plan(
             say(f"Public text: {remark}.")
         if isinstance(request.protect, GradientProtection):
             say(f"Training starts with {len(public):,} public texts, without noise.")
+            shared = len(overlapping(public, corpus.split("train")))
+            if shared:
+                say(
+                    f"{NOT_FOR_RELEASE}: {shared:,} of the public texts occur in the training rows too. Noise does not "
+                    "protect what is public: use other text, unless these really are."
+                )
         elif request.model.frozen and len(public) > _MANY_TEXTS:
             say(f"Encoding {len(public):,} public texts: on a CPU about a minute for every 2,000 that are not cached.")
     plan = TrainingPlan.make(

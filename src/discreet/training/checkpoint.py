@@ -27,6 +27,7 @@ from discreet.training.settings import TrainSettings
 NAME = "checkpoint.safetensors"
 LEDGER = "ledger.jsonl"
 PUBLIC_START = "public_start.safetensors"  # the weights after training on public text
+PUBLIC = "public_start.unfinished"  # the folder of training on public text, while it is unfinished
 FORMAT = 4  # 3: fewer settings; 1 and 2: noise was assigned to parameters in another order; 1: other splits
 _NAME_DIGITS = 16  # hexadecimal digits of the name of a training run in its ledger
 
@@ -85,10 +86,7 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
     tensors, metadata = load_tensors(path)
     about = _check_format(folder, json.loads(metadata["progress"]))
     if about["identity"] != identity:
-        raise ModelError(
-            f"Expected the settings and data with which {str(folder)!r} was started, but something has changed. "
-            "Resume with the same command, or delete the folder and begin again."
-        )
+        raise changed(folder)
     if _device(model).type == "cpu":
         torch.set_num_threads(about["threads"])  # the rounding of sums depends on the number of threads
     for name, parameter in trained(model).items():
@@ -113,6 +111,14 @@ def load(folder: Path, identity: str, model: nn.Module, optimizer: torch.optim.O
         averaged=averaged,
         audit=audit,
         layout=about.get("layout"),
+    )
+
+
+def changed(folder: Path) -> ModelError:
+    """Return the error for an unfinished run that is resumed with other settings or data."""
+    return ModelError(
+        f"Expected the settings and data with which {str(folder)!r} was started, but something has changed. "
+        "Resume with the same command, or delete the folder and begin again."
     )
 
 

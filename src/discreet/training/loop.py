@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,7 @@ from torch import nn
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, setting
 from discreet.core.files import load_tensors, save_tensors
 from discreet.core.guarantee import Guarantee
-from discreet.core.randomness import Rng, weights_digest
+from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
 from discreet.metrics.utility import MAIN, is_better
@@ -151,31 +152,53 @@ def ready_ledger(
 def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
     """Train a model on the public text of a plan, as without protection; return whether that is finished.
 
-    A resumed run reads the weights that were stored at its end: on a GPU they cannot be computed again bit by bit.
+    If it is stopped, it resumes from a checkpoint of its own. The weights at its end are stored, and a resumed run
+    reads them: on a GPU they cannot be computed again bit by bit.
 
     Guarantee: none is needed; no private text is read.
     """
     assert plan.public is not None
-    stored = job.workspace and job.workspace / checkpoint.PUBLIC_START
-    if stored is not None and stored.exists():
-        model.load_weights(load_tensors(stored)[0])
-        model.fingerprint = weights_digest(model)
-        return True
     public = plan.public if model.task != LM else plan.public.unlabelled()
-    if public.label_names != model.label_names:
-        raise DataError(
-            f"Expected the labels {list(model.label_names)} in the public text {public.name!r}, got "
-            f"{list(public.label_names)}. Rename them in a file of its own."
-        )
+    _check_labels(public, model)
+    stored = folder = None
+    if job.workspace is not None:
+        stored, folder = job.workspace / checkpoint.PUBLIC_START, job.workspace / checkpoint.PUBLIC
     with _trained_whole(model):
         epochs = None if model.settings.frozen else min(3.0, max(1.0, PUBLIC_ROWS / len(public)))
         settings = TrainSettings(epochs=epochs, batch_size=64, precision=plan.settings.precision)
         first = TrainingPlan.make(model, public, train=settings, seed=plan.seed)
-        done = train(model, public, first, job=Job(watch=_public_watch(job.watch), should_stop=job.should_stop))
-    if done.finished and stored is not None:
-        save_tensors(model.weights(), stored)
+        name = digest(model, model.settings, first.settings, first.seed, public)
+        if stored is not None and stored.exists():
+            weights, about = load_tensors(stored)
+            if about.get("identity") != name:
+                raise checkpoint.changed(stored.parent)
+            model.load_weights(weights)
+            finished = True
+        else:
+            if folder is not None:
+                folder.mkdir(exist_ok=True, mode=0o700)
+            watch = _public_watch(job.watch)
+            own = replace(job, workspace=folder, cache=None, watch=watch, encoded=None, canaries=None)
+            finished = train(model, public, first, job=own).finished
+    if finished and stored is not None and folder is not None:
+        if not stored.exists():
+            save_tensors(model.weights(), stored, {"identity": name})
+        shutil.rmtree(folder, ignore_errors=True)
     model.fingerprint = weights_digest(model)  # outputs of the encoder as it was may be in the cache
-    return done.finished
+    return finished
+
+
+def _check_labels(public: Corpus, model: TextModel) -> None:
+    """Reject public text that does not have the labels of the model."""
+    if public.label_names == model.label_names:
+        return
+    names, remedy = list(public.label_names), "Use the same names in a copy of it."
+    if not names:
+        remedy = "It needs the same columns as the private text, labels included."
+    raise DataError(
+        f"Expected the labels {list(model.label_names)} in the public text {public.name!r}, got {names or 'none'}. "
+        f"{remedy}"
+    )
 
 
 def _public_watch(watch: Callable[[Report], None] | None) -> Callable[[Report], None] | None:

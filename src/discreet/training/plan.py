@@ -506,16 +506,17 @@ def check_most_rows(split: Corpus, most: int | None) -> None:
         )
 
 
-def public_text(source: str, columns: Columns, seed: int = 0) -> Corpus:
+def public_text(source: str, columns: Columns, seed: int = 0, *, scores: bool = False) -> Corpus:
     """Return public text: a built-in corpus, or a file with the column names of the private one, labels optional.
 
-    Only projections by label need its labels, and they report missing ones; mixtures and principal axes do not.
+    Only projections by label and training need its labels, and they report missing ones; mixtures and principal axes do
+    not. `scores` reads labels as numbers, also where all of them are integers.
     """
     if source in CORPORA:
         return load(source, seed=seed, validation=0)
     columns = replace(columns, unit=EACH_ROW)
     try:
-        return load(source, columns, seed=seed, validation=0)
+        return load(source, columns, seed=seed, validation=0, task="regression" if scores else None)
     except DataError:
         return load(source, replace(columns, label=None), seed=seed, validation=0)
 
@@ -524,14 +525,25 @@ def public_corpus(protect: Protection | None, private: Corpus, columns: Columns,
     """Return the public corpus that a protection needs, without texts that occur in held-out text.
 
     What is learned from it is published, so it must not depend on which of its texts are in the train split: removing
-    those would reveal them to anyone who has the public corpus. If nothing is guaranteed, they are removed too.
+    those would reveal them to anyone who has the public corpus. If nothing is guaranteed, they are removed too. All
+    splits of a public folder are used.
     """
     if protect is None or protect.public is None:
         return None
-    public = public_text(protect.public, columns if private.is_pairs else replace(columns, text_pair=None), seed)
+    columns = columns if private.is_pairs else replace(columns, text_pair=None)
+    public = public_text(protect.public, columns, seed, scores=private.task == "regression")
+    public = replace(public, splits=("train",) * len(public))
     guaranteed = not isinstance(protect, RepresentationProtection) or protect.priced
     rows = [row for row, name in enumerate(private.splits) if name != "train" or not guaranteed]
-    return without_overlap(public, private.take(rows)) if rows else public
+    avoided = private.take(rows)
+    if guaranteed:
+        avoided = avoided.renamed(f"{private.name} (held-out rows)")
+    kept = without_overlap(public, avoided) if rows else public
+    if not len(kept):
+        raise DataError(
+            f"Expected public text that is not in {private.name!r}, got none in {protect.public!r}. Name other text."
+        )
+    return kept
 
 
 def public_vectors(model: TextModel, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:

@@ -208,6 +208,7 @@ def forget_secrets(folder: Path) -> None:
     """Delete the checkpoint, the seed of the noise and the trials of a search, which only an unfinished run needs."""
     for name in (checkpoint.NAME, checkpoint.PUBLIC_START, SECRET):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / checkpoint.PUBLIC, ignore_errors=True)
     if (folder / SEARCH).exists():
         for path in folder.glob(f"{BEST}*.safetensors"):
             path.unlink(missing_ok=True)

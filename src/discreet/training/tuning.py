@@ -27,7 +27,7 @@ from discreet.accounting.calibrate import search_noise
 from discreet.accounting.events import event_to_json
 from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.accounting.selection import runs_for
-from discreet.core.errors import LedgerError, ModelError, did_you_mean, invalid, setting
+from discreet.core.errors import LedgerError, did_you_mean, invalid, setting
 from discreet.core.files import load_tensors, save_tensors, write_atomic
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng, weights_digest
@@ -358,10 +358,7 @@ class _Search:
             self.save(0, None)
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if progress["identity"] != self.identity:
-            raise ModelError(
-                f"Expected the settings and data with which {str(self.job.workspace)!r} was started, but something has "
-                "changed. Resume with the same command, or delete the folder and begin again."
-            )
+            raise checkpoint.changed(path.parent)
         if progress["done"] and not self.ledger.holds(self.name):
             raise LedgerError(
                 "Expected this search in its ledger, because trials of it are finished. The ledger is another one, or "
