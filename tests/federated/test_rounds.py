@@ -22,6 +22,7 @@ from discreet.federated.run import FederateOptions, client_folder, federate, joi
 from discreet.federated.server import Outgoing, Schedule, Server
 from discreet.federated.settings import Federation
 from discreet.models.model_settings import ModelSettings
+from discreet.protections.base import plain_defaults
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
@@ -125,6 +126,17 @@ def test_other_protections_run_at_the_clients(tiny: Tiny, tmp_path: Path, protec
         row, views = result["clients"]["0"], training.views()
         assert row["averaged_accuracy"] == client.evaluate(weights, views)["accuracy"]
         assert isinstance(views, AllMasks) and len(views.masks) == 2
+    client.close()
+
+
+def test_clients_with_few_pairs_train_with_the_defaults_of_the_server(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(train="all")
+    settings = dataclasses.replace(settings, train=TrainSettings())
+    rows = settings.corpus_of(0)
+    client = Client(settings, 0, tmp_path / "client", corpus=dataclasses.replace(rows, second=rows.texts))
+    plan = client.training(Task(1, 0, 1, 4, 10)).plan
+    expected = plain_defaults("all", 20, client.model.width)
+    assert (plan.settings.learning_rate, plan.settings.head_rate) == (expected.learning_rate, expected.head_rate)
     client.close()
 
 

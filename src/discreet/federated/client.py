@@ -42,7 +42,7 @@ from discreet.data.corpus import Corpus
 from discreet.federated.aggregation import Arrays, Local, Payload, Update, Value, why_invalid
 from discreet.federated.settings import GRADIENTS, Federation, at_client
 from discreet.models.classifier import classifier_of
-from discreet.protections.base import GradientProtection, RepresentationProtection
+from discreet.protections.base import GradientProtection, RepresentationProtection, plain_defaults
 from discreet.training.checkpoint import LEDGER, identity, spend_name, trained
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
@@ -270,6 +270,8 @@ class _Training:
         size = min(size, client.size)
         # `make` takes epochs; this number of them gives exactly the steps of the server.
         train = replace(settings.train, batch_size=size, epochs=steps / -(-client.size // size), head_share=0.0)
+        if protect is None:  # as at the server, which knows neither pairs nor how few a client has
+            train = train.completed(plain_defaults(self.model.settings.train, client.size, self.model.width))
         own = Rng(settings.seed).fork("client", client.number).seed()
         self.plan = TrainingPlan.make(
             self.model,
