@@ -128,11 +128,13 @@ def run_tuning(
 def sentence(search: SearchPlan) -> str:
     """Return what a search does and costs, for its owner."""
     count, budget = len(search.candidates), search.budget
+    usual = ", half of them with the default settings" if len(set(search.shares)) > 1 else ""
     where = "on public text" if search.public is not None else "on the training rows with counted noise"
     return Message(
         f"Searching {count} combinations of settings: a random number of trials, {search.trials:g} on average "
-        f"({setting('trials')}), scored {where}. Each trial alone has epsilon {in_digits(search.trial_epsilon)}; the "
-        f"search and its winner together have epsilon {in_digits(budget.epsilon)}."
+        f"({setting('trials')}){usual}, scored {where}. Each trial alone has epsilon "
+        f"{in_digits(search.trial_epsilon)}; the search and its winner together have epsilon "
+        f"{in_digits(budget.epsilon)}."
     )
 
 
@@ -145,7 +147,7 @@ def _scored_on(request: TuneRequest, corpus: Corpus) -> Corpus | None:
     if request.score_on is None:
         return None
     columns = request.data.columns if corpus.is_pairs else replace(request.data.columns, text_pair=None)
-    public = public_text(request.score_on, columns, request.seed)
+    public = public_text(request.score_on, columns, request.seed, scores=corpus.task == "regression")
     if request.data.task != "unlabelled" and (public.labels is None) and public.task != corpus.task:
         raise DataError(
             f"Expected labels of {corpus.task} in the public text {request.score_on!r}, which scores need. Name a file "

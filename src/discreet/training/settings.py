@@ -23,7 +23,7 @@ class TrainSettings:
     """
 
     epochs: float | None = option_field(
-        None, "Passes over the text.", "Training", "3; 20 for the head; depends on the protection"
+        None, "Passes over the text.", "Training", "3; 8 for few pairs; 20 for the head; depends on the protection"
     )
     batch_size: int | None = option_field(
         None, "Rows in a batch; with dp-sgd, the expected number of units.", "Training", "32; depends on the protection"
