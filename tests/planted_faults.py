@@ -53,14 +53,14 @@ FAULTS = (
     ),
     Fault(
         "noise seeded with a constant",
-        'released = self.protect.release(sums, self.source.fork("noise", step))',
-        'released = self.protect.release(sums, Rng(0).fork("noise", step))',
+        'return lambda sums, step: self.release(sums, source.fork("noise", step))',
+        'return lambda sums, step: self.release(sums, Rng(0).fork("noise", step))',
         ("test_no_two_secret_trainings_share_their_noise",),
     ),
     Fault(
         "the same noise at every step",
-        'released = self.protect.release(sums, self.source.fork("noise", step))',
-        'released = self.protect.release(sums, self.source.fork("noise"))',
+        'return lambda sums, step: self.release(sums, source.fork("noise", step))',
+        'return lambda sums, step: self.release(sums, source.fork("noise"))',
         ("test_no_two_steps_of_a_training_share_their_noise",),
     ),
     Fault(
@@ -125,12 +125,16 @@ FAULTS = (
         "            if gathered is None:\n"
         "                self.parts.shrink()\n"
         "        sums, loss, count = gathered\n"
-        '        released = self.protect.release(sums, self.source.fork("noise", step))\n',
+        "        if self.canaries is not None:\n"
+        '            self.canaries.plant(sums, step, self.source.fork("canaries"))\n'
+        "        released = self.released(sums, step)\n",
         "                gathered = self.gather(units, step)\n"
         "            if gathered is None:\n"
         "                self.parts.shrink()\n"
         "        sums, loss, count = gathered\n"
-        '        released = self.protect.release(sums, self.source.fork("noise", step))\n'
+        "        if self.canaries is not None:\n"
+        '            self.canaries.plant(sums, step, self.source.fork("canaries"))\n'
+        "        released = self.released(sums, step)\n"
         "        self.ledger.spend(event, spend, terms=self.terms)\n",
         ("test_the_ledger_is_spent_before_the_noise_is_drawn",),
     ),
