@@ -13,23 +13,22 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from discreet.core.randomness import Rng
+from discreet.core.files import load_tensors, save_tensors
+from discreet.core.randomness import Rng, weights_digest
 from discreet.data.overlap import without_overlap
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.protections.base import GradientProtection, plain_defaults
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
-from discreet.training.checkpoint import PUBLIC_START
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
-from discreet.training.loop import Job, train
+from discreet.training.loop import Job, start_from_public, train
 from discreet.training.parts import find_device
 from discreet.training.plan import TrainingPlan, public_text
 from discreet.training.settings import TrainSettings
@@ -60,7 +59,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--head-share", type=float, help="share of the steps that train only the head, first")
     parser.add_argument("--public", help="public text to start from; dp-sgd only")
-    parser.add_argument("--public-start", type=Path, help="weights after the public text: read if there, else written")
+    parser.add_argument(
+        "--public-start", type=Path, help="file of the weights after public text, for all seeds"
+    )
     parser.add_argument("--delta", type=float, help="1/n if left out")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="auto")
@@ -129,13 +130,16 @@ def main() -> None:
         began = time.monotonic()
         delta = asked.delta or 1 / n
         plan = TrainingPlan.make(model, corpus, protect=protect, train=settings, delta=delta, public=public, seed=seed)
+        if public is not None and asked.public_start is not None:
+            if asked.public_start.exists():
+                model.load_weights(load_tensors(asked.public_start)[0])
+                model.fingerprint = weights_digest(model)
+            else:
+                start_from_public(model, plan, Job())
+                save_tensors(model.weights(), asked.public_start)
+            plan = replace(plan, public=None)
         with TemporaryDirectory() as workspace:
-            start = Path(workspace) / PUBLIC_START
-            if asked.public_start is not None and asked.public_start.exists():
-                shutil.copy(asked.public_start, start)
             done = train(model, corpus, plan, job=Job(Path(workspace), cache_folder(), checkpoint_seconds=1e9))
-            if asked.public_start is not None and not asked.public_start.exists():
-                shutil.copy(start, asked.public_start)
         seconds = time.monotonic() - began
         scores = evaluate(model, corpus.split("validation"), asked.precision)
         promise = done.guarantee
