@@ -187,8 +187,10 @@ def test_public_text_is_never_left_out_in_silence(corpus: Corpus, tiny_encoder: 
 
 
 def test_the_private_text_is_no_public_text(toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "same.csv").symlink_to(toy_csv)
-    for same in (str(toy_csv), str(tmp_path / "same.csv")):
+    (tmp_path / "folder").mkdir()
+    for name in ("same.csv", "folder/train.csv"):
+        (tmp_path / name).symlink_to(toy_csv)
+    for same in (str(toy_csv), str(tmp_path / "same.csv"), str(tmp_path / "folder")):
         protect = DPSGD(epsilon=3, public=same)
         settings = model_settings({"encoder": str(tiny_encoder("bert")), "train": "head"}, protect, 30)
         request = RunRequest(TextSource(str(toy_csv), unit=EACH_ROW), settings, TrainSettings(epochs=1), protect)

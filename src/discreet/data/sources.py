@@ -305,7 +305,26 @@ def _tables(name: str, layout: Layout) -> dict[str, Table]:
     return {"train": read_table(path, layout)}
 
 
+def files_of(source: str) -> tuple[Path, ...]:
+    """Return the files that a source is read from; none for a built-in corpus, the hub or a missing file."""
+    path = Path(source)
+    if source in CORPORA or not path.exists():
+        return ()
+    return tuple(_files_of_splits(path).values()) if path.is_dir() else (path,)
+
+
 def _folder(path: Path, layout: Layout) -> dict[str, Table]:
+    files = _files_of_splits(path)
+    if "train" not in files:
+        raise DataError(
+            f"Expected a file such as train.csv in {str(path)!r}, got {', '.join(files) or 'none'}. "
+            f"A folder must hold train.* and may hold validation.* and test.*, each one of {', '.join(READERS)}."
+        )
+    order = [split for split in ("train", "validation", "test") if split in files]
+    return {split: read_table(files[split], layout) for split in order}
+
+
+def _files_of_splits(path: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         split = _SPLIT_FILES.get(file.stem.lower())
@@ -316,13 +335,7 @@ def _folder(path: Path, layout: Layout) -> dict[str, Table]:
                 f"Expected one {split} file in {str(path)!r}, got {files[split].name} and {file.name}. Remove one."
             )
         files[split] = file
-    if "train" not in files:
-        raise DataError(
-            f"Expected a file such as train.csv in {str(path)!r}, got {', '.join(files) or 'none'}. "
-            f"A folder must hold train.* and may hold validation.* and test.*, each one of {', '.join(READERS)}."
-        )
-    order = [split for split in ("train", "validation", "test") if split in files]
-    return {split: read_table(files[split], layout) for split in order}
+    return files
 
 
 def _from_tables(

@@ -22,7 +22,7 @@ from discreet.core.randomness import Rng
 from discreet.data.canaries import Planting, canaries_path, planted, read_canaries, write_canaries
 from discreet.data.corpus import NOT_FOR_RELEASE
 from discreet.data.overlap import overlapping
-from discreet.data.sources import TextSource
+from discreet.data.sources import TextSource, files_of
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.models.encoder import unknown_share, unknown_words
@@ -291,8 +291,8 @@ def _check_public(request: RunRequest) -> None:
     protect, source = request.protect, request.data.source
     if not isinstance(protect, GradientProtection) or protect.public is None:
         return
-    files = Path(protect.public), Path(source)
-    if protect.public == source or (all(one.exists() for one in files) and files[0].samefile(files[1])):
+    same = any(one.samefile(other) for one in files_of(protect.public) for other in files_of(source))
+    if protect.public == source or same:
         remedy = "The model would be trained on the private text without noise; name other text, or leave it out."
         raise invalid("public", protect.public, "other text than the private one", remedy)
 
