@@ -59,9 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--head-share", type=float, help="share of the steps that train only the head, first")
     parser.add_argument("--public", help="public text to start from; dp-sgd only")
-    parser.add_argument(
-        "--public-start", type=Path, help="file of the weights after public text, for all seeds"
-    )
+    parser.add_argument("--public-start", type=Path, help="file of the weights after public text, for all seeds")
     parser.add_argument("--delta", type=float, help="1/n if left out")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="auto")
