@@ -23,6 +23,7 @@ from discreet.training.checkpoint import NAME, PUBLIC, PUBLIC_START
 from discreet.training.encode import encode
 from discreet.training.evaluate import represent
 from discreet.training.plan import TrainingPlan, model_settings
+from discreet.training.public_row import PUBLIC_TEXT
 from discreet.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share=0.5)
@@ -245,3 +246,23 @@ def test_public_text_trains_all_layers_and_private_text_only_its_part(
     held_out = corpus.split("validation")  # vectors of the encoder as it was must not be read from the cache
     expected = represent(model, tokens_for(model, held_out))
     assert torch.allclose(encode(model, held_out, tmp_path).vectors, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["head", "all"])
+def test_beside_a_private_model_stands_what_public_text_alone_reaches(
+    toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, part: str
+) -> None:
+    words, names = ("slow", "fine", "long", "odd", "warm", "plain"), load(toy_csv).label_names
+    lines = [f"a {a} and {b} one,{names[i % 2]}" for i, (a, b) in enumerate(pairwise(words * 4))]
+    (tmp_path / "web.csv").write_text("\n".join(["text,label", *lines]))
+    protect = DPSGD(epsilon=3, public=str(tmp_path / "web.csv"))
+    settings = model_settings({"encoder": str(tiny_encoder("bert")), "train": part}, protect, 30)
+    training = TrainSettings(epochs=1, learning_rate=1e-9)  # nothing is learned from private text
+    request = RunRequest(TextSource(str(toy_csv), unit=EACH_ROW), settings, training, protect)
+    result = run_training(request, tmp_path / "run", options=RunOptions(device="cpu"))
+    row = result["public"]
+    assert row["source"] == PUBLIC_TEXT and row["metric"] == "accuracy" and "threshold" not in row
+    assert row["utility"] == result["utility"] and row["is_beaten"] is False
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "the model trained on the public text alone reaches accuracy" in card and "gains nothing" in card
+    assert not (tmp_path / "run" / PUBLIC_START).exists()

@@ -32,7 +32,7 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.local.release import LocalLayer
-from discreet.training.checkpoint import LEDGER
+from discreet.training.checkpoint import LEDGER, PUBLIC_START
 from discreet.training.encode import cache_folder, cached, ready
 from discreet.training.evaluate import assess_classes, evaluate, matched
 from discreet.training.local_folder import write_sides
@@ -40,7 +40,7 @@ from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared, Spent
 from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, public_corpus, resumed_delta
-from discreet.training.public_row import public_row
+from discreet.training.public_row import PublicRow, public_row, start_row
 from discreet.training.run_folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
 from discreet.training.steps import Report
 
@@ -150,7 +150,7 @@ def run_training(
             result: dict[str, Any] = {
                 "out": str(out),
                 "finished": True,
-                **evaluate_utility(plan, secret, model, corpus, cache, options.watch),
+                **evaluate_utility(plan, secret, model, corpus, cache, options.watch, workspace / PUBLIC_START),
                 **describe_guarantee(plan, trained, ledger),
                 "seconds": time.monotonic() - start,
                 "train_seconds": trained.seconds,
@@ -363,8 +363,12 @@ def evaluate_utility(
     corpus: Corpus,
     cache: Path | None,
     watch: Callable[[Report], None] | None = None,
+    start: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the utility of a trained model and the split it was measured on; never training rows if protected."""
+    """Return the utility of a trained model and the split it was measured on; never training rows if protected.
+
+    `start` is the file of the weights after public text, if the training started from any.
+    """
     private = plan.protect is not None
     split = "validation" if "validation" in corpus.split_names else None if private else "train"
     if split is None:
@@ -376,7 +380,10 @@ def evaluate_utility(
     result: dict[str, Any] = {"utility": quality.metrics, "quality": quality.as_dict(), "evaluated_on": split}
     if classes:
         result["utility_by_class"] = classes
-    public = public_row(model.settings.encoder, matched(corpus, model), split, model.device)
+    if start is not None and start.exists():
+        public: PublicRow | None = start_row(model, start, rows, plan.settings.precision)
+    else:
+        public = public_row(model.settings.encoder, matched(corpus, model), split, model.device)
     if public is not None:
         result["public"] = public.as_dict(quality.metrics)
     return {**result, "utility_averaged": averaged} if averaged else result

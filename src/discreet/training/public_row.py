@@ -1,38 +1,54 @@
-"""The public row: what the encoder reaches on pairs of texts without any private data, beside a private figure."""
+"""The public row: what an encoder or public text reaches without any private data, beside a private figure."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from discreet.core.files import load_tensors
 from discreet.core.randomness import Rng
+from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.metrics.utility import is_better
+from discreet.metrics.utility import MAIN, is_better
+from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, ModelSettings
 from discreet.models.encoder import MINILM
 from discreet.models.pairs import SEPARATE, THRESHOLD
 from discreet.training.evaluate import evaluate
 
+COSINE, PUBLIC_TEXT = "cosine", "public text"  # what a public row comes from
 METRIC = {"classification": "matthews", "regression": "pearson"}  # chance is 0 for both, whatever the classes' sizes
 
 
 @dataclass(frozen=True)
 class PublicRow:
-    """Metrics of the cosine of two public vectors, and the one by which a model is compared with it.
+    """Metrics of the cosine of two public vectors, or of a model that was trained on public text alone.
+
+    `metric` is the one by which a private model is compared with it.
 
     Guarantee: epsilon 0 for the training rows, which it does not depend on; held-out rows are not protected.
     """
 
     utility: dict[str, float]
     metric: str
+    source: str = COSINE
 
     def as_dict(self, utility: Mapping[str, float]) -> dict[str, Any]:
         """Return plain values, and whether a model with this utility is better."""
         better = is_better(self.metric, utility[self.metric], self.utility[self.metric])
-        return {"utility": self.utility, "metric": self.metric, "threshold": THRESHOLD, "is_beaten": better}
+        threshold = {"threshold": THRESHOLD} if self.source == COSINE else {}
+        return {
+            "utility": self.utility,
+            "metric": self.metric,
+            **threshold,
+            "source": self.source,
+            "is_beaten": better,
+        }
 
 
 def public_row(encoder: str, corpus: Corpus, split: str, device: torch.device | str = "cpu") -> PublicRow | None:
@@ -49,6 +65,16 @@ def public_row(encoder: str, corpus: Corpus, split: str, device: torch.device | 
     return PublicRow(evaluate(model, corpus.split(split)), METRIC[corpus.task])
 
 
+def start_row(model: TextModel, start: Path, rows: Tokens | Vectors, precision: str = "auto") -> PublicRow:
+    """Return what a model reaches on held-out rows with the weights that public text gave it, in the file `start`.
+
+    `rows` are tokens, or vectors of the encoder if only what follows it was trained on private text.
+    """
+    own = copy.deepcopy(model)
+    own.load_weights(load_tensors(start)[0])
+    return PublicRow(evaluate(own, rows, precision), MAIN[model.task], PUBLIC_TEXT)
+
+
 def in_sentences(row: Mapping[str, Any], utility: Mapping[str, float], private: bool) -> list[str]:
     """Return `PublicRow.as_dict` as sentences; they say so if a model is no better.
 
@@ -58,10 +84,10 @@ def in_sentences(row: Mapping[str, Any], utility: Mapping[str, float], private: 
     """
     name, value = row["metric"], utility[row["metric"]]
     rule = f" above {row['threshold']:g}" if name == "matthews" else ""
-    sentences = [
-        f"Without any private data, the cosine of the encoder's two vectors{rule} reaches {name} "
-        f"{row['utility'][name]:.3f}."
-    ]
+    what = f"the cosine of the encoder's two vectors{rule}"
+    if row.get("source") == PUBLIC_TEXT:
+        what = "the model trained on the public text alone"
+    sentences = [f"Without any private data, {what} reaches {name} {row['utility'][name]:.3f}."]
     if not row["is_beaten"]:
         kind, loss = ("private ", ": it costs privacy and gains nothing") if private else ("", "")
         sentences.append(f"Warning: the {kind}model is no better ({value:.3f}){loss}.")
