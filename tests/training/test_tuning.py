@@ -102,7 +102,7 @@ def test_two_searches_with_one_secret_share_no_noise_and_are_two_spends(
     monkeypatch.setattr(tuning._Search, "trial", trial)
     public = replace(corpus.split("train"), name="public")
     other = replace(public, texts=("calm heart", *public.texts[1:]))
-    searches = [search, replace(search, plans=search.plans[:2])]
+    searches = [search, replace(search, plans=search.plans[:2], shares=(0.5, 0.5))]
     searches += [replace(search, public=one, score_noise=None) for one in (public, other)]
     secret, moved = Rng.secret(bytes(32)), build()
     with torch.no_grad():
