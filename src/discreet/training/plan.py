@@ -506,11 +506,14 @@ def check_most_rows(split: Corpus, most: int | None) -> None:
         )
 
 
-def public_text(source: str, columns: Columns, seed: int = 0, *, scores: bool = False) -> Corpus:
-    """Return public text: a built-in corpus, or a file with the column names of the private one, labels optional.
+def public_text(
+    source: str, columns: Columns, seed: int = 0, *, scores: bool = False, labelled: bool = False
+) -> Corpus:
+    """Return public text: a built-in corpus, or a file with the column names of the private one.
 
-    Only projections by label and training need its labels, and they report missing ones; mixtures and principal axes do
-    not. `scores` reads labels as numbers, also where all of them are integers.
+    Its labels are left out if they cannot be read, unless `labelled`: training needs them, and projections by label
+    report missing ones; mixtures and principal axes need none. `scores` reads labels as numbers, also where all of them
+    are integers.
     """
     if source in CORPORA:
         return load(source, seed=seed, validation=0)
@@ -518,6 +521,8 @@ def public_text(source: str, columns: Columns, seed: int = 0, *, scores: bool = 
     try:
         return load(source, columns, seed=seed, validation=0, task="regression" if scores else None)
     except DataError:
+        if labelled:
+            raise
         return load(source, replace(columns, label=None), seed=seed, validation=0)
 
 
@@ -531,7 +536,8 @@ def public_corpus(protect: Protection | None, private: Corpus, columns: Columns,
     if protect is None or protect.public is None:
         return None
     columns = columns if private.is_pairs else replace(columns, text_pair=None)
-    public = public_text(protect.public, columns, seed, scores=private.task == "regression")
+    labelled = isinstance(protect, GradientProtection) and private.task in ("classification", "regression")
+    public = public_text(protect.public, columns, seed, scores=private.task == "regression", labelled=labelled)
     public = replace(public, splits=("train",) * len(public))
     guaranteed = not isinstance(protect, RepresentationProtection) or protect.priced
     rows = [row for row, name in enumerate(private.splits) if name != "train" or not guaranteed]
