@@ -23,14 +23,15 @@ from discreet.core.randomness import Rng, weights_digest
 from discreet.data.overlap import without_overlap
 from discreet.data.sources import Columns, load
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.protections.base import GradientProtection, plain_defaults
+from discreet.protections.base import GradientProtection, defaults_of
 from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import cache_folder
 from discreet.training.evaluate import evaluate
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.parts import find_device
-from discreet.training.plan import TrainingPlan, public_text
+from discreet.training.plan import TrainingPlan
+from discreet.training.public_text import public_text
 from discreet.training.settings import TrainSettings
 
 
@@ -91,7 +92,7 @@ def main() -> None:
         public = without_overlap(public, corpus.split("validation")).renamed(Path(asked.public).stem)
     n = corpus.split("train").unit_count
     kind = None if asked.open else DirDPSGD(kappa=1.0) if asked.kappas else DPSGD(epsilon=1.0, public=asked.public)
-    usual = plain_defaults(asked.train, n, 384) if kind is None else kind.defaults(asked.train, n, 384)
+    usual = defaults_of(kind, asked.train, n, 384)
     grid = itertools.product(
         asked.kappas or asked.epsilons or [0.0],
         asked.epochs or [usual.epochs],

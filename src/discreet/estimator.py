@@ -29,7 +29,8 @@ from discreet.protections.base import RepresentationProtection
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
 from discreet.training.parts import find_device
-from discreet.training.plan import TrainingPlan, model_settings, public_corpus
+from discreet.training.plan import TrainingPlan, model_settings
+from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices, finish, load_run, prepared, workspace_of
 
 if TYPE_CHECKING:

@@ -35,7 +35,8 @@ from discreet.protections.dir_dp_sgd import DirDPSGD
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.encode import encode
 from discreet.training.loop import Job, start_from_public, train
-from discreet.training.plan import TrainingPlan, public_corpus
+from discreet.training.plan import TrainingPlan
+from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices
 from discreet.training.settings import TrainSettings
 

@@ -117,20 +117,17 @@ def test_training_starts_from_public_text(corpus: Corpus, tiny_encoder: Callable
     before = state(model)
     calls = iter(range(1, 1000))
     steps = 3 * -(-len(public) // 32)
+    common = {"seed": 0, "protect": protect, "noise_seed": 5, "public": public, "workspace": tmp_path}
     stopped = train(
         model,
         corpus,
         settings,
-        seed=0,
-        protect=protect,
-        noise_seed=5,
-        public=public,
-        workspace=tmp_path,
+        **common,
         should_stop=lambda: next(calls) > steps + 3,
     )
     assert not stopped.finished and (tmp_path / PUBLIC_START).exists()
     again = build(corpus, tiny_encoder("bert"))
-    done = train(again, corpus, settings, seed=0, protect=protect, noise_seed=5, public=public, workspace=tmp_path)
+    done = train(again, corpus, settings, **common)
     moved = max(float((before[name] - value).abs().max()) for name, value in state(again).items())
     assert done.finished and done.guarantee is not None and moved > 1e-4  # the private steps alone move 1e-8
     assert any("public text 'web'" in text for text in done.guarantee.assumptions)

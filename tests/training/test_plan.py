@@ -10,7 +10,6 @@ from discreet.core.errors import DataError
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.partition import keep_per_unit
-from discreet.data.sources import Columns
 from discreet.models.classifier import Classifier
 from discreet.models.pairs import PAIR_WIDTH
 from discreet.protections.base import Protection
@@ -18,44 +17,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.protections.instance_encoding import InstanceEncoding
 from discreet.protections.local.protection import LocalPrivacy
 from discreet.protections.texthide import TextHide
-from discreet.training.plan import TrainingPlan, delta_for, model_settings, public_corpus, resumed_delta
-
-TEXTS = ("a bright film", "the plot was slow", "nobody laughed", "two good jokes")
-
-
-@pytest.mark.parametrize(
-    ("protect", "kept"),
-    [
-        (lambda path: LocalPrivacy(epsilon=8.0, public=path), TEXTS[:3]),
-        (lambda path: LocalPrivacy(epsilon_per_message=8.0, public=path), TEXTS[:3]),
-        (lambda path: InstanceEncoding(epsilon=8.0, public=path, dimension=2), TEXTS[:3]),
-        (lambda path: TextHide(public=path), TEXTS[1:3]),
-    ],
-    ids=["ldp", "ldp per message", "dp-ie", "texthide"],
-)
-def test_public_text_is_not_sifted_by_what_is_private(tmp_path: Path, protect: object, kept: tuple[str, ...]) -> None:
-    """A projection from public text less the train split's would tell which public texts are in it."""
-    path = tmp_path / "public.csv"
-    path.write_text("text,label\n" + "".join(f"{text},{i % 2}\n" for i, text in enumerate(TEXTS)), encoding="utf-8")
-    private = Corpus(
-        "ward",
-        ("A bright film!", "irena called", "Two good jokes"),
-        labels=(0, 1, 1),
-        splits=("train",) * 2 + ("test",),
-    )
-    found = public_corpus(protect(str(path)), private, Columns())  # type: ignore[operator]
-    assert found is not None and found.texts == kept
-
-
-def test_public_text_is_read_like_the_private_one(tmp_path: Path) -> None:
-    private = Corpus("ward", ("a bright film", "two jokes"), scores=(0.5, 1.0), splits=("train", "validation"))
-    for name, text in (("train", "One day"), ("validation", "A night"), ("test", "Two jokes!")):
-        (tmp_path / f"{name}.csv").write_text(f"text,label\n{text},3\n", encoding="utf-8")
-    public = public_corpus(DPSGD(1.0, public=str(tmp_path)), private, Columns())
-    assert public is not None and (public.texts, public.scores) == (("One day", "A night"), (3.0, 3.0))
-    assert set(public.splits) == {"train"}
-    with pytest.raises(DataError, match="Expected public text that is not in 'ward', got none"):
-        public_corpus(DPSGD(1.0, public=str(tmp_path / "test.csv")), private, Columns())
+from discreet.training.plan import TrainingPlan, delta_for, model_settings, resumed_delta
 
 
 def test_a_cap_is_stated_and_noise_is_calibrated_for_it(tiny_encoder: Callable[[str], Path]) -> None:

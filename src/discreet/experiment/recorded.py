@@ -33,7 +33,7 @@ from discreet.federated.server import SCHEDULE, Schedule
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.metrics.intervals import clopper_pearson
 from discreet.models.base import TextModel
-from discreet.protections.base import GradientProtection, plain_defaults
+from discreet.protections.base import GradientProtection, defaults_of
 from discreet.protections.dp_sgd import DPSGD
 from discreet.releases.description import attacker_inputs, release_facts
 from discreet.training.checkpoint import LEDGER, trained
@@ -155,7 +155,7 @@ class Recorded:
     def _train(self) -> TrainSettings:
         total, protect, part = sum(self.schedule.sizes.values()), self.settings.protect, self.settings.model.train
         width = self.model.width
-        defaults = plain_defaults(part, total, width) if protect is None else protect.defaults(part, total, width)
+        defaults = defaults_of(protect, part, total, width)
         return self.settings.train.completed(defaults)
 
     def truth(self, one: Observed) -> Corpus:

@@ -24,10 +24,11 @@ from discreet.experiment.signals import classified, outputs_of, stacked
 from discreet.models.base import TextModel
 from discreet.models.classifier import Classifier, head
 from discreet.models.language_model import LanguageModel
-from discreet.protections.base import GradientProtection, Protection
+from discreet.protections.base import Protection
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
-from discreet.training.plan import TrainingPlan, public_corpus
+from discreet.training.plan import TrainingPlan
+from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices
 
 Bools = npt.NDArray[np.bool_]
@@ -167,7 +168,7 @@ def _public_start(choices: RunChoices, model: TextModel, corpus: Corpus, progres
     reads the same texts as the target, which leaves out those of its held-out rows: `corpus` has all splits.
     """
     protect = choices.protect
-    if not isinstance(protect, GradientProtection) or protect.public is None:
+    if protect is None or not protect.starts_from_public:
         return None
     start = fresh_model(choices, model, corpus, Rng(choices.seed).fork("model"))
     public = public_corpus(protect, corpus, choices.data.columns, choices.seed)

@@ -39,8 +39,9 @@ from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
 from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared, Spent
-from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, public_corpus, resumed_delta
+from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, resumed_delta
 from discreet.training.public_row import PublicRow, public_row, start_row
+from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices, RunSettings, check_kind, finish, prepared, workspace_of
 from discreet.training.steps import Report
 
@@ -246,7 +247,7 @@ def make_plan(
     if public is not None:
         for remark in public.remarks:
             say(f"Public text: {remark}.")
-        if isinstance(request.protect, GradientProtection):
+        if request.protect is not None and request.protect.starts_from_public:
             say(f"Training starts with {len(public):,} public texts, without noise.")
             shared = len(overlapping(public, corpus.split("train")))
             if shared:
@@ -289,7 +290,7 @@ def make_plan(
 def _check_public(request: RunRequest) -> None:
     """Reject the private text itself as the public text that a model is trained on without noise."""
     protect, source = request.protect, request.data.source
-    if not isinstance(protect, GradientProtection) or protect.public is None:
+    if protect is None or protect.public is None or not protect.starts_from_public:
         return
     same = any(one.samefile(other) for one in files_of(protect.public) for other in files_of(source))
     if protect.public == source or same:

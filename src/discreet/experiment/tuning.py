@@ -29,7 +29,7 @@ from discreet.training.checkpoint import LEDGER
 from discreet.training.encode import cache_folder
 from discreet.training.loop import Job, Trained
 from discreet.training.parts import find_device
-from discreet.training.plan import public_text
+from discreet.training.public_text import public_text
 from discreet.training.run_folder import check_kind, finish, prepared, workspace_of
 from discreet.training.tuning import SearchPlan, Tuned, tune
 

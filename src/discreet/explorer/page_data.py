@@ -23,7 +23,7 @@ from discreet.study.store import read_trials
 from discreet.study.sweep import STUDY, read_kept_study
 from discreet.study.trial import scene_of
 from discreet.training.encode import encode
-from discreet.training.plan import public_text
+from discreet.training.public_text import public_text
 
 MADE_UP = 400  # generated sentences to learn a projection from: enough for its few dimensions, and fast to encode
 _PUBLIC = 1000

@@ -34,7 +34,7 @@ from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload,
 from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
-from discreet.protections.base import GradientProtection, Protection, plain_defaults
+from discreet.protections.base import GradientProtection, Protection, defaults_of
 from discreet.protections.texthide import TextHide
 from discreet.training import checkpoint
 from discreet.training.checkpoint import LEDGER, Progress, trained
@@ -106,7 +106,7 @@ class Schedule:
         """
         total, protect = sum(sizes.values()), settings.protect
         part = settings.model.train
-        defaults = plain_defaults(part, total, width) if protect is None else protect.defaults(part, total, width)
+        defaults = defaults_of(protect, part, total, width)
         train = settings.train.completed(defaults)
         size = min(train.size, total)
         steps = max(1, round(train.passes * -(-total // size)))
@@ -373,7 +373,7 @@ class Server:
     def _completed(self, schedule: Schedule) -> Any:
         total, protect = sum(schedule.sizes.values()), self.settings.protect
         part, width = self.settings.model.train, self.model.width
-        defaults = plain_defaults(part, total, width) if protect is None else protect.defaults(part, total, width)
+        defaults = defaults_of(protect, part, total, width)
         return self.settings.train.completed(defaults)
 
     def _ledger(self, aggregation: Aggregation) -> Any:

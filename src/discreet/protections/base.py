@@ -152,6 +152,11 @@ class Protection(ABC):
         return None
 
     @property
+    def starts_from_public(self) -> bool:
+        """Whether the model is first trained on the public text, without noise."""
+        return False
+
+    @property
     def visible(self) -> Visible:
         """Whether an observer sees only the noisy sum of a batch, or each noisy text or vector in it."""
         return "each"
@@ -235,11 +240,23 @@ class Protection(ABC):
         return {"name": self.name, **{key: value for key, value in as_dict(self).items() if key in names}}
 
 
+def defaults_of(protect: Protection | None, part: str, units: int, width: int, *, pairs: bool = False) -> TrainDefaults:
+    """Return the default settings of a training run, with a protection or without; `pairs` are read together."""
+    if protect is None:
+        return plain_defaults(part, units, width, pairs=pairs)
+    return protect.defaults(part, units, width)
+
+
 class GradientProtection(Protection):
     """A protection of gradients: add up the bounded contribution of each unit, then release the sum."""
 
     place: ClassVar[Place] = "gradient"
     draws_to_gather: ClassVar[bool] = False  # whether `gather` draws random numbers, which a CUDA graph would repeat
+
+    @property
+    def starts_from_public(self) -> bool:
+        """Whether the model is first trained on public text, as it is if there is some."""
+        return self.public is not None
 
     @property
     def trains_parts(self) -> bool:

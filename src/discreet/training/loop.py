@@ -103,7 +103,8 @@ def train(
     plan, job = plan or TrainingPlan.make(model, corpus), job or Job()
     split, settings, protect, rng = matched_split(corpus, model, "train"), plan.settings, plan.protect, plan.rng
     plan.check(split)
-    if plan.public is not None and isinstance(protect, GradientProtection) and not start_from_public(model, plan, job):
+    starts = plan.public is not None and protect is not None and protect.starts_from_public
+    if starts and not start_from_public(model, plan, job):
         return Trained(False, 0, 0.0, 0, ())
     # A frozen encoder is left out, because its outputs are hashed with the rows.
     start = weights_digest(model, leave_out="encoder" if model.settings.frozen else None)

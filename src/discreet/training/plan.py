@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from discreet.accounting.ledger import Budget, Ledger
-from discreet.catalog import CORPORA
 from discreet.core.errors import (
     DataError,
     UnsupportedError,
@@ -26,9 +25,7 @@ from discreet.core.errors import (
 from discreet.core.guarantee import LARGEST_DELTA, Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
-from discreet.data.overlap import without_overlap
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
-from discreet.data.sources import EACH_ROW, Columns, load
 from discreet.models.base import LM, TextModel
 from discreet.models.classifier import Classifier, ModelSettings, classifier_of
 from discreet.models.encoder import BILSTM, MINILM
@@ -42,10 +39,11 @@ from discreet.protections.base import (
     RepresentationProtection,
     TextProtection,
     check_protection,
+    defaults_of,
     most_rows,
-    plain_defaults,
 )
 from discreet.protections.dp_sgd import DPSGD
+from discreet.training.public_text import public_vectors
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -125,8 +123,7 @@ class TrainingPlan:
         units = split.unit_count if population is None else population
         part, width = model.settings.train, model.width
         pairs = split.is_pairs and model.settings.pairs != SEPARATE
-        plain = plain_defaults(part, units, width, pairs=pairs)
-        defaults = plain if protect is None else protect.defaults(part, units, width)
+        defaults = defaults_of(protect, part, units, width, pairs=pairs)
         settings = _with_head_share((train or TrainSettings()).completed(defaults), train, model, protect)
         if protect is None:
             chosen = sampler or Shuffled(min(settings.size, len(split)))
@@ -268,7 +265,7 @@ class TrainingPlan:
     def facts(self) -> tuple[str, ...]:
         """What the guarantee says besides the assumptions of the protection, as sentences."""
         facts = []
-        if self.public is not None and isinstance(self.protect, GradientProtection):
+        if self.public is not None and self.protect is not None and self.protect.starts_from_public:
             facts.append(f"training starts from weights trained on the public text {self.public.name!r}, without noise")
         if self.max_per_unit is None:
             return tuple(facts)
@@ -504,63 +501,6 @@ def check_most_rows(split: Corpus, most: int | None) -> None:
             f"Expected at most {most} training rows of each {split.unit_name}, got more of one. Load the corpus with "
             f"the same cap ({setting('max_per_unit', most)})."
         )
-
-
-def public_text(
-    source: str, columns: Columns, seed: int = 0, *, scores: bool = False, labelled: bool = False
-) -> Corpus:
-    """Return public text: a built-in corpus, or a file with the column names of the private one.
-
-    Its labels are left out if they cannot be read, unless `labelled`: training needs them, and projections by label
-    report missing ones; mixtures and principal axes need none. `scores` reads labels as numbers, also where all of them
-    are integers.
-    """
-    if source in CORPORA:
-        return load(source, seed=seed, validation=0)
-    columns = replace(columns, unit=EACH_ROW)
-    try:
-        return load(source, columns, seed=seed, validation=0, task="regression" if scores else None)
-    except DataError:
-        if labelled:
-            raise
-        return load(source, replace(columns, label=None), seed=seed, validation=0)
-
-
-def public_corpus(protect: Protection | None, private: Corpus, columns: Columns, seed: int = 0) -> Corpus | None:
-    """Return the public corpus that a protection needs, without texts that occur in held-out text.
-
-    What is learned from it is published, so it must not depend on which of its texts are in the train split: removing
-    those would reveal them to anyone who has the public corpus. If nothing is guaranteed, they are removed too. All
-    splits of a public folder are used.
-    """
-    if protect is None or protect.public is None:
-        return None
-    columns = columns if private.is_pairs else replace(columns, text_pair=None)
-    labelled = isinstance(protect, GradientProtection) and private.task in ("classification", "regression")
-    public = public_text(protect.public, columns, seed, scores=private.task == "regression", labelled=labelled)
-    public = replace(public, splits=("train",) * len(public))
-    guaranteed = not isinstance(protect, RepresentationProtection) or protect.priced
-    rows = [row for row, name in enumerate(private.splits) if name != "train" or not guaranteed]
-    avoided = private.take(rows)
-    if guaranteed:
-        avoided = avoided.renamed(f"{private.name} (held-out rows)")
-    kept = without_overlap(public, avoided) if rows else public
-    if not len(kept):
-        raise DataError(
-            f"Expected public text that is not in {private.name!r}, got none in {protect.public!r}. Name other text."
-        )
-    return kept
-
-
-def public_vectors(model: TextModel, public: Corpus, precision: str) -> tuple[Tensor, Tensor | None]:
-    """Return the vectors of public text under a frozen encoder, and its labels if they are those of the model."""
-    if not model.settings.frozen:
-        raise invalid("train", model.settings.train, "head or pooler+head", "A projection is learned for one encoder.")
-    from discreet.training.encode import cache_folder, encode
-
-    rows = encode(model, public, cache_folder(), precision)
-    labelled = public.task == model.task and public.label_names == model.label_names
-    return rows.vectors, rows.targets if labelled else None
 
 
 def _conditions(
