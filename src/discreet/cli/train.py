@@ -45,8 +45,14 @@ from discreet.models.model_settings import SEPARATE, ModelSettings
 from discreet.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sized
+
     from discreet.data.canaries import Planting
+    from discreet.data.corpus import Corpus
+    from discreet.data.sources import TextSource
+    from discreet.experiment import RunOptions
     from discreet.protections.base import Protection
+    from discreet.training.steps import Report
 
 _CANARIES = "Canaries"
 # Options listed by --help; --help-all lists the others.
@@ -209,9 +215,7 @@ def train(
     of a protection, and --help-all lists all options.
     """
     with working("starting"):
-        from discreet.data.corpus import NOT_FOR_RELEASE, doubts
-        from discreet.experiment import RunOptions, RunRequest, load_corpus, run_training
-        from discreet.training.plan import model_settings
+        from discreet.experiment import RunRequest, run_training
 
     private = ctx.obj if options.epsilon is None else {"epsilon": options.epsilon, **ctx.obj}
     protection = protection_of(options.protect, options.delta, private)
@@ -220,25 +224,8 @@ def train(
             raise invalid(name, str(value), "used with --protect", "Add it, or leave this out.")
     if options.audit_canaries is not None and options.audit is None:
         raise invalid("audit-canaries", options.audit_canaries, "used with --audit", "Add it, or leave this out.")
-    options.check(source.rows)
-    model = options.with_rank(model)
-    model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
     settings = TrainSettings(**training)
-    text_source = options.source(data, source, options.max_per_unit)
-    with working("reading the text"):
-        corpus = load_corpus(text_source, options.population)
-    for doubt in doubts(corpus, source.label, source.unit):
-        note(f"{NOT_FOR_RELEASE}: " + doubt)
-    units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
-    task = corpus.task if options.task is None else options.task
-    chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)
-    if protection is not None and "train" not in model and chosen.pairs == SEPARATE:
-        note(
-            "The two texts of a pair are read separately, and only a head on a few numbers of each pair is trained. "
-            "Use --pairs joint or --train all to train more."
-        )
-    else:
-        part_note(options.protect, protection, model, chosen.train, corpus.unit_name)
+    text_source, corpus, chosen = read_text(options, data, source, model, protection, options.population)
     request = RunRequest(
         text_source,
         chosen,
@@ -252,16 +239,7 @@ def train(
         options.audit_canaries,
     )
     with stop_on_interrupt() as stopping, training_bar() as watch:
-        run_options = RunOptions(
-            watch=watch,
-            say=note,
-            should_stop=lambda: bool(stopping),
-            **{
-                name: getattr(options, name)
-                for name in ("device", "resume", "checkpoint_seconds", "download", "cache", "ledger", "budget")
-            },
-        )
-        result = run_training(request, out, corpus=corpus, options=run_options)
+        result = run_training(request, out, corpus=corpus, options=run_options(options, watch, stopping))
     if not result["finished"]:
         where = f"at step {result['steps']}" if result["steps"] else "in the training on public text"
         note(f"Stopped {where} and saved. Run the same command with --resume to resume.")
@@ -272,15 +250,63 @@ def train(
         _print(result, out)
 
 
-def part_note(name: str | None, protection: Protection | None, model: dict[str, Any], part: str, unit: str) -> None:
-    """Tell the user if only the head is trained because there are few units."""
-    if protection is None or "train" in model or part == protection.default_part:
+def read_text(
+    options: LocalOptions,
+    data: str,
+    source: SourceOptions,
+    model: dict[str, Any],
+    protection: Protection | None,
+    population: int | None,
+) -> tuple[TextSource, Corpus, ModelSettings]:
+    """Read the text to train on after checking the options, and choose the settings of the model.
+
+    The user is told about doubtful columns, and about defaults that train less than the whole model.
+    """
+    from discreet.data.corpus import NOT_FOR_RELEASE, doubts
+    from discreet.experiment import load_corpus
+    from discreet.training.plan import model_settings
+
+    options.check(source.rows)
+    model = options.with_rank(model)
+    model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
+    text_source = options.source(data, source, options.max_per_unit)
+    with working("reading the text"):
+        corpus = load_corpus(text_source, population)
+    for doubt in doubts(corpus, source.label, source.unit):
+        note(f"{NOT_FOR_RELEASE}: " + doubt)
+    units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
+    task = corpus.task if options.task is None else options.task
+    chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)
+    _note_on_part(protection, model, chosen, corpus.unit_name)
+    return text_source, corpus, chosen
+
+
+def run_options(options: LocalOptions, watch: Callable[[Report], None], stopping: Sized) -> RunOptions:
+    """Return how a run is carried out; it stops when `stopping` is no longer empty."""
+    from discreet.experiment import RunOptions
+
+    names = ("device", "resume", "checkpoint_seconds", "download", "cache", "ledger", "budget")
+    chosen = {name: getattr(options, name) for name in names}
+    return RunOptions(watch=watch, say=note, should_stop=lambda: bool(stopping), **chosen)
+
+
+def _note_on_part(protection: Protection | None, model: dict[str, Any], chosen: ModelSettings, unit: str) -> None:
+    """Tell the user if the default trains only a head: on numbers of pairs, or because there are few units."""
+    if protection is None or "train" in model:
+        return
+    if chosen.pairs == SEPARATE:
+        note(
+            "The two texts of a pair are read separately, and only a head on a few numbers of each pair is trained. "
+            "Use --pairs joint or --train all to train more."
+        )
+        return
+    if chosen.train == protection.default_part:
         return
     from discreet.protections.base import FEW_UNITS
 
     note(
-        f"Fewer than {FEW_UNITS:,} {unit}s under {name}: only the head is trained and the encoder is frozen, which "
-        "learns more from little data. Use --train all to train every layer."
+        f"Fewer than {FEW_UNITS:,} {unit}s under {protection.name}: only the head is trained and the encoder is "
+        "frozen, which learns more from little data. Use --train all to train every layer."
     )
 
 

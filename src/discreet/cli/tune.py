@@ -10,12 +10,7 @@ import typer
 
 from discreet.cli.options import Data, Json, LocalOptions, SourceOptions, generated
 from discreet.cli.output import as_json, line, note, paragraph, stop_on_interrupt, table, training_bar, working
-from discreet.cli.train import (
-    finite,
-    part_note,
-    print_run,
-    protection_of,
-)
+from discreet.cli.train import finite, print_run, protection_of, read_text, run_options
 from discreet.core.errors import SettingError, invalid, setting
 from discreet.core.guarantee import in_digits
 from discreet.core.settings import option, read_values
@@ -88,9 +83,7 @@ def tune(
     --epochs, --batch-size and the other options of train set what is not tried.
     """
     with working("starting"):
-        from discreet.data.corpus import NOT_FOR_RELEASE, doubts
-        from discreet.experiment import RunOptions, TuneRequest, load_corpus, run_tuning
-        from discreet.training.plan import model_settings
+        from discreet.experiment import TuneRequest, run_tuning
         from discreet.training.tuning import candidates_of
 
     if options.epsilon is None:
@@ -107,18 +100,7 @@ def tune(
     if options.clip_norm is not None:
         private["clip_norm"] = options.clip_norm
     protection = protection_of("dp-sgd", options.delta, private)
-    options.check(source.rows)
-    model = options.with_rank(model)
-    model_settings(model, protection, 1, options.task)  # rejects invalid settings before the text is read
-    text_source = options.source(data, source, options.max_per_unit)
-    with working("reading the text"):
-        corpus = load_corpus(text_source, options.population)
-    for doubt in doubts(corpus, source.label, source.unit):
-        note(f"{NOT_FOR_RELEASE}: " + doubt)
-    units = options.population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
-    task = corpus.task if options.task is None else options.task
-    chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)
-    part_note("dp-sgd", protection, model, chosen.train, corpus.unit_name)
+    text_source, corpus, chosen = read_text(options, data, source, model, protection, options.population)
     request = TuneRequest(
         text_source,
         chosen,
@@ -132,14 +114,7 @@ def tune(
         score_on=options.score_on,
     )
     with stop_on_interrupt() as stopping, training_bar() as watch:
-        names = ("device", "resume", "checkpoint_seconds", "download", "cache", "ledger", "budget")
-        run_options = RunOptions(
-            watch=watch,
-            say=note,
-            should_stop=lambda: bool(stopping),
-            **{name: getattr(options, name) for name in names},
-        )
-        result = run_tuning(request, out, corpus=corpus, options=run_options)
+        result = run_tuning(request, out, corpus=corpus, options=run_options(options, watch, stopping))
     if not result["finished"]:
         note("Stopped and saved. Run the same command with --resume to resume; it costs nothing more.")
         raise typer.Exit(130)
