@@ -93,6 +93,8 @@ class Caveat(enum.StrEnum):
     UNSTEADY_KERNELS = "unsteady-kernels"
     UNCHECKED_LOSSES = "unchecked-losses"
     OWN_BATCHES = "own-batches"
+    UNPROTECTED_STATE = "unprotected-state"
+    PRIVATE_CLASSES = "private-classes"
 
     @property
     def sentence(self) -> str:
@@ -122,6 +124,13 @@ _CAVEATS = {
     Caveat.OWN_BATCHES: (
         "the caller drew the batches, and the figure holds only if every unit was drawn as the plan says, at random "
         "and in secret"
+    ),
+    Caveat.UNPROTECTED_STATE: (
+        "weights or buffers of the model were changed by something else than the private step, and what they learned "
+        "from private rows has no noise"
+    ),
+    Caveat.PRIVATE_CLASSES: (
+        "the names of the classes were read from private labels, and that a name exists may depend on one unit"
     ),
 }
 
