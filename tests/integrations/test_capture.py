@@ -68,7 +68,7 @@ Take = Callable[[PrivateTraining, Callable[[Any], Tensor]], Callable[[Any, torch
 
 
 def eagerly(private: PrivateTraining, losses_of: Callable[[Any], Tensor]) -> Any:
-    return lambda part, optimizer: private.step(losses_of(part), optimizer)
+    return lambda part, optimizer: private.step(losses_of, optimizer)
 
 
 def captured_by(graphs: Any) -> Take:

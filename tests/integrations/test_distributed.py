@@ -60,7 +60,7 @@ def test_a_rank_that_dies_stops_the_run_and_it_resumes_with_two_and_not_with_one
     alone = train(tmp_path / "alone", "dp-sgd")
     assert torchrun(tmp_path, "die").returncode != 0
     spent = Ledger.read(tmp_path / "dp-sgd.jsonl").spends
-    assert 3 <= spent <= 4, "the step that was in progress is counted"
+    assert 3 <= spent <= 6, "the step that was in progress is counted, and all planned ones by a rank that can close"
     with pytest.raises(ValueError, match="world_size"):
         train(tmp_path, "dp-sgd", resume=True)
     done = torchrun(tmp_path, "resume")

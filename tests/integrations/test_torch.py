@@ -43,6 +43,9 @@ class Net(nn.Module):
         real = (ids > 0)[..., None]
         return self.head((states * real).sum(1) / real.sum(1))
 
+    def losses(self, batch: Any) -> Tensor:
+        return losses_of(self, batch)
+
 
 def losses_of(model: nn.Module, batch: Any) -> Tensor:
     ids, labels = batch
@@ -194,25 +197,25 @@ def test_an_empty_batch_releases_its_noise_without_a_part(model: Net, dataset: T
 
 def test_directional_dp_sgd_trains_and_is_certified(model: Net, dataset: TensorDataset, people: list[str]) -> None:
     with make_private(model, DirDPSGD(epsilon=50), units=PEOPLE, batch_size=6, steps=4, unit="person") as private:
-        private.check(lambda batch: losses_of(model, batch), made_up())
+        private.check(model.losses, made_up())
         optimizer = adam(model)
-        for part in private.batches(dataset, unit_of=people, max_rows=8):
-            private.step(losses_of(model, part), optimizer)
+        for _ in private.batches(dataset, unit_of=people, max_rows=8):
+            private.step(model.losses, optimizer)
         found = private.guarantee
     assert found.certified and 0 < found.epsilon <= 50 and found.adjacency is Adjacency.REPLACE_ONE
 
 
-def trained(model: nn.Module, dataset: Any, private: PrivateTraining, **settings: Any) -> PrivateTraining:
+def trained(model: Net, dataset: Any, private: PrivateTraining, **settings: Any) -> PrivateTraining:
     optimizer = adam(model)
-    for part in private.batches(dataset, **settings):
-        private.step(losses_of(model, part), optimizer)
+    for _ in private.batches(dataset, **settings):
+        private.step(model.losses, optimizer)
     return private
 
 
 class TestGuarantee:
     def test_checked_parts_are_certified(self, model: Net, dataset: TensorDataset) -> None:
         with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=4, unit="note") as private:
-            private.check(lambda batch: losses_of(model, batch), made_up())
+            private.check(model.losses, made_up())
             found = trained(model, dataset, private).guarantee
         assert found.certified and 7 < found.epsilon <= 8 and found.adjacency is Adjacency.ZERO_OUT
         assert found.unit == "note" and private.ledger.statement.terms.caveats == frozenset()
@@ -247,8 +250,9 @@ class TestGuarantee:
         found = {}
         for width in (None, 6):
             with make_private(model, DPSGD(epsilon=8), units=40, batch_size=8, steps=3) as private:
-                private.check(lambda batch: losses_of(model, batch), rows[:8], padded(width))
-                trained(model, rows, private, collate=padded(width))
+                collate = padded(width)
+                private.check(model.losses, rows[:8], collate)
+                trained(model, rows, private, collate=collate)
                 found[width] = private.guarantee
         assert found[None].caveats == {Caveat.UNSTEADY_KERNELS}
         assert found[6].certified
@@ -256,13 +260,12 @@ class TestGuarantee:
     def test_another_precision_than_the_one_that_was_checked_is_an_estimate(
         self, model: Net, dataset: TensorDataset
     ) -> None:
-        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=2) as private:
-            private.check(lambda batch: losses_of(model, batch), made_up())
+        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=6) as private:
+            private.check(model.losses, made_up())
             optimizer = adam(model)
-            for part in private.batches(dataset):
-                with torch.autocast("cpu", torch.bfloat16):
-                    losses = losses_of(model, part)
-                private.step(losses, optimizer)
+            for number, _ in enumerate(private.batches(dataset, max_rows=8)):
+                with torch.autocast("cpu", torch.bfloat16, enabled=number > 0):
+                    private.step(model.losses, optimizer)
             assert private.guarantee.caveats == {Caveat.UNSTEADY_KERNELS}
 
     def test_a_collate_function_with_random_masks_can_be_certified(self, model: Net) -> None:
@@ -280,8 +283,8 @@ class TestGuarantee:
         with make_private(model, DPSGD(epsilon=8), units=40, batch_size=10, steps=3) as private:
             private.check(losses, rows[:8], masked)
             optimizer = adam(model)
-            for part in private.batches(rows, masked):
-                private.step(losses(part), optimizer)
+            for _ in private.batches(rows, masked):
+                private.step(losses, optimizer)
             assert private.guarantee.certified
 
     def test_a_population_hides_the_number_of_units(self, model: Net, dataset: TensorDataset) -> None:
@@ -429,7 +432,7 @@ class TestRejected:
             with pytest.raises(UnsupportedError, match="mixes"):
                 private.check(mixed, made_up())
             with pytest.raises(DataError, match="made-up rows"):
-                private.check(lambda batch: losses_of(model, batch), made_up()[:3])
+                private.check(model.losses, made_up()[:3])
 
     def test_an_optimizer_of_other_parameters(self, model: Net, dataset: TensorDataset) -> None:
         other = nn.Parameter(torch.zeros(3))
@@ -499,6 +502,7 @@ class TestResume:
         with self.make(model, folder, secret) as private:
             states = self.run(model, dataset, private, stop=4)
             assert private.ledger.statement.spends == 6
+        assert Ledger.read(folder / "ledger.jsonl").spends == 9, "the steps that were not taken are counted"
         assert states is not None
         return states
 
@@ -538,7 +542,7 @@ class TestResume:
         saved = self.stopped(model, dataset, tmp_path, None)
         with self.make(model, tmp_path, None) as private:
             self.run(model, dataset, private, saved)
-            assert private.position == 9 and private.ledger.statement.spends == 6 + 5
+            assert private.position == 9 and private.ledger.statement.spends == 9 + 5
             assert len(private.state_dict()["runs"]) == 2
 
     def test_the_limit_of_a_budget_counts_what_was_lost(
@@ -549,9 +553,9 @@ class TestResume:
             settings: dict[str, Any] = {"units": ROWS, "batch_size": 10, "steps": 6}
             return make_private(model, DPSGD(epsilon=3), ledger=ledger, **settings)
 
-        with make() as private:
-            saved = self.run(model, dataset, private, stop=2)
-            private.ledger.close()
+        private = make()
+        saved = self.run(model, dataset, private, stop=2)
+        private.ledger.close()  # as if it was killed: nothing is closed
         with make() as private:
             self.run(model, dataset, private, saved)
             assert private.out_of_budget and private.position == 4
@@ -571,7 +575,7 @@ class TestResume:
         saved = self.stopped(model, dataset, tmp_path)
         ledger = tmp_path / "ledger.jsonl"
         lines = ledger.read_bytes().splitlines(keepends=True)
-        ledger.write_bytes(b"".join(lines[:-4]))  # steps 2 to 5
+        ledger.write_bytes(b"".join(lines[:-7]))  # steps 2 to 8
         with self.make(model, tmp_path) as private, pytest.raises(LedgerError, match="step 2"):
             private.load_state_dict(saved[0])
 

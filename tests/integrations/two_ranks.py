@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,8 +53,9 @@ def train(folder: Path, what: str, stop: int | None = None, resume: bool = False
             private.load_state_dict(state["private"])
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
-        for part in private.batches(dataset, unit_of=[row % UNITS for row in range(ROWS)], max_rows=4):
-            if private.step(losses_of(model, part), optimizer) and private.position == stop:
+        losses = partial(losses_of, model)
+        for _ in private.batches(dataset, unit_of=[row % UNITS for row in range(ROWS)], max_rows=4):
+            if private.step(losses, optimizer) and private.position == stop:
                 if int(os.environ.get("RANK", 0)) == 1:
                     os._exit(9)  # this rank dies
                 states = {"private": private.state_dict(), "model": model.state_dict()}

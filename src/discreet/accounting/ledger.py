@@ -10,8 +10,8 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
@@ -259,16 +259,31 @@ class Ledger:
         return self.statement.event
 
     def guarantee(
-        self, delta: float | None = None, accountant: str = "pld", assumptions: Sequence[str] = ()
+        self,
+        delta: float | None = None,
+        accountant: str = "pld",
+        assumptions: Sequence[str] = (),
+        further: Mapping[str, Any] | None = None,
     ) -> Guarantee:
         """Return the guarantee of all spends together at delta, by default that of the budget.
 
         It includes the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
+        `further` are events by id that are planned and not spent yet: the result is the guarantee with them, and at
+        most the budget if delta is that of the budget, because no spend exceeds it.
 
         Guarantee: for the unit and adjacency of the ledger, over every spend in it.
         """
         statement = self.statement
-        cost = self._allowance.cost(self._allowance.counts(), statement.delta(delta), accountant)
+        counts = self._allowance.counts()
+        texts: dict[Any, str] = {}
+        for name, event in (further or {}).items():
+            if not self.holds(name):
+                text = texts[event] if event in texts else texts.setdefault(event, event_to_json(event))
+                counts[text] += 1
+        cost = self._allowance.cost(counts, statement.delta(delta), accountant)
+        budget = statement.budget
+        if further and budget is not None and cost.delta == budget.delta and cost.epsilon > budget.epsilon:
+            cost = replace(cost, epsilon=budget.epsilon)
         return statement.stated(cost, assumptions)
 
     def epsilon(self, delta: float | None = None, *, rounding: float = 0.05) -> float:

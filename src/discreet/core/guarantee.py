@@ -119,15 +119,16 @@ _CAVEATS = {
     ),
     Caveat.UNCHECKED_LOSSES: (
         "it was not checked that the gradient of a unit depends on that unit alone; PrivateTraining.check does so on "
-        "made-up rows"
+        "made-up rows, for the loss function and the collate function that are then used: pass the loss function "
+        "itself to PrivateTraining.step, not losses that the loop computed"
     ),
     Caveat.OWN_BATCHES: (
         "the caller drew the batches, and the figure holds only if every unit was drawn as the plan says, at random "
         "and in secret"
     ),
     Caveat.UNPROTECTED_STATE: (
-        "weights or buffers of the model were changed by something else than the private step, and what they learned "
-        "from private rows has no noise"
+        "weights, buffers or attributes of the model were changed by something else than the private step, and what "
+        "they learned from private rows has no noise"
     ),
     Caveat.PRIVATE_CLASSES: (
         "the names of the classes were read from private labels, and that a name exists may depend on one unit"

@@ -11,12 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.processes import Processes
+from discreet.integrations.watch import persistent_buffers
+from discreet.training.account import spend_rest
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import check_ledger, terms_of
 
@@ -38,7 +43,10 @@ ASSUMPTIONS = (
 _POPULATION = (
     "the population {population:,} was given beforehand; it, the settings and the model's first weights are public"
 )
-_RESUMED = "a stopped training was resumed with the data, the code and the settings it was started with"
+_RESUMED = (
+    "a stopped training was resumed with the data, the code and the settings it was started with; that its weights, "
+    "and the optimizer's state where it was known, were those of the checkpoint was checked"
+)
 _PROCESSES = "the processes of the training, and the network between them, are trusted"
 
 
@@ -63,8 +71,14 @@ class Account:
         self.plan, self.delta, self.identity = plan, plan.delta, identity
         self.caveats: set[Caveat] = set()
         self.resumed = False
+        self.repeats = False  # whether steps may be taken again with the secret of a checkpoint
+        self.ended = False  # whether no step is left that the budget allows
+        self._weights: str | None = None  # those of a checkpoint, keyed, until the first step after it
+        self._optimizer: str | None = None
         self._processes = processes
         self._secret_path: Path | None = None
+        self._given_secret = isinstance(secret, Rng)
+        self._closed = False
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._ledger: Ledger | None = None
@@ -81,11 +95,16 @@ class Account:
             )
         return self._ledger
 
-    @property
-    def guarantee(self) -> Guarantee:
-        """What all steps so far guarantee, with everything else that the ledger holds."""
+    def guarantee(self, position: int) -> Guarantee:
+        """Return what all planned steps guarantee, with everything else that the ledger holds.
+
+        After `position` steps the other ones are counted as if they were taken: when to stop may be decided by looking
+        at the model, and the figure of the steps so far is proven only for a number that was fixed in advance.
+        """
         terms = self.terms()
-        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
+        planned = self._planned(position)
+        stated = self.ledger.guarantee(self.delta, assumptions=terms.assumptions, further=planned)
+        return stated.with_caveats(terms.caveats)
 
     @property
     def all_caveats(self) -> frozenset[Caveat]:
@@ -94,7 +113,7 @@ class Account:
 
     @property
     def epsilon(self) -> float:
-        """A bound on the epsilon so far that is cheap enough for a progress bar."""
+        """A bound on the epsilon of the steps so far that is cheap enough for a progress bar."""
         return self.ledger.epsilon(self.delta)
 
     @property
@@ -134,8 +153,13 @@ class Account:
             self._processes.from_first(lambda: self.ledger.state(self.terms()))
             self._stated = set(self.caveats)
 
-    def state(self, position: int, max_rows: int | None) -> dict[str, Any]:
-        """Return what a resumed training needs besides the weights and the optimizer: plain values, no secret."""
+    def state(
+        self, position: int, max_rows: int | None, model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> dict[str, Any]:
+        """Return what a resumed training needs besides the weights and the optimizer: plain values, no secret.
+
+        Of the weights and the optimizer it holds digests that only the secret can repeat, where it is kept.
+        """
         return {
             "format": _FORMAT,
             "position": position,
@@ -145,13 +169,16 @@ class Account:
             "secret": digest(self._secret),
             "world_size": self._processes.size,
             "max_rows": max_rows,
+            "weights": self._keyed(_saved(model)) if self._is_kept else None,
+            "optimizer": self._keyed(optimizer.state_dict()) if self._is_kept and optimizer is not None else None,
         }
 
     def load(self, state: Mapping[str, Any]) -> int:
-        """Resume after the steps of a state, and return their number; `resumed` is then whether the secret is the same.
+        """Resume after the steps of a state, and return their number.
 
-        With the same secret, steps that are taken again draw the same batches and the same noise and are counted once.
-        Without it they are drawn anew, and counted again.
+        With the same secret, and the weights and optimizer of the state (`confirm_weights`, `confirm_optimizer`), steps
+        that are taken again draw the same batches and the same noise and are counted once. Otherwise they are drawn
+        anew, and counted again.
         """
         if state.get("format") != _FORMAT:
             remedy = "It was written by another version of discreet, or is not a state of a private training."
@@ -168,18 +195,83 @@ class Account:
         self._processes.from_first(lambda: self._check_ledger_of(state))
         position = int(state["position"])
         self.runs = [(str(name), int(first)) for name, first in state["runs"]]
-        if state["secret"] == digest(self._secret):
-            self.resumed = True
+        if state["secret"] == digest(self._secret) and state.get("weights"):
+            self.repeats, self._weights, self._optimizer = True, state["weights"], state["optimizer"]
         else:
             self.runs.append((self._new_name(), position))
         return position
 
-    def close(self, ended: bool) -> None:
-        """Close the ledger if it was opened here, and delete the secret's file after the last step."""
-        if self._owns_ledger and self._ledger is not None:
-            self._ledger.close()
+    def confirm_weights(self, position: int, model: nn.Module) -> None:
+        """Draw anew from this step on, before it is counted, unless the weights are those of the checkpoint.
+
+        The same noise on the gradients of other weights would cancel in the difference of the two models.
+        """
+        expected, self._weights = self._weights, None
+        if expected is None:
+            return
+        self.resumed = self._draw_anew_if(self._keyed(_saved(model)) != expected, position)
+
+    def confirm_optimizer(self, position: int, optimizer: torch.optim.Optimizer) -> None:
+        """Draw anew from this step on unless the optimizer, before it moves, is that of the checkpoint.
+
+        The sum of the step before is released already, on the same weights; the weights after it would be other ones.
+        """
+        expected, self._optimizer = self._optimizer, None
+        if expected is not None and self.resumed:
+            self._draw_anew_if(self._keyed(optimizer.state_dict()) != expected, position)
+
+    def _draw_anew_if(self, other: bool, position: int) -> bool:
+        """Use a new name from this step on if something is another on any rank; return whether nothing is."""
+        if self._processes.any_of([other])[0]:
+            self._optimizer = None
+            self.runs.append((self._new_name(), position))
+            return False
+        return True
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether another process may have this secret."""
+        return self._secret_path is not None or self._given_secret
+
+    def _keyed(self, values: Any) -> str:
+        return digest(self._secret.fork("checkpoint").words(4).tolist(), values)
+
+    def close(self, position: int, begun: bool) -> None:
+        """Count the planned steps that a begun training did not take, and close the ledger if it was opened here.
+
+        After the last step the secret's file is deleted. A training that never began a step has read nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._ledger is not None and begun:
+                if self.caveats - self._stated:
+                    self.ledger.state(self.terms())
+                if not self.ended:
+                    run = self.runs[-1][0]
+                    spend_rest(self.plan, self.ledger, run, position, self.terms(), self._limit)
+        finally:
+            if self._owns_ledger and self._ledger is not None:
+                self._ledger.close()
+        ended = position >= self.plan.steps or self.ended
         if self._secret_path is not None and ended and self._processes.is_first:
             self._secret_path.unlink(missing_ok=True)
+
+    def _planned(self, position: int) -> dict[str, Any]:
+        """Return the events of the planned steps that are not taken yet, by the names under which they are counted."""
+        if self.ended:
+            return {}
+        steps = map(self.plan.step_cost, range(position, self.plan.steps))
+        planned = {f"{self.runs[-1][0]} {name}": event for event, name in steps}
+        limit = self._limit
+        if limit is None or limit.budget is None:
+            return planned
+        unspent = {name: event for name, event in planned.items() if not limit.holds(name)}
+        if len(set(unspent.values())) == 1:  # the budget may end the training before its last step
+            allowed = limit.remaining(next(iter(unspent.values())))
+            return dict(list(unspent.items())[:allowed])
+        return planned
 
     def _open_secret(self, secret: Rng | str | os.PathLike[str] | None) -> Rng:
         if isinstance(secret, Rng):
@@ -235,6 +327,12 @@ class Account:
 
     def _new_name(self) -> str:
         return self._processes.from_first(lambda: secrets.token_hex(_NAME_BYTES))
+
+
+def _saved(model: nn.Module) -> dict[str, Any]:
+    """Return the tensors that a checkpoint of a model holds."""
+    named = {**dict(model.named_parameters()), **dict(persistent_buffers(model))}
+    return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def _key_in(path: Path) -> str:

@@ -23,8 +23,9 @@ from torch import Tensor
 from discreet.clipping.independence import recorded
 from discreet.clipping.tape import Tape, tensors_in
 from discreet.core.randomness import Rng
+from discreet.integrations.draws import ConstantDraws
 from discreet.integrations.recording import Recording
-from discreet.integrations.separation import Separation, Shape, shapes_seen
+from discreet.integrations.separation import Modes, Separation, Shape, modes_of, shapes_seen
 from discreet.protections.base import GradientProtection
 from discreet.training.parts import Part
 
@@ -46,6 +47,7 @@ class Captured:
     finite: Tensor  # whether all sums are
     replay: Callable[[], None]
     shape: Shape
+    modes: set[Modes]
     apart: bool  # whether units did not change each other in graphs of this shape
 
 
@@ -103,7 +105,7 @@ class PartGraphs:
             return None
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(batch))
         plain = separation is not None and separation.plain_attention
-        return shapes, constants, part.units, plain, self.tape.model.training
+        return shapes, constants, part.units, plain, modes_of(self.tape.model)
 
     def _captured(self, batch: Any, part: Part, separation: Separation | None) -> Captured | None:
         device = next(self.tape.model.parameters()).device
@@ -120,7 +122,7 @@ class PartGraphs:
                 stacklevel=4,
             )
             return None
-        return Captured(inputs, weights, sums, finite, again, tuple(seen), apart)
+        return Captured(inputs, weights, sums, finite, again, seen.shape, seen.modes, apart)
 
     def _sums(self, batch: Any, weights: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         with self.tape:
@@ -136,7 +138,7 @@ class PartGraphs:
             return True
 
         def values() -> list[Tensor]:
-            with self.tape:
+            with self.tape, ConstantDraws():
                 losses = self.losses_of(static)
             return recorded(self.tape.backward(losses))
 

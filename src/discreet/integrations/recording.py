@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from discreet.clipping.record import Record
 from discreet.clipping.tape import Tape
 from discreet.core.errors import UnsupportedError, invalid
 from discreet.core.randomness import Rng
-from discreet.integrations.separation import Shape, shapes_seen
+from discreet.integrations.separation import Modes, Shape, learning_buffer, shapes_seen
+from discreet.integrations.watch import persistent_buffers
 from discreet.training.parts import fixed_kernels
 
 
@@ -43,7 +44,12 @@ class Recording:
     @property
     def shape(self) -> Shape:
         """The shapes and types of what the model was given, and its precision."""
-        return tuple(self._seen)
+        return self._seen.shape
+
+    @property
+    def modes(self) -> set[Modes]:
+        """The modes of the model's modules in its forward passes."""
+        return self._seen.modes
 
     def start(self) -> None:
         """Start the tape, or start it again."""
@@ -81,15 +87,12 @@ class Recording:
             self._stack.close()
 
     def _buffer_versions(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(buffer), buffer._version) for name, buffer in _persistent_buffers(self.tape.model)}
+        return {name: (id(buffer), buffer._version) for name, buffer in persistent_buffers(self.tape.model)}
 
     def _check_buffers(self) -> None:
         for name, state in self._buffer_versions().items():
             if self._versions.get(name, state) != state:
-                raise UnsupportedError(
-                    f"Expected buffer {name!r} unchanged by the forward pass. It is saved with the model, and what it "
-                    "learns from private rows is not protected; switch its updates off."
-                )
+                raise learning_buffer(name)
 
 
 @contextmanager
@@ -109,10 +112,3 @@ def generators_of(source: Rng, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy_state)  # noqa: NPY002
-
-
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}".lstrip("."), buffer

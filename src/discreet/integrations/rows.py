@@ -35,13 +35,23 @@ class Rows:
     collate: Callable[[list[Any]], Any]
     units: Grouped
     shapes: Shapes
+    grouped: bool = False  # whether units may have several rows, which the caller says by giving their ids
 
     @classmethod
     def of(
         cls, dataset: Dataset, collate: Callable[[list[Any]], Any], unit_of: Sequence[Any] | str | None, max_rows: int
     ) -> Rows:
         """Return the rows of a dataset by unit, in parts of at most `max_rows` rows, or of one unit."""
-        return cls(dataset, collate, Grouped.of(unit_numbers(dataset, unit_of)), Shapes("cpu", 1, ((1, max_rows),)))
+        units = Grouped.of(unit_numbers(dataset, unit_of))
+        return cls(dataset, collate, units, Shapes("cpu", 1, ((1, max_rows),)), unit_of is not None)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The units and rows of each of all parts of several units that can occur, whichever units are drawn."""
+        width, most = self.shapes.rows[0]
+        each = sorted({self.shapes.rows_of(count) for count in range(1, most + 1)}) if self.grouped else [1]
+        sizes = [(self.shapes.units_of(rows, width), rows) for rows in each]
+        return [size for size in sizes if size[0] > 1]
 
     def parts(self, drawn: Any) -> list[Part]:
         """Return the drawn units in parts; a unit's rows stay together."""

@@ -2,14 +2,15 @@
 
 Two things can mix the units of a batch. A loss may use several rows (a contrastive loss, a normalization over the
 batch); then clipping a unit's gradient does not bound what the unit changes. And kernels choose the order of their
-sums by the shape of their input, so that a row's gradient is rounded by the rows beside it and by the width to which
-it is padded with them; in bf16 that is several percent of the clip norm. Both are tried on made-up or public rows.
+sums by the shape of their input, so a row's gradient is rounded by the rows next to it and by the width to which it is
+padded with them; in bf16 that is several percent of the clip norm. Both are tried on made-up or public rows, in the
+mode in which the model is trained: what a model does in train mode only is part of the training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +20,14 @@ from torch import Tensor
 from discreet.clipping.clip import Flat, clipped_sum
 from discreet.clipping.independence import bitwise_invariant, check_independent, recorded
 from discreet.clipping.tape import Tape, tensors_in
-from discreet.core.errors import DataError
+from discreet.core.errors import DataError, UnsupportedError
+from discreet.integrations.draws import HIGH, LOW, ConstantDraws
+from discreet.integrations.watch import persistent_buffers, sums_of, tensors_of
 from discreet.training.parts import BYTES_A_WEIGHT, fixed_kernels, free_on_cuda
 
 Shape = tuple[Any, ...]
+Modes = tuple[bool, ...]  # whether each module of the model is in train mode
+Size = tuple[int, int]  # units of a part, and rows of each
 _LEAST_ROWS = 4  # of made-up rows: three rows may mix where two do not
 _FEW_ROWS = 8  # of the smaller of two made-up parts whose peaks of memory are compared
 _SHARE_OF_MEMORY = 0.5  # of what is free, for one part: the user's own rows may be longer than those made up
@@ -31,9 +36,10 @@ _MOST_FILLED = 8  # made-up rows with which a whole part is filled, to see that 
 
 @dataclass
 class Separation:
-    """A loss function and made-up rows on which it is tried, for each size of part that a training uses.
+    """A loss function and made-up rows on which it is tried, for each size of part and each mode of training.
 
-    Parts of some units with some rows each are tried once (`prepare`), before the first of them is used.
+    `writes` is whether the forward pass writes values of rows into the model, other than into buffers that are saved
+    with it, which is rejected.
 
     Guarantee: none; it reads made-up rows. It shows that the kernels in use do not let one made-up unit change another,
     and not that no input could make them do so.
@@ -44,7 +50,9 @@ class Separation:
     rows: Sequence[Any]
     collate: Callable[[list[Any]], Any]
     plain_attention: bool = False
-    _shapes: dict[tuple[int, int], Shape | None] = field(default_factory=dict)  # None where units are not apart
+    writes: bool = False
+    _shapes: dict[tuple[Size, Modes], Shape | None] = field(default_factory=dict)  # None where units are not apart
+    _independent: set[Modes] = field(default_factory=set)
     _pool: Mapping[str, Tensor] | None = None  # the rows, collated once, where the collate function draws at random
 
     def __post_init__(self) -> None:
@@ -56,26 +64,39 @@ class Separation:
             )
         with self._quiet():
             self._pool = self._drawn_once()
-            check_independent(self.tape, lambda chosen: self._losses(chosen.tolist()), rows=len(self.rows))
+        self._check_mode(modes_of(self.tape.model))
 
-    def prepare(self, units: int, rows_each: int) -> None:
-        """Try parts of this size, unless they were tried; on a GPU this may switch fused attention off."""
-        size = units, rows_each
-        if units == 1 or size in self._shapes:
+    def prepare(self, sizes: Sequence[Size]) -> None:
+        """Try parts of all sizes that can occur, and on a GPU switch fused attention off if one of them needs it.
+
+        Call it before private rows are read: the kernels of all units must not depend on which units came. Elsewhere
+        nothing is switched, and sizes are tried when they occur.
+        """
+        if not self._can_switch or self.plain_attention:
             return
-        self._shapes[size] = self._try(units, rows_each)
-        if self._shapes[size] is None and self._device.type == "cuda" and not self.plain_attention:
-            self.plain_attention = True
-            self._shapes = {size: self._try(units, rows_each)}
+        model = self.tape.model
+        for modes in dict.fromkeys((modes_of(model), tuple(True for _ in model.modules()))):
+            with suppress(UnsupportedError):  # a mode in which the model cannot be trained
+                if not all(self._is_steady(size, modes) for size in sizes):
+                    self.plain_attention = True
+                    self._shapes.clear()
+                    return
 
-    def units_apart(self, units: int, rows_each: int, shape: Shape) -> bool:
-        """Return whether units did not change each other in a part of this size, whose tensors had this shape."""
-        return units == 1 or self._shapes.get((units, rows_each)) == shape
+    def units_apart(self, size: Size, shape: Shape, modes: set[Modes]) -> bool:
+        """Return whether units did not change each other in a part of this size, whose tensors had this shape.
+
+        `modes` are those in which the part was computed. A mode in which rows are mixed is rejected.
+        """
+        if size[0] == 1:
+            return True
+        for mode in modes:
+            self._check_mode(mode)
+        return len(modes) == 1 and all(self._is_steady(size, one) and self._shapes[size, one] == shape for one in modes)
 
     def units_apart_in(self, units: int, values_of: Callable[[Any], Sequence[Tensor]]) -> bool:
         """Return whether made-up units have the same bits whatever others are in their part, one row each.
 
-        `values_of` returns tensors with one entry for each unit of a collated part.
+        `values_of` returns tensors with one entry for each unit of a collated part; it replaces random draws itself.
         """
         with self._quiet():
             return bitwise_invariant(lambda chosen: values_of(self._batch(chosen.tolist())), units, 1)
@@ -130,6 +151,51 @@ class Separation:
     def _losses(self, numbers: Sequence[int]) -> Tensor:
         return self.losses_of(self._batch(numbers))
 
+    def _check_mode(self, modes: Modes) -> None:
+        """Reject a loss in which one row depends on another in this mode, unless it was checked."""
+        if modes in self._independent:
+            return
+        with self._quiet(modes):
+            self._check_writes()
+            for level in (LOW, HIGH):
+                draws = ConstantDraws(level)
+                with draws:
+                    finite = bool(torch.isfinite(self._losses(range(len(self.rows)))).all())
+                if level == LOW or (draws.drew and finite):
+                    self._check_independent(level)
+            if draws.drew:
+                self._check_independent(None)
+        self._independent.add(modes)
+
+    def _check_independent(self, level: float | None) -> None:
+        def losses(chosen: Tensor) -> Tensor:
+            if level is None:
+                return self._losses(chosen.tolist())
+            with ConstantDraws(level):
+                return self._losses(chosen.tolist())
+
+        check_independent(self.tape, losses, rows=len(self.rows))
+
+    def _check_writes(self) -> None:
+        """Reject a forward pass that writes rows into saved buffers; note one that writes them elsewhere."""
+        model, half = self.tape.model, len(self.rows) // 2
+        sums: list[dict[str, Any]] = []
+        for numbers in (range(half), range(half, 2 * half)):  # the first pass may make what all others only read
+            with self.tape, ConstantDraws():
+                self._losses(numbers)
+            sums.append(sums_of(dict(tensors_of(model))))
+        changed = {name for name in sums[0].keys() | sums[1].keys() if sums[0].get(name) != sums[1].get(name)}
+        for name, _ in persistent_buffers(model):
+            if name in {one.lstrip(".") for one in changed}:
+                raise learning_buffer(name)
+        self.writes = self.writes or bool(changed)
+
+    def _is_steady(self, size: Size, modes: Modes) -> bool:
+        if size[0] > 1 and (size, modes) not in self._shapes:
+            with self._quiet(modes):
+                self._shapes[size, modes] = self._try(*size)
+        return size[0] == 1 or self._shapes[size, modes] is not None
+
     def _try(self, units: int, rows_each: int) -> Shape | None:
         """Return the one shape of all parts of this size in which units do not change each other, or None."""
         shapes: set[Shape] = set()
@@ -137,51 +203,83 @@ class Separation:
 
         def values_of(chosen: Tensor) -> list[Tensor]:
             numbers = (chosen[:, None] * rows_each + torch.arange(rows_each)).flatten().tolist()
-            with fixed_kernels(self.plain_attention):
-                with shapes_seen(self.tape.model) as seen, self.tape:
-                    losses = self._losses(numbers)
-                shapes.add(tuple(seen))
-                return recorded(self.tape.backward(losses, owners))
+            with shapes_seen(self.tape.model) as seen, self.tape, ConstantDraws():
+                losses = self._losses(numbers)
+            shapes.add(seen.shape)
+            return recorded(self.tape.backward(losses, owners))
 
-        with self._quiet():
-            steady = bitwise_invariant(values_of, units, 1)
-            for number in range(min(len(self.rows), _MOST_FILLED)):  # a part of short rows alone, of long rows alone
-                with shapes_seen(self.tape.model) as seen:
-                    self.losses_of(self._collated([number] * (units * rows_each)))
-                shapes.add(tuple(seen))
+        steady = bitwise_invariant(values_of, units, 1)
+        for number in range(min(len(self.rows), _MOST_FILLED)):  # a part of short rows alone, of long rows alone
+            with shapes_seen(self.tape.model) as seen, ConstantDraws():
+                self.losses_of(self._collated([number] * (units * rows_each)))
+            shapes.add(seen.shape)
         return next(iter(shapes)) if steady and len(shapes) == 1 and all(shapes) else None
 
+    @property
+    def _can_switch(self) -> bool:
+        return self._device.type == "cuda"
+
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Switch dropout off, and leave torch's random numbers and the modes of all modules as they were."""
-        training = [module for module in self.tape.model.modules() if module.training]
+    def _quiet(self, modes: Modes | None = None) -> Iterator[None]:
+        """Leave torch's random numbers and the modes of all modules as they were; inside, use these modes."""
+        modules = list(self.tape.model.modules())
+        before = [module.training for module in modules]
         with ExitStack() as stack:
             devices = [self._device] if self._device.type == "cuda" else []
             stack.enter_context(torch.random.fork_rng(devices=devices))
             stack.enter_context(fixed_kernels(self.plain_attention))
-            self.tape.model.eval()
             try:
+                for module, training in zip(modules, modes or before, strict=True):
+                    module.training = training
                 yield
             finally:
-                for module in training:
-                    module.training = True
+                for module, training in zip(modules, before, strict=True):
+                    module.training = training
+
+
+def learning_buffer(name: str) -> UnsupportedError:
+    """Return the error about a buffer that the forward pass changes."""
+    return UnsupportedError(
+        f"Expected buffer {name!r} unchanged by the forward pass. It is saved with the model, and what it learns from "
+        "private rows is not protected; switch its updates off."
+    )
+
+
+def modes_of(model: torch.nn.Module) -> Modes:
+    """Return whether each module of a model is in train mode."""
+    return tuple(module.training for module in model.modules())
+
+
+@dataclass
+class Seen:
+    """What the forward passes of a model were given, and the modes in which they ran."""
+
+    entries: list[Any] = field(default_factory=list)
+    modes: set[Modes] = field(default_factory=set)
+
+    @property
+    def shape(self) -> Shape:
+        """What decides the kernels besides the modes."""
+        return tuple(self.entries)
 
 
 @contextmanager
-def shapes_seen(model: torch.nn.Module) -> Iterator[list[Any]]:
-    """Yield a list that receives what decides the kernels of the model's forward passes inside.
+def shapes_seen(model: torch.nn.Module) -> Iterator[Seen]:
+    """Yield an object that receives what decides the kernels of the model's forward passes inside.
 
-    These are the shapes and types of all tensors given to the model, and the precision in which it computes.
+    These are the shapes and types of all tensors given to the model, the precision in which it computes, and the modes
+    of its modules.
     """
-    seen: list[Any] = []
+    seen = Seen()
 
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():  # and not an evaluation beside the training
+        if torch.is_grad_enabled():  # and not an evaluation next to the training
+            seen.modes.add(modes_of(module))
             tensors = list(tensors_in([*args, *kwargs.values()]))
-            seen.extend((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+            seen.entries.extend((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
             for kind in sorted({tensor.device.type for tensor in tensors}):
                 cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-                seen.append((kind, cast, torch.get_float32_matmul_precision()))
+                seen.entries.append((kind, cast, torch.get_float32_matmul_precision()))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:

@@ -1,16 +1,20 @@
 """Private training of any PyTorch module in the user's own loop.
 
     with make_private(model, DPSGD(epsilon=8), units=len(rows), batch_size=256, steps=2000) as private:
+        private.check(losses_of, made_up)
         for part in private.batches(rows):
-            private.step(losses_of(model, part), optimizer)
+            private.step(losses_of, optimizer)
 
-The loop body computes one loss for each row. Everything else is decided here: which units are in a batch, what a step
-costs, how gradients are clipped, what noise is added, and when the optimizer moves.
+The loss function computes one loss for each row. Everything else is decided here: which units are in a batch, what a
+step costs, how gradients are clipped, what noise is added, and when the optimizer steps.
 
 A unit's contribution to a sum must be a function of that unit alone. So a batch is read in parts of fixed sizes, and
 what is missing in a part is filled up with rows whose losses have weight zero; `check` tries on made-up rows that
 units do not change each other in parts of such a size. Dropout, and whatever else draws from torch's generators in the
 loop body, draws from the secret of the training: known dropout masks would show at which place of a batch a row stood.
+
+A sum is released only if every part of its batch was taken. What a stopped loop cannot undo is counted: the guarantee
+is always that of all planned steps, for when to stop may be decided by looking at the model.
 """
 
 from __future__ import annotations
@@ -46,10 +50,13 @@ from discreet.integrations.capture import PartGraphs, side_stream
 from discreet.integrations.processes import Processes
 from discreet.integrations.recording import Recording
 from discreet.integrations.rows import Dataset, Rows
-from discreet.integrations.separation import Separation, Shape
+from discreet.integrations.separation import Modes, Separation, Shape
+from discreet.integrations.watch import Watch
 from discreet.protections.base import GradientProtection, Protection
 from discreet.training.parts import Part
 from discreet.training.plan import TrainingPlan
+
+Losses = Callable[[Any], Tensor]  # of a collated part, one for each row
 
 # Rows of a part, at most, where nothing else is said. Larger parts are no faster on a CPU.
 _ROWS = {"cpu": 16, "cuda": 64}
@@ -91,9 +98,12 @@ def make_private(
     >>> model = nn.Linear(2, 1)
     >>> rows = [(torch.randn(2), torch.randn(1)) for _ in range(40)]
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> def losses_of(part):
+    ...     return (model(part[0]) - part[1]).square().sum(1)
     >>> with make_private(model, DPSGD(epsilon=8), units=40, batch_size=8, steps=5) as private:
-    ...     for x, y in private.batches(rows, max_rows=1):
-    ...         moved = private.step((model(x) - y).square().sum(1), optimizer)
+    ...     private.check(losses_of, [(torch.randn(2), torch.randn(1)) for _ in range(8)])
+    ...     for part in private.batches(rows):
+    ...         moved = private.step(losses_of, optimizer)
     >>> private.position, private.guarantee.epsilon <= 8, private.guarantee.certified
     (5, True, True)
     """
@@ -119,13 +129,18 @@ class _Open:
     part: Part
     number: int
     last: bool
+    batch: Any
+    collate: Callable[[list[Any]], Any]
 
 
 class PrivateTraining:
     """A training of one module whose gradients pass through a protection; `make_private` returns it.
 
-    Guarantee: `guarantee`. Every step is in the ledger before anything of it is computed. With `check`, or with parts
-        of one unit each, the figure is certified under the assumptions it states; otherwise it is an estimate.
+    Guarantee: `guarantee`, the cost of all planned steps at any time. Every step is in the ledger before anything of it
+        is computed; `close` counts the steps that a stopped loop did not take. With `check`, or with parts of one unit
+        each, the figure is certified under the assumptions it states; otherwise it is an estimate. A step in which
+        anything raised an error is never released. If the model is changed by anything but the private steps, the
+        figure is an estimate (`Caveat.UNPROTECTED_STATE`).
     """
 
     def __init__(
@@ -153,7 +168,10 @@ class PrivateTraining:
         self._gathered = 0  # parts of that step
         self._sums: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
+        self._broken: str | None = None  # the error in a part of the step at `position`
+        self._turn = 0  # how often a step was begun
         self._closed = False
+        self._watch = Watch(model, self.parameters, self._meet)
         self._processes.start_equal([*model.parameters(), *model.buffers()])
 
     # The loop
@@ -179,17 +197,23 @@ class PrivateTraining:
         """
         return self._generate(self.rows(dataset, collate, unit_of=unit_of, max_rows=max_rows))
 
-    def step(self, losses: Tensor, optimizer: torch.optim.Optimizer) -> bool:
-        """Take the losses of the part at hand, one for each row; on the last part of a batch, move the optimizer.
+    def step(self, losses: Losses | Tensor, optimizer: torch.optim.Optimizer) -> bool:
+        """Take the losses of the current part, one for each row; on the last part of a batch, step the optimizer.
 
-        Returns whether the optimizer moved, which is when a learning rate scheduler should.
+        `losses` is the function that was given to `check`; it is called with the part. Losses that the loop computed
+        are taken too, but nobody checked how: the guarantee is then an estimate, unless parts hold one unit each.
+
+        Returns whether the optimizer moved, which is when a learning rate scheduler should. After an error, the step
+        cannot be released: every later call says so.
         """
         opened = self._close_part(optimizer)
-        self._take_part(losses, opened.part, opened.number)
-        return self._end_part(opened, optimizer)
+        with self._taking():
+            values = losses if isinstance(losses, Tensor) or not callable(losses) else losses(opened.batch)
+            self._take_part(values, opened.part, opened.number, self._is_checked(losses, opened.collate))
+            return self._end_part(opened, optimizer)
 
-    def capture(self, losses_of: Callable[[Any], Tensor]) -> Callable[[Any, torch.optim.Optimizer], bool]:
-        """Return a function `take(part, optimizer)` that does what `step(losses_of(part), optimizer)` does.
+    def capture(self, losses_of: Losses) -> Callable[[Any, torch.optim.Optimizer], bool]:
+        """Return a function `take(part, optimizer)` that does what `step(losses_of, optimizer)` does for a part.
 
         On a GPU the forward and backward pass and the clipped sum of a part are captured as a CUDA graph the second
         time that a part of its shape occurs, and replayed from then on: the same sums to rounding, without the time
@@ -198,7 +222,8 @@ class PrivateTraining:
 
         `losses_of` must compute with the tensors of the part alone, which are on the model's device, and read no value
         back from it (`item`, `cpu`). Whatever else it reads, such as random numbers that are not torch's on the GPU,
-        is fixed when the graph is captured. With `check`, units are tried again in the graph, bit for bit.
+        is fixed when the graph is captured. With `check`, which must be given the same function, units are tried again
+        in the graph, bit for bit.
         """
         graphs = None
         if self._device.type == "cuda" and not self.protect.draws_to_gather:
@@ -207,17 +232,21 @@ class PrivateTraining:
 
     def check(
         self,
-        losses_of: Callable[[Any], Tensor],
+        losses_of: Losses,
         rows: Dataset,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """Check on made-up or public rows that every row's loss and gradient depend on that row alone.
 
-        `losses_of` takes a collated batch and returns its losses, as the loop does. `rows` are at least four rows as
-        the dataset has them, and of different lengths where rows have lengths. A loss that mixes rows is rejected here.
-        For each size of part that the training uses, it is then tried whether a unit's gradient is the same, bit for
-        bit, whatever other units are in the part; `collate` must give parts of one size the same shape (pad to a fixed
-        length). If all of this holds the guarantee is certified, otherwise it is an estimate that says why.
+        `losses_of` takes a collated batch and returns its losses; pass the same function to `step`, `capture` or
+        `gradients`, and the same `collate` to `batches`. `rows` are at least four rows as the dataset has them, and of
+        different lengths where rows have lengths. A loss that mixes rows is rejected here. For each size of part that
+        the training uses, it is then tried whether a unit's gradient is the same, bit for bit, whatever other units are
+        in the part; `collate` must give parts of one size the same shape (pad to a fixed length). If all of this holds
+        the guarantee is certified, otherwise it is an estimate that says why.
+
+        The model is checked in the mode it is in, with dropout and other random numbers replaced by constants, and once
+        more if it is trained in another mode. A forward pass that writes rows into saved buffers is rejected.
         """
         self._check_open()
         chosen = [rows[index] for index in range(len(rows))]
@@ -230,43 +259,61 @@ class PrivateTraining:
         """Record the forward pass of a batch, or of a part of one, that the caller drew.
 
         The first `record` of a step counts the step. Then call `accumulate`, and after the last part `release`. The
-        guarantee is an estimate: that every unit was drawn as the plan says is known to the caller alone.
+        guarantee is an estimate: that every unit was drawn as the plan says is known to the caller alone. After an
+        error in a recorded part, the step cannot be released.
         """
         self._check_open()
+        self._check_whole()
         if self._open is not None:
             raise UnsupportedError(
-                "Expected private.step for the part at hand first. Use batches, or record, not both."
+                "Expected private.step for the current part first. Use batches, or record, not both."
+            )
+        if self._recording is not None:
+            raise UnsupportedError(
+                "Expected private.accumulate for the recorded part first, got another private.record(). A part that is "
+                "left out is not a private batch."
             )
         self._account.caveats.add(Caveat.OWN_BATCHES)
         if not self._begun:
             self._begin()
-        self._record(self._gathered * self._processes.size + self._processes.rank)
-        assert self._recording is not None
-        try:
+        with self._taking():
+            self._record(self._gathered * self._processes.size + self._processes.rank)
             yield
-        except BaseException:
-            self._abandon()
-            raise
-        self._recording.stop()
+            self._stop_recording()
 
-    def accumulate(self, losses: Tensor, units: Tensor | None = None) -> None:
-        """Add the clipped gradients of a recorded part; `units` numbers each row's unit from 0, else each row is one.
+    def accumulate(self, losses: Losses | Tensor, units: Tensor | None = None, *, batch: Any = None) -> None:
+        """Add the clipped gradients of a part; `units` numbers each row's unit from 0, else each row is one.
 
-        All rows of a unit must be in one part.
+        `losses` are those of the part that was recorded, or the function that was given to `check`, which is then
+        called with `batch` and recorded here. All rows of a unit must be in one part.
         """
+        if not isinstance(losses, Tensor) and callable(losses):
+            with self.record():
+                values = losses(batch)
+        else:
+            values = losses
+        self._check_whole()
         if self._recording is None or self._open is not None:
             raise UnsupportedError("Expected a forward pass inside `with private.record():` before accumulate.")
         number = self._gathered * self._processes.size + self._processes.rank
-        self._take(losses, units, number)
+        with self._taking():
+            self._take(values, units, number, checked=self._is_checked(losses))
 
     def release(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the noise to what was accumulated since the last release, and move the optimizer."""
+        """Add the noise to what was accumulated since the last release, and step the optimizer."""
+        self._check_whole()
+        if self._recording is not None or self._open is not None:
+            raise UnsupportedError(
+                "Expected private.accumulate for the recorded part before private.release(optimizer), got none. A part "
+                "that is left out is not a private batch."
+            )
         if not self._begun:
             raise UnsupportedError(
                 "Expected private.record() and private.accumulate(losses) before private.release(optimizer)."
             )
         self.check_optimizer(optimizer)
-        self._finish(optimizer)
+        with self._taking():
+            self._finish(optimizer)
 
     # Step by step
 
@@ -278,8 +325,14 @@ class PrivateTraining:
         unit_of: Sequence[Any] | str | None = None,
         max_rows: int | None = None,
     ) -> Rows:
-        """Return the rows of a dataset, to draw from with `gradients`; the arguments are those of `batches`."""
+        """Return the rows of a dataset, to draw from with `gradients`; the arguments are those of `batches`.
+
+        A step in which an error was raised is taken again from its first part.
+        """
         self._check_open()
+        if self._broken is not None:
+            self._abandon()
+            self._broken = None
         self._max_rows = self._processes.from_first(lambda: self._rows_of_a_part(max_rows))
         rows = Rows.of(dataset, collate or default_collate, unit_of, self._max_rows)
         self._processes.check_equal("the dataset and its units", digest(rows.units))
@@ -290,20 +343,27 @@ class PrivateTraining:
             )
         return rows
 
-    def gradients(self, rows: Rows, losses_of: Callable[[Any], Tensor]) -> bool:
-        """Draw the next batch and leave its protected mean gradient in `.grad`, for a caller who moves the optimizer.
+    def gradients(self, rows: Rows, losses_of: Losses) -> bool:
+        """Draw the next batch and leave its protected mean gradient in `.grad`, for a caller who steps the optimizer.
 
         Returns False, with no gradient, if the budget is used up. `losses_of` returns the losses of a collated part.
+        Apply the gradients as they are: what changes them, or the weights, makes the guarantee an estimate.
         """
+        self._check_open()
+        self._check_whole()
+        self._prepare(rows)
         if not self._begin_within_budget():
             return False
-        try:
-            for number, part in self._own_parts(rows):
-                batch = self._open_part(rows, number, part)
-                self._take_part(losses_of(batch), part, number)
-            self._set_gradients()
-        finally:
-            self._abandon()
+        with self._taking():
+            try:
+                checked = self._is_checked(losses_of, rows.collate)
+                for number, part in self._own_parts(rows):
+                    batch = self._open_part(rows, number, part)
+                    self._take_part(losses_of(batch), part, number, checked)
+                self._set_gradients()
+            finally:
+                self._abandon()
+        self._watch.expect({p: p.grad for p in self.parameters.values() if p.grad is not None})
         return True
 
     # What it costs
@@ -315,17 +375,26 @@ class PrivateTraining:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What all steps so far guarantee, with everything else that its ledger holds."""
-        return self._account.guarantee
+        """What all planned steps guarantee, with everything else that its ledger holds, at any time.
+
+        A training that is left early costs as much as its plan: when to leave may have been decided by looking at the
+        model. One that its budget ends (`out_of_budget`) costs the steps that it took.
+        """
+        self._look()
+        return self._account.guarantee(self.position)
 
     @property
     def caveats(self) -> frozenset[Caveat]:
         """Why the figures so far are estimates; empty if they are proven bounds."""
+        self._look()
         return self._account.all_caveats
 
     @property
     def epsilon(self) -> float:
-        """A bound on the epsilon so far that is cheap enough for a progress bar; `guarantee` is exact."""
+        """A bound on the epsilon of the steps so far that is cheap enough for a progress bar.
+
+        It is no guarantee of a training that is left now, which costs as much as all planned steps: see `guarantee`.
+        """
         return self._account.epsilon
 
     @property
@@ -336,28 +405,39 @@ class PrivateTraining:
     # Stop and resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed training needs besides the weights and the optimizer: plain values, no secret."""
-        return self._account.state(self.position, self._max_rows)
+        """Return what a resumed training needs besides the weights and the optimizer: plain values, no secret.
+
+        Save it with the weights and the optimizer's state of the same moment: it holds keyed digests of them.
+        """
+        return self._account.state(self.position, self._max_rows, self.model, self._optimizer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume after the steps of a `state_dict`; load the weights and the optimizer's state of the same moment.
 
         The ledger must be the one that counted those steps. With the same secret, steps that are taken again draw the
-        same batches and the same noise and are counted once: give the same data, code and settings. Without it they
-        are drawn anew, and counted again.
+        same batches and the same noise and are counted once: give the same data, code and settings. Weights are
+        compared with those of the state at the first step, the optimizer before it steps. With another secret, other
+        weights or another optimizer, steps are drawn anew and counted again.
         """
         self._check_open()
         if self._begun or self.position:
             raise UnsupportedError("Expected load_state_dict before the first batch. Call it after make_private.")
         self.position = self._account.load(state)
-        if self._account.resumed:
+        if self._account.repeats:
             self._max_rows = state["max_rows"]
 
     def close(self) -> None:
-        """Stop recording, close the ledger if it was opened here, and delete the secret's file after the last step."""
+        """Count the planned steps that were not taken, stop recording, and close the ledger if it was opened here.
+
+        After the last step the secret's file is deleted.
+        """
+        if self._closed:
+            return
         self._abandon()
         self._closed = True
-        self._account.close(self.position >= self.steps or self.out_of_budget)
+        self._watch.close()
+        self._look()
+        self._account.close(self.position, self._turn > 0)
 
     def __enter__(self) -> Self:
         """Return the training itself."""
@@ -376,11 +456,12 @@ class PrivateTraining:
     # How it works
 
     def _close_part(self, optimizer: torch.optim.Optimizer) -> _Open:
-        """Return the part at hand, whose losses are given now."""
+        """Return the current part, whose losses are given now."""
+        self._check_whole()
         if self._open is None:
             raise UnsupportedError(
-                "Expected a part of private.batches(...) before private.step(losses, optimizer), got none. Call step "
-                "once for each part, inside the loop over the parts."
+                "Expected a part of private.batches(...) before private.step(losses_of, optimizer), got none. Call "
+                "step once for each part, inside the loop over the parts."
             )
         self.check_optimizer(optimizer)
         opened, self._open = self._open, None
@@ -395,23 +476,35 @@ class PrivateTraining:
     def _take_captured(
         self,
         graphs: PartGraphs | None,
-        losses_of: Callable[[Any], Tensor],
+        losses_of: Losses,
         batch: Any,
         optimizer: torch.optim.Optimizer,
     ) -> bool:
         opened = self._close_part(optimizer)
+        with self._taking():
+            return self._take_by_graph(graphs, losses_of, batch, opened, optimizer)
+
+    def _take_by_graph(
+        self,
+        graphs: PartGraphs | None,
+        losses_of: Losses,
+        batch: Any,
+        opened: _Open,
+        optimizer: torch.optim.Optimizer,
+    ) -> bool:
+        checked = self._is_checked(losses_of, opened.collate) and batch is opened.batch
         captured, recording = None, self._recording
         if graphs is not None and recording is not None:
             weights = torch.from_numpy((opened.part.rows >= 0).astype(np.float32))
             captured = graphs.take(recording, batch, opened.part, weights, self._separation)
         if captured is None:
             with side_stream(self._device) if graphs is not None else nullcontext():
-                self._take_part(losses_of(batch), opened.part, opened.number)
+                self._take_part(losses_of(batch), opened.part, opened.number, checked)
             return self._end_part(opened, optimizer)
         assert recording is not None
         self._recording = None
         recording.close()
-        self._judge(opened.part, captured.shape, captured.apart)
+        self._judge(opened.part, captured.shape, captured.modes, checked, captured.apart)
         if self._sums:
             torch._foreach_add_([self._sums[name] for name in captured.sums], list(captured.sums.values()))
         else:  # the next part of the batch overwrites the sums of a graph
@@ -421,44 +514,99 @@ class PrivateTraining:
 
     def _generate(self, rows: Rows) -> Iterator[Any]:
         try:
+            self._prepare(rows)
             while self.position < self.steps:
+                self._check_whole()
                 if not self._begin_within_budget():
                     return
-                parts = self._own_parts(rows)
+                turn, parts = self._turn, self._own_parts(rows)
                 if not parts and self._optimizer is not None:
                     self._finish(self._optimizer)
                     continue
                 parts = parts or [(self._processes.rank, rows.filler())]  # to be told the optimizer
                 for number, part in parts:
-                    batch = self._open_part(rows, number, part)
-                    self._open = _Open(part, number, part is parts[-1][1])
+                    with self._taking():
+                        batch = self._open_part(rows, number, part)
+                    self._open = _Open(part, number, part is parts[-1][1], batch, rows.collate)
                     yield batch
-                    if self._open is not None:
+                    self._check_whole()
+                    if not self._is_taken(turn):
+                        self._break("no private.step for a part")
                         raise UnsupportedError(
-                            "Expected private.step(losses, optimizer) for every part of private.batches(...), got none "
-                            "for the last one. Call it once in the loop body; an unused part is not a private batch."
+                            "Expected private.step(losses_of, optimizer) for every part of private.batches(...), got "
+                            "none for the last one. Call it once in the loop body; an unused part is not a private "
+                            "batch."
                         )
         finally:
             self._abandon()
 
+    def _is_taken(self, turn: int) -> bool:
+        """Return whether the last part was given to `step`, in the step that was begun as this one."""
+        return self._open is None and turn == self._turn
+
     def _own_parts(self, rows: Rows) -> list[tuple[int, Part]]:
-        """Return the parts of the batch at hand that this process takes, each with its number in the batch."""
+        """Return the parts of the current batch that this process takes, each with its number in the batch."""
         drawn = self.plan.sampler.draw(self.position, len(rows.units), self._source.fork("sampler"))
         return list(enumerate(rows.parts(drawn)))[self._processes.rank :: self._processes.size]
 
     def _open_part(self, rows: Rows, number: int, part: Part) -> Any:
         """Return the collated rows of a part, and record the forward pass from now on."""
-        if self._separation is not None:
-            self._separation.prepare(part.units, part.rows_each)
         return self._record(number, partial(rows.batch, part))
+
+    def _prepare(self, rows: Rows) -> None:
+        """Choose the kernels for parts of all sizes that can occur, before a batch is drawn."""
+        if self._separation is not None:
+            self._separation.prepare(rows.sizes)
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        """Take something of a step: after an error in it, other units are missing, and the step is never released."""
+        try:
+            yield
+        except BaseException as error:
+            self._break(type(error).__name__)
+            raise
+
+    def _break(self, reason: str) -> None:
+        self._abandon()
+        self._broken = reason
+
+    def _check_whole(self) -> None:
+        """Reject whatever comes after an error in a part of a step, for all ways to take one."""
+        if self._broken is not None:
+            raise UnsupportedError(
+                f"Expected all parts of step {self.position} to be taken, got {self._broken} in one of them. Without "
+                "that part, and all units in it, its sum is not the one that was counted, so it is never released. Do "
+                "not catch errors of a part: fix what raised it (rows that cannot be read, too little memory for "
+                f"{setting('max_rows')}), then call private.batches(...) or private.rows(...) again, which takes the "
+                "step from its first part, or resume from a checkpoint."
+            )
+
+    def _is_checked(self, losses_of: Any, collate: Callable[[list[Any]], Any] | None = None) -> bool:
+        """Return whether losses come from the functions that were checked; own batches have no collate function."""
+        tried = self._separation
+        if tried is None or isinstance(losses_of, Tensor) or losses_of != tried.losses_of:
+            return False
+        return collate is None or collate == tried.collate
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compare an optimizer with that of the checkpoint before it moves for the first time."""
+        self._optimizer = optimizer
+        self._account.confirm_optimizer(self.position, optimizer)
+
+    def _look(self) -> None:
+        """Record a caveat if anything but a private step changed the model."""
+        writes = self._separation is not None and self._separation.writes
+        if self._watch.compare(values=True) or writes:
+            self._account.caveats.add(Caveat.UNPROTECTED_STATE)
 
     def _begin_within_budget(self) -> bool:
         try:
             self._begin()
         except BudgetError:
-            if self.position == 0:
+            if not self._turn:  # also of a resumed training: what was lost, or not taken, is counted already
                 raise
-            self.out_of_budget = True
+            self.out_of_budget = self._account.ended = True
             return False
         return True
 
@@ -468,7 +616,10 @@ class PrivateTraining:
             raise BudgetError(
                 f"Expected at most {self.steps} steps, as the noise was chosen for. Call make_private with more steps."
             )
+        self._account.confirm_weights(self.position, self.model)
         self._account.spend(self.position)
+        self._watch.start()
+        self._turn += 1
         self._begun, self._sums, self._gathered = True, {}, 0
 
     def _record(self, number: int, batch: Callable[[], Any] = lambda: None) -> Any:
@@ -478,10 +629,14 @@ class PrivateTraining:
         self._recording = Recording(self.tape, source, batch, plain)
         return self._recording.batch
 
-    def _take_part(self, losses: Tensor, part: Part, number: int) -> None:
+    def _stop_recording(self) -> None:
+        assert self._recording is not None
+        self._recording.stop()
+
+    def _take_part(self, losses: Tensor, part: Part, number: int, checked: bool) -> None:
         weights = torch.from_numpy((part.rows >= 0).astype(np.float32))
         owners = torch.arange(part.units).repeat_interleave(part.rows_each) if part.rows_each > 1 else None
-        self._take(losses, owners, number, part, weights)
+        self._take(losses, owners, number, part, weights, checked)
 
     def _take(
         self,
@@ -490,6 +645,7 @@ class PrivateTraining:
         number: int,
         part: Part | None = None,
         weights: Tensor | None = None,
+        checked: bool = False,
     ) -> None:
         """Run the backward pass of a part and add the contributions of its units to the sums."""
         assert self._recording is not None
@@ -497,18 +653,19 @@ class PrivateTraining:
         record = recording.backward(losses, owners, weights)
         if part is not None:
             record.padding = part.units - part.real
-            self._judge(part, recording.shape)
-        elif self._separation is None:
-            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)
         empty = part is not None and part.real == 0
         source = self._source.fork("directions", self.position, number)
         self.protect.gather(self.tape.empty() if empty else record, self._sums, source)
         self._gathered += 1
+        if part is not None:
+            self._judge(part, recording.shape, recording.modes, checked)
+        elif not checked:
+            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)
 
     def _finish(self, optimizer: torch.optim.Optimizer) -> None:
-        """Release the sums of the step and move the optimizer."""
+        """Release the sums of the step and step the optimizer."""
         self._set_gradients()
-        optimizer.step()
+        self._watch.step(optimizer, self.position & (self.position - 1) == 0 or self.position == self.steps)
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -516,6 +673,9 @@ class PrivateTraining:
         """Release the sums of the step, divided by the expected size of a batch, into `.grad`."""
         if not self._gathered:
             self.protect.gather(self.tape.empty(), self._sums, self._source.fork("directions", self.position))
+        values = self.position & (self.position - 1) == 0 or self.position + 1 == self.steps
+        if self._watch.compare(values) or (self._separation is not None and self._separation.writes):
+            self._account.caveats.add(Caveat.UNPROTECTED_STATE)
         self._account.state_caveats()
         with torch.no_grad():
             released = {name: self._sums[name] for name in self.parameters}  # noise is drawn in this order
@@ -530,13 +690,15 @@ class PrivateTraining:
         self.position += 1
         self._begun, self._sums, self._gathered = False, {}, 0
 
-    def _judge(self, part: Part, shape: Shape, apart: bool = True) -> None:
+    def _judge(self, part: Part, shape: Shape, modes: set[Modes], checked: bool, apart: bool = True) -> None:
         """Record a caveat where units of this part, given in this shape, may have changed each other."""
         if part.units == 1:
             return  # nobody else is there
-        if self._separation is None:
+        if not checked:
             self._account.caveats.add(Caveat.UNCHECKED_LOSSES)
-        elif not (apart and self._separation.units_apart(part.units, part.rows_each, shape)):
+        if self._separation is None:
+            return
+        if not (apart and self._separation.units_apart((part.units, part.rows_each), shape, modes)):
             self._account.caveats.add(Caveat.UNSTEADY_KERNELS)
 
     def _abandon(self) -> None:
@@ -549,7 +711,7 @@ class PrivateTraining:
 
     def _rows_of_a_part(self, max_rows: int | None) -> int:
         """Return the most rows of a part: as given, as before a resume, or by the memory; never by private rows."""
-        if self._account.resumed and self._max_rows is not None:
+        if self._account.repeats and self._max_rows is not None:
             if max_rows not in (None, self._max_rows):
                 remedy = "A resumed training reads its batches in the parts in which it read them before."
                 raise invalid("max_rows", max_rows, f"{self._max_rows}, as in the checkpoint", remedy)
