@@ -330,6 +330,107 @@ class TestGuarantee:
             trained(model, dataset, private, collate=collate, max_rows=60)
         assert spends == [1, 2, 3]
 
+    def test_losses_that_the_loop_computed_are_an_estimate_unless_a_part_holds_one_unit(
+        self, model: Net, dataset: TensorDataset
+    ) -> None:
+        found = {}
+        for size in (8, 1):
+            with make_private(model, NOISE, units=ROWS, batch_size=4, steps=2) as private:
+                private.check(model.losses, made_up())
+                optimizer = adam(model)
+                for part in private.batches(dataset, max_rows=size):
+                    losses = model.losses(part)
+                    private.step(losses / losses.detach().mean(), optimizer)
+                found[size] = private.guarantee.caveats
+        assert found == {8: {Caveat.UNCHECKED_LOSSES}, 1: frozenset()}
+
+    @pytest.mark.parametrize("other", ["losses", "collate", "part"])
+    def test_other_functions_than_those_that_were_checked_are_an_estimate(
+        self, model: Net, dataset: TensorDataset, other: str
+    ) -> None:
+        def collate(chosen: list[Any]) -> Any:
+            return torch.utils.data.default_collate(chosen)
+
+        with make_private(model, NOISE, units=ROWS, batch_size=10, steps=2) as private:
+            private.check(model.losses, made_up())
+            optimizer = adam(model)
+            take = private.capture(model.losses if other != "losses" else lambda batch: model.losses(batch))
+            for part in private.batches(dataset, collate if other == "collate" else None, max_rows=8):
+                take(list(part) if other == "part" else part, optimizer)
+            assert private.guarantee.caveats == {Caveat.UNCHECKED_LOSSES}
+
+    def test_a_training_that_never_began_a_step_spends_nothing(self, model: Net, tmp_path: Path) -> None:
+        path = tmp_path / "ledger.jsonl"
+        with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=4, ledger=path) as private:
+            planned = private.guarantee
+        assert 7 < planned.epsilon <= 8 and Ledger.read(path).spends == 0
+
+    def test_an_error_in_the_loop_ends_a_training_that_costs_as_much_as_its_plan(
+        self, model: Net, dataset: TensorDataset, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "ledger.jsonl"
+        with (
+            pytest.raises(KeyboardInterrupt),
+            make_private(model, NOISE, units=ROWS, batch_size=10, steps=5, ledger=path) as private,
+        ):
+            for _ in private.batches(dataset):
+                if private.step(model.losses, adam(model)):
+                    raise KeyboardInterrupt
+        assert private.position == 1 and Ledger.read(path).spends == 5
+
+    def test_two_loops_at_once_do_not_mix_their_parts(self, model: Net, dataset: TensorDataset) -> None:
+        optimizer = adam(model)
+        with make_private(model, NOISE, units=ROWS, batch_size=30, steps=3) as private:
+            parts, later = private.batches(dataset, max_rows=8), private.batches(dataset, max_rows=8)
+            next(parts)
+            private.step(model.losses, optimizer)
+            next(later)
+            private.step(model.losses, optimizer)
+            parts.close()  # type: ignore[attr-defined]
+            assert private._gathered == 1, "the part of the later loop is still there"
+            parts = private.batches(dataset, max_rows=8)
+            next(parts)
+            private.step(model.losses, optimizer)
+            with pytest.raises(UnsupportedError, match=r"private\.step"):
+                next(later)
+            assert private.position == 0
+
+    def test_gradients_may_be_clipped_again_and_not_added_to(self, model: Net, dataset: TensorDataset) -> None:
+        found = []
+        for adds in (False, True):
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private:
+                private.check(model.losses, made_up())
+                rows = private.rows(dataset, max_rows=8)
+                while private.position < private.steps and private.gradients(rows, model.losses):
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                    if adds and private.position == 3:
+                        model.losses(dataset[:4]).sum().backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    optimizer.zero_grad()
+            found.append(private.guarantee.caveats)
+        assert found == [frozenset(), {Caveat.UNPROTECTED_STATE}]
+
+    def test_a_learning_rate_schedule_weight_decay_and_a_copy_of_the_weights_are_certified(
+        self, model: Net, dataset: TensorDataset
+    ) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        with make_private(model, NOISE, units=ROWS, batch_size=10, steps=3) as private:
+            private.check(model.losses, made_up())
+            model.load_state_dict(Net().state_dict())  # before the first step
+            for _ in private.batches(dataset, max_rows=8):
+                if private.step(model.losses, optimizer):
+                    schedule.step()
+                    average.update_parameters(model)
+                    optimizer.step()  # without gradients: nothing moves
+                    model.eval()
+                    with torch.no_grad():
+                        model(dataset[:3][0])
+                    model.train()
+            assert private.guarantee.certified and private.guarantee.caveats == frozenset()
+
 
 class TestRejected:
     def test_a_scalar_loss(self, model: Net, dataset: TensorDataset) -> None:
@@ -561,6 +662,43 @@ class TestResume:
             assert private.out_of_budget and private.position == 4
             assert private.guarantee.epsilon <= 3
             private.ledger.close()
+
+    def test_another_optimizer_is_drawn_anew_from_the_step_after_it(
+        self, model: Net, dataset: TensorDataset, tmp_path: Path
+    ) -> None:
+        saved = self.stopped(model, dataset, tmp_path)
+        moments = copy.deepcopy(saved[2])
+        moments["state"][0]["exp_avg"].mul_(2)
+        with self.make(model, tmp_path) as private:
+            self.run(model, dataset, private, (saved[0], saved[1], moments))
+            runs = private.state_dict()["runs"]
+            assert [first for _, first in runs] == [0, 5]  # step 4 repeats: same weights, batch and noise
+            assert private.ledger.statement.spends == 9 + 4
+
+    @pytest.mark.parametrize("other", ["weights", "buffer", "old"])
+    def test_other_weights_are_drawn_anew(self, model: Net, dataset: TensorDataset, tmp_path: Path, other: str) -> None:
+        model.register_buffer("scale", torch.ones(1))
+        saved = self.stopped(model, dataset, tmp_path)
+        states = saved[0]
+        if other == "old":  # a state of an older version has no digests
+            states = {name: value for name, value in saved[0].items() if name not in {"weights", "optimizer"}}
+        else:
+            saved[1]["scale" if other == "buffer" else "head.bias"].add_(1e-6)
+        with self.make(model, tmp_path) as private:
+            self.run(model, dataset, private, (states, saved[1], saved[2]))
+            assert private.ledger.statement.spends == 9 + 5 and private.position == 9
+            assert not any("resumed" in text for text in private.guarantee.assumptions)
+
+    def test_without_its_secret_a_used_budget_is_an_error(
+        self, model: Net, dataset: TensorDataset, tmp_path: Path
+    ) -> None:
+        settings: dict[str, Any] = {"units": ROWS, "batch_size": 10, "steps": 6, "ledger": tmp_path / "l.jsonl"}
+        with make_private(model, DPSGD(epsilon=3), **settings) as private:
+            saved = self.run(model, dataset, private, stop=2)
+        assert saved is not None
+        with make_private(model, DPSGD(epsilon=3), **settings) as private, pytest.raises(BudgetError):
+            self.run(model, dataset, private, saved)
+        assert Ledger.read(tmp_path / "l.jsonl").spends == 6
 
     def test_without_its_ledger_it_is_rejected(self, model: Net, dataset: TensorDataset, tmp_path: Path) -> None:
         saved = self.stopped(model, dataset, tmp_path)

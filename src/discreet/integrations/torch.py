@@ -363,7 +363,8 @@ class PrivateTraining:
                 self._set_gradients()
             finally:
                 self._abandon()
-        self._watch.expect({p: p.grad for p in self.parameters.values() if p.grad is not None})
+        given = {p: p.grad for p in self.parameters.values() if p.grad is not None}
+        self._watch.expect(given, self._compares_values(self.position))
         return True
 
     # What it costs
@@ -513,6 +514,7 @@ class PrivateTraining:
         return self._end_part(opened, optimizer)
 
     def _generate(self, rows: Rows) -> Iterator[Any]:
+        turn = -1
         try:
             self._prepare(rows)
             while self.position < self.steps:
@@ -538,7 +540,8 @@ class PrivateTraining:
                             "batch."
                         )
         finally:
-            self._abandon()
+            if turn == self._turn:  # a loop that was left long ago does not end the step of another one
+                self._abandon()
 
     def _is_taken(self, turn: int) -> bool:
         """Return whether the last part was given to `step`, in the step that was begun as this one."""
@@ -594,10 +597,10 @@ class PrivateTraining:
         self._optimizer = optimizer
         self._account.confirm_optimizer(self.position, optimizer)
 
-    def _look(self) -> None:
+    def _look(self, values: bool = True) -> None:
         """Record a caveat if anything but a private step changed the model."""
         writes = self._separation is not None and self._separation.writes
-        if self._watch.compare(values=True) or writes:
+        if self._watch.compare(values) or writes:
             self._account.caveats.add(Caveat.UNPROTECTED_STATE)
 
     def _begin_within_budget(self) -> bool:
@@ -665,7 +668,7 @@ class PrivateTraining:
     def _finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Release the sums of the step and step the optimizer."""
         self._set_gradients()
-        self._watch.step(optimizer, self.position & (self.position - 1) == 0 or self.position == self.steps)
+        self._watch.step(optimizer, self._compares_values(self.position))
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -673,9 +676,7 @@ class PrivateTraining:
         """Release the sums of the step, divided by the expected size of a batch, into `.grad`."""
         if not self._gathered:
             self.protect.gather(self.tape.empty(), self._sums, self._source.fork("directions", self.position))
-        values = self.position & (self.position - 1) == 0 or self.position + 1 == self.steps
-        if self._watch.compare(values) or (self._separation is not None and self._separation.writes):
-            self._account.caveats.add(Caveat.UNPROTECTED_STATE)
+        self._look(self._compares_values(self.position))
         self._account.state_caveats()
         with torch.no_grad():
             released = {name: self._sums[name] for name in self.parameters}  # noise is drawn in this order
@@ -689,6 +690,10 @@ class PrivateTraining:
                 parameter.grad = mean.to(parameter.dtype)
         self.position += 1
         self._begun, self._sums, self._gathered = False, {}, 0
+
+    def _compares_values(self, position: int) -> bool:
+        """Return whether the weights after so many steps are compared by their values: at 0, 1, 2, 4, … and the end."""
+        return position & (position - 1) == 0 or position == self.steps
 
     def _judge(self, part: Part, shape: Shape, modes: set[Modes], checked: bool, apart: bool = True) -> None:
         """Record a caveat where units of this part, given in this shape, may have changed each other."""

@@ -135,8 +135,7 @@ class Watch:
         self._weights: dict[str, Sums] | None = None  # of what is trained, where they were taken
         self._parameters = list(parameters.values())
         self._given: dict[int, Tensor] = {}  # gradients that a caller may apply, to which no backward pass has added
-        self._inside = False
-        self._applies = False
+        self._inside = self._applies = self._values = False
         own = weakref.ref(self)
 
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -186,8 +185,12 @@ class Watch:
             self._inside = False
         self._take(values)
 
-    def expect(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
-        """Let an optimizer of the caller apply these gradients, unless a backward pass adds to them."""
+    def expect(self, gradients: Mapping[nn.Parameter, Tensor], values: bool) -> None:
+        """Let an optimizer of the caller apply these gradients, unless a backward pass adds to them.
+
+        With `values`, take the sums of the weights afterwards.
+        """
+        self._values = values
         if len(self._handles) == _LISTENS:
             own = weakref.ref(self)
 
@@ -221,7 +224,7 @@ class Watch:
     def _after(self) -> None:
         if self._applies:
             self._applies = False
-            self._take(values=False)
+            self._take(self._values)
 
     def _is_given(self, parameter: nn.Parameter) -> bool:
         return parameter.grad is self._given.get(id(parameter))

@@ -12,6 +12,10 @@ from torch.nn import functional as F
 
 from discreet import DPSGD, Rng, make_private
 from discreet.clipping.record import Record
+from discreet.core.errors import UnsupportedError
+from discreet.core.guarantee import Caveat, Guarantee
+from discreet.integrations import separation
+from discreet.integrations.separation import Separation
 
 PEOPLE, CHANGED = 24, 5
 
@@ -69,3 +73,158 @@ def test_one_unit_changes_only_its_own_gradient(
     after = gradients_of_a_step(changed, max_rows, monkeypatch)
     assert before.total() == after.total() == PEOPLE
     assert (before - after).total() == 1 == (after - before).total()
+
+
+# What a model does in train mode only is part of the training, and is checked there.
+
+
+class Mixing(nn.Module):
+    """A network that mixes rows, or carries them over to later ones, in train mode only."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.first, self.last = how, nn.Linear(6, 8), nn.Linear(8, 3)
+        self.centre = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if self.training and self.how == "scale":
+            hidden = hidden / (1 + hidden.abs().amax(0).detach())
+        if self.training and self.how == "centre":
+            hidden = hidden - hidden.mean(0)
+        if self.training and self.how == "hook" and hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient / (gradient.norm() + 1e-9) * 4)
+        if self.training and self.how == "seldom" and float(torch.rand(())) < 0.3:
+            hidden = hidden - hidden.mean(0).detach()
+        if self.training and self.how == "often" and float(torch.rand(())) > 0.3:
+            hidden = hidden - hidden.mean(0).detach()
+        if self.how == "carried":
+            hidden = hidden - self.centre
+            if self.training:
+                self.centre = 0.9 * self.centre + 0.1 * hidden.detach().mean(0)
+        return self.last(torch.tanh(hidden))
+
+    def losses(self, batch: Tensor) -> Tensor:
+        return F.cross_entropy(self(batch), (batch[:, 0] > 0).long(), reduction="none")
+
+
+def some_rows(count: int, seed: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(6, generator=generator) for _ in range(count)]
+
+
+def guarantee_of(model: Any, rows: list[Any], made_up: list[Any], checked_in_eval: bool = False) -> Guarantee:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with make_private(model, DPSGD(noise_multiplier=1.0), units=len(rows), batch_size=8, steps=2) as private:
+        model.train(not checked_in_eval)
+        private.check(model.losses, made_up)
+        for _ in private.batches(rows):
+            model.train()
+            private.step(model.losses, optimizer)
+    return private.guarantee
+
+
+@pytest.mark.parametrize("checked_in_eval", [False, True])
+@pytest.mark.parametrize("how", ["scale", "centre", "hook", "seldom", "often", "carried"])
+def test_rows_that_are_mixed_in_train_mode_only_are_not_certified(how: str, checked_in_eval: bool) -> None:
+    try:
+        found = guarantee_of(Mixing(how), some_rows(16), some_rows(6, seed=4), checked_in_eval)
+    except UnsupportedError as error:
+        assert "mix" in str(error)
+    else:
+        assert how == "carried" and Caveat.UNPROTECTED_STATE in found.caveats
+
+
+class Harmless(nn.Module):
+    """Random numbers in train mode that differ from row to row, and mix nothing."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.last = nn.Linear(6, 3)
+        if how == "lstm":
+            self.lstm = nn.LSTM(6, 6, num_layers=2, dropout=0.3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "functional":
+            x = F.dropout(x, 0.3, training=self.training)
+        if self.how == "noise" and self.training:
+            x = x + 0.1 * torch.randn_like(x) * (torch.rand(len(x), 1) < 0.5)
+        if self.how == "attention":
+            heads = x.view(-1, 1, 3, 2)
+            dropped = 0.2 if self.training else 0.0
+            x = F.scaled_dot_product_attention(heads, heads, heads, dropout_p=dropped).reshape(-1, 6)
+        if self.how == "lstm":
+            x = self.lstm(torch.stack((x, x * 2), 1))[0][:, -1]
+        return self.last(x)
+
+    losses = Mixing.losses
+
+
+@pytest.mark.parametrize("how", ["functional", "noise", "attention", "lstm"])
+def test_dropout_and_noise_are_certified(how: str) -> None:
+    found = guarantee_of(Harmless(how), some_rows(16), some_rows(6, seed=4))
+    assert found.caveats <= {Caveat.UNSTEADY_KERNELS}  # how a processor rounds is another matter
+
+
+def language_model(kind: str) -> nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    if kind == "bert":
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=20, num_labels=3, **sizes))
+    config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=8, pad_token_id=0)
+    config.num_labels = 3
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_transformers_with_dropout_are_certified(kind: str) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = language_model(kind)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            logits: Tensor = self.model(input_ids=ids).logits
+            return logits
+
+        def losses(self, ids: Tensor) -> Tensor:
+            return F.cross_entropy(self(ids), ids[:, 0] % 3, reduction="none")
+
+    rows = [torch.randint(1, 20, (5,), generator=torch.Generator().manual_seed(row)) for row in range(20)]
+    found = guarantee_of(Wrapped(), rows[4:], rows[:4], checked_in_eval=kind == "bert")
+    assert found.caveats <= {Caveat.UNSTEADY_KERNELS}
+
+
+# Which kernels compute all units is decided before a unit is drawn.
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_kernels_of_all_units_do_not_depend_on_who_came(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def invariant(values_of: Any, units: int, full: int) -> bool:
+        values_of(torch.arange(units))
+        return units != 2  # parts of two units are made unsteady: those of people with three or four rows
+
+    monkeypatch.setattr(separation, "bitwise_invariant", invariant)
+    monkeypatch.setattr(Separation, "_can_switch", property(lambda self: True))
+    model = Mixing("nothing")
+    rows = some_rows(12)
+    owners = [min(row, 8) if several else row % 9 for row in range(12)]  # one person has four rows, or nobody does
+    chosen: list[bool] = []
+
+    class Rows(list[Tensor]):
+        def __getitem__(self, index: Any) -> Any:
+            assert private._separation is not None
+            chosen.append(private._separation.plain_attention)
+            return super().__getitem__(index)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with make_private(model, DPSGD(noise_multiplier=1.0), units=9, batch_size=9, steps=1) as private:
+        private.check(model.losses, some_rows(4, seed=4))
+        for _ in private.batches(Rows(rows), unit_of=owners, max_rows=8):
+            private.step(model.losses, optimizer)
+    assert chosen and all(chosen)
