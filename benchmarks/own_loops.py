@@ -116,10 +116,7 @@ def main() -> None:
                 moved = False
                 while not moved:
                     part = next(parts)
-                    if side == "captured":
-                        moved = captured(part, optimizer)
-                    else:
-                        moved = private.step(losses_of(part), optimizer)
+                    moved = captured(part, optimizer) if side == "captured" else private.step(losses_of, optimizer)
 
             found[f"{side}_seconds"], found[f"{side}_bytes"] = timed(asked.device, asked.steps, one)
             found["rows_of_a_part"] = private.state_dict()["max_rows"]

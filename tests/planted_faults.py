@@ -34,6 +34,60 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a loop's model is checked in evaluation mode",
+        "for module, training in zip(modules, modes or before, strict=True):",
+        "for module, training in zip(modules, [False] * len(modules), strict=True):",
+        ("test_rows_that_are_mixed_in_train_mode_only_are_not_certified",),
+    ),
+    Fault(
+        "a step with an error in one of its parts is released",
+        "        self._abandon()\n        self._broken = reason\n",
+        "        self._open = None\n",
+        ("test_a_step_with_an_error_is_never_released",),
+    ),
+    Fault(
+        "a training is resumed from any weights with the same noise",
+        "self.resumed = self._draw_anew_if(self._keyed(_saved(model)) != expected, position)",
+        "self.resumed = True",
+        ("test_steps_that_are_taken_again_from_other_weights_are_counted_again",),
+    ),
+    Fault(
+        "a training is resumed with any optimizer and the same noise",
+        "self._draw_anew_if(self._keyed(optimizer.state_dict()) != expected, position)",
+        "self._draw_anew_if(False, position)",
+        ("test_another_optimizer_is_drawn_anew_from_the_step_after_it",),
+    ),
+    Fault(
+        "values of weights are never compared",
+        "if values and not self.is_changed:",
+        "if False:",
+        ("test_what_is_written_without_noise_is_found",),
+    ),
+    Fault(
+        "optimizers that change no version are not noticed",
+        "            elif moved:\n                self.is_changed = True\n",
+        "",
+        ("test_what_is_written_without_noise_is_found",),
+    ),
+    Fault(
+        "losses of any function count as checked",
+        "return collate is None or collate == tried.collate",
+        "return True",
+        ("test_other_functions_than_those_that_were_checked_are_an_estimate",),
+    ),
+    Fault(
+        "a loop that is left early costs what it took",
+        "spend_rest(self.plan, self.ledger, run, position, self.terms(), self._limit)",
+        "pass",
+        ("test_a_training_that_is_left_early_costs_as_much_as_its_plan",),
+    ),
+    Fault(
+        "the kernels of a loop are chosen when a shape occurs",
+        "self._separation.prepare(rows.sizes)",
+        "self._separation.prepare([])",
+        ("test_the_kernels_of_all_units_do_not_depend_on_who_came",),
+    ),
+    Fault(
         "gradients are not clipped",
         "return (bound * (1 - _MARGIN) / norms).clamp_max(1.0)",
         "return torch.ones_like(norms)",

@@ -199,7 +199,8 @@ class Watch:
                 if watch is not None:
                     watch._given.pop(id(parameter), None)
 
-            self._handles += [p.register_post_accumulate_grad_hook(spoil) for p in self._parameters]
+            for parameter in self._parameters:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(spoil))  # type: ignore[no-untyped-call]
         self._given = {id(parameter): one for parameter, one in gradients.items()}
 
     def close(self) -> None:
