@@ -344,21 +344,6 @@ class TestGuarantee:
                 found[size] = private.guarantee.caveats
         assert found == {8: {Caveat.UNCHECKED_LOSSES}, 1: frozenset()}
 
-    @pytest.mark.parametrize("other", ["losses", "collate", "part"])
-    def test_other_functions_than_those_that_were_checked_are_an_estimate(
-        self, model: Net, dataset: TensorDataset, other: str
-    ) -> None:
-        def collate(chosen: list[Any]) -> Any:
-            return torch.utils.data.default_collate(chosen)
-
-        with make_private(model, NOISE, units=ROWS, batch_size=10, steps=2) as private:
-            private.check(model.losses, made_up())
-            optimizer = adam(model)
-            take = private.capture(model.losses if other != "losses" else lambda batch: model.losses(batch))
-            for part in private.batches(dataset, collate if other == "collate" else None, max_rows=8):
-                take(list(part) if other == "part" else part, optimizer)
-            assert private.guarantee.caveats == {Caveat.UNCHECKED_LOSSES}
-
     def test_a_training_that_never_began_a_step_spends_nothing(self, model: Net, tmp_path: Path) -> None:
         path = tmp_path / "ledger.jsonl"
         with make_private(model, DPSGD(epsilon=8), units=ROWS, batch_size=10, steps=4, ledger=path) as private:
@@ -663,18 +648,6 @@ class TestResume:
             assert private.guarantee.epsilon <= 3
             private.ledger.close()
 
-    def test_another_optimizer_is_drawn_anew_from_the_step_after_it(
-        self, model: Net, dataset: TensorDataset, tmp_path: Path
-    ) -> None:
-        saved = self.stopped(model, dataset, tmp_path)
-        moments = copy.deepcopy(saved[2])
-        moments["state"][0]["exp_avg"].mul_(2)
-        with self.make(model, tmp_path) as private:
-            self.run(model, dataset, private, (saved[0], saved[1], moments))
-            runs = private.state_dict()["runs"]
-            assert [first for _, first in runs] == [0, 5]  # step 4 repeats: same weights, batch and noise
-            assert private.ledger.statement.spends == 9 + 4
-
     @pytest.mark.parametrize("other", ["weights", "buffer", "old"])
     def test_other_weights_are_drawn_anew(self, model: Net, dataset: TensorDataset, tmp_path: Path, other: str) -> None:
         model.register_buffer("scale", torch.ones(1))
@@ -753,6 +726,36 @@ class TestResume:
             with pytest.raises(SettingError, match="max_rows"):
                 private.batches(dataset, max_rows=9)
             assert private.rows(dataset).shapes.rows == ((1, 8),)
+
+
+@pytest.mark.parametrize("other", ["losses", "collate", "part"])
+def test_other_functions_than_those_that_were_checked_are_an_estimate(
+    model: Net, dataset: TensorDataset, other: str
+) -> None:
+    def collate(chosen: list[Any]) -> Any:
+        return torch.utils.data.default_collate(chosen)
+
+    with make_private(model, NOISE, units=ROWS, batch_size=10, steps=2) as private:
+        private.check(model.losses, made_up())
+        optimizer = adam(model)
+        take = private.capture(model.losses if other != "losses" else lambda batch: model.losses(batch))
+        for part in private.batches(dataset, collate if other == "collate" else None, max_rows=8):
+            take(list(part) if other == "part" else part, optimizer)
+        assert private.guarantee.caveats == {Caveat.UNCHECKED_LOSSES}
+
+
+def test_another_optimizer_is_drawn_anew_from_the_step_after_it(
+    model: Net, dataset: TensorDataset, tmp_path: Path
+) -> None:
+    resume = TestResume()
+    saved = resume.stopped(model, dataset, tmp_path)
+    moments = copy.deepcopy(saved[2])
+    moments["state"][0]["exp_avg"].mul_(2)
+    with resume.make(model, tmp_path) as private:
+        resume.run(model, dataset, private, (saved[0], saved[1], moments))
+        runs = private.state_dict()["runs"]
+        assert [first for _, first in runs] == [0, 5]  # step 4 repeats: same weights, batch and noise
+        assert private.ledger.statement.spends == 9 + 4
 
 
 def test_dropout_draws_from_the_secret_and_leaves_torch_alone(dataset: TensorDataset) -> None:
