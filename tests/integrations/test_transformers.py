@@ -47,6 +47,11 @@ def rows(count: int = ROWS, labels: str = "one") -> list[dict[str, Any]]:
     return found
 
 
+def held_out(count: int = 8) -> list[dict[str, Any]]:
+    """Rows of other people; some of them are equal to rows of the train dataset."""
+    return [row | {"patient_id": f"held out {number}"} for number, row in enumerate(rows(count))]
+
+
 def padded(chosen: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Pad to a fixed width, labels with -100."""
     fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
@@ -107,16 +112,22 @@ def test_it_ends_with_the_weights_of_our_own_loop(tmp_path: Path, protect: Any) 
 
 
 def test_what_is_logged_and_returned_holds_no_loss_of_private_rows(tmp_path: Path) -> None:
-    trained = trainer(tmp_path, eval_dataset=rows(8), changes={"eval_strategy": "steps", "eval_steps": 3})
+    changes = {"eval_strategy": "steps", "eval_steps": 3, "include_num_input_tokens_seen": True}
+    trained = trainer(tmp_path, eval_dataset=held_out(), changes=changes)
     result = trained.train()
     logged = [entry for entry in trained.state.log_history if "learning_rate" in entry]
     assert len(logged) == 3 and not any("loss" in entry or "train_loss" in entry for entry in logged)
     figures = [entry["privacy/epsilon_estimate"] for entry in logged]
-    assert figures == sorted(figures) and 0 < figures[0] < figures[-1] < 100
+    assert figures == [trained.guarantee.epsilon] * 3, "the cost of all planned steps, from the first entry on"
     assert all(entry["privacy/delta"] == 1e-5 for entry in logged)
     assert sum("eval_loss" in entry for entry in trained.state.log_history) == 2
-    assert not any("runtime" in key for entry in trained.state.log_history for key in entry if "eval" not in key)
-    assert result.training_loss != result.training_loss and "train_loss" not in result.metrics
+    assert not any("per_second" in key or "runtime" in key for key in keys_of(trained) if "eval" not in key)
+    assert all(entry["num_input_tokens_seen"] == 0 for entry in logged), "a constant, whatever the rows hold"
+    assert result.training_loss != result.training_loss and result.metrics == {}
+
+
+def keys_of(trained: PrivateTrainer) -> set[str]:
+    return {key for entry in trained.state.log_history for key in entry}
 
 
 @pytest.mark.parametrize("unit", [None, "patient_id"])
@@ -127,7 +138,8 @@ def test_a_secret_training_on_fixed_shapes_is_certified(tmp_path: Path, unit: st
     found = trained.guarantee
     assert found.certified and 7 < found.epsilon <= 8 and found.unit == ("row" if unit is None else "patient")
     sizes_tried = trained.private._separation._shapes  # type: ignore[union-attr]
-    assert sizes_tried.keys() == {(8, 1) if unit is None else (2, 3)} and None not in sizes_tried.values()
+    assert {size for size, _ in sizes_tried} == {(8, 1) if unit is None else (2, 3)}
+    assert None not in sizes_tried.values()
     assert found.epsilon <= trained.state.log_history[-1]["privacy/epsilon"] < 8.5
 
 
@@ -357,7 +369,7 @@ class TestResume:
         self.stopped(tmp_path, None)
         resumed = self.make(tmp_path, None)
         resumed.train(resume_from_checkpoint=True)
-        assert Ledger.read(tmp_path / "out" / LEDGER).spends == 7
+        assert Ledger.read(tmp_path / "out" / LEDGER).spends == 8  # all six of the first, which was stopped, and two
 
     def test_an_incomplete_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
         self.stopped(tmp_path, Rng(3))
