@@ -415,6 +415,36 @@ FAULTS = (
         "return True",
         ("test_noise_of_the_clients_is_in_the_ledger_of_the_server",),
     ),
+    Fault(
+        "the Trainer evaluates on its training rows",
+        "self._trained_rows.check(dataset, name)",
+        "pass",
+        ("test_rows_and_units_of_the_train_dataset_are_not_evaluated_on",),
+    ),
+    Fault(
+        "the Trainer evaluates on other rows of people it trains on",
+        "common = set(map(_in_words, ids)) & set(map(_in_words, self.units))",
+        "common: set[str] = set()",
+        ("test_rows_and_units_of_the_train_dataset_are_not_evaluated_on",),
+    ),
+    Fault(
+        "the Trainer logs how long its steps took",
+        "super().log(public)  # with",
+        "super().log(public, start_time)  # with",
+        ("test_what_is_logged_and_returned_holds_no_loss_of_private_rows",),
+    ),
+    Fault(
+        "the Trainer does not say how a checkpoint was chosen",
+        "self.private.ledger.state(Terms((HELD_OUT, _CHOICE, *self._choices())))",
+        "self._choices()",
+        ("test_held_out_rows_choose_the_checkpoint_and_the_guarantee_says_so",),
+    ),
+    Fault(
+        "the ledger does not keep assumptions that are stated later",
+        "and self._tally.assumptions.issuperset(terms.assumptions)):",
+        "):",
+        ("test_early_stopping_by_held_out_rows_costs_all_planned_steps",),
+    ),
 )
 
 

@@ -2,13 +2,13 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.serving.conftest import wait_until
 
 from discreet.cli.main import main
 from discreet.serving.encrypted import EncryptedHead
@@ -27,14 +27,12 @@ def served(side: ServerSide) -> Iterator[str]:
     with listen("127.0.0.1", 0) as place:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()
-        until = time.monotonic() + 10
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.005)
+        wait_until(lambda: server.started)
         try:
             yield f"http://127.0.0.1:{place.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(60)
 
 
 @pytest.fixture(scope="module")

@@ -35,17 +35,17 @@ def test_it_prints_its_address_serves_the_page_and_ends_on_an_interrupt(
         line = process.stdout.readline()
         found = re.fullmatch(r"Explore the run a at (http://127\.0\.0\.1:\d+/)#(\S{32,})\n", line)
         assert found is not None, line + process.communicate()[1]
-        with urllib.request.urlopen(found[1], timeout=20) as page:
+        with urllib.request.urlopen(found[1], timeout=120) as page:
             assert b"What does an attacker read?" in page.read()
         asked = urllib.request.Request(
             f"{found[1]}v1/readings",
             json.dumps({"sentence": "the heart was calm", "attack": "subspace"}).encode(),
             {"content-type": "application/json", "x-discreet-key": found[2]},
         )
-        with urllib.request.urlopen(asked, timeout=20) as reading:
+        with urllib.request.urlopen(asked, timeout=120) as reading:
             assert json.loads(reading.readline())["state"] in ("waiting", "running")
             process.send_signal(signal.SIGINT)  # in the midst of a reading
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0 and out == "" and err.endswith("Stopped.\n"), err

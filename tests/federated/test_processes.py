@@ -63,7 +63,9 @@ def test_processes_give_the_model_of_one_process_and_the_wire_holds_no_text(
     # An LSTM, so that the three processes with a model need not import the networks of transformers.
     model = ModelSettings(encoder="bilstm", train="head", dropout=0.0)
     protect = DPSGD(noise_multiplier=1.0)
-    settings = tiny(clients=2, epochs=1, batch_size=60, data=data, model=model, noise_seed=1, protect=protect)
+    settings = tiny(
+        clients=2, epochs=1, batch_size=60, data=data, model=model, noise_seed=1, protect=protect, wait_seconds=240.0
+    )  # a client that starts slowly on a busy machine is waited for, or the models would differ
     run_in_process(settings, tmp_path / "one")
     assert rounds_of(tmp_path / "one") == 2
     with wiretap() as tap, running(settings, Path("many"), connect_to=tap.forward_to) as cluster:

@@ -28,12 +28,18 @@ def torchrun(folder: Path, *actions: str, script: Path = SCRIPT) -> subprocess.C
 
 
 def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(SOURCE), str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def results(folder: Path, action: str) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{action}.{rank}.json").read_text()) for rank in range(2)]
+
+
+def check_ended(folder: Path) -> None:
+    """Check that no thread of the process group is left at the end of a rank; it could abort the process."""
+    left = [name for threads in results(folder, "threads") for name in threads]
+    assert not any("gloo" in str(name) for name in left), left
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -44,6 +50,7 @@ def test_two_processes_end_with_the_weights_of_one_and_share_a_budget(tmp_path: 
     (tmp_path / "alone").mkdir()
     done = torchrun(tmp_path, "dp-sgd", "dir-dp-sgd", "few")
     assert done.returncode == 0, done.stderr[-2000:]
+    check_ended(tmp_path)
     for protection in ("dp-sgd", "dir-dp-sgd"):
         first, second = results(tmp_path, protection)
         assert first["weights"] == second["weights"]
@@ -77,6 +84,7 @@ def test_a_trainer_in_two_processes_ends_with_the_weights_of_one(tmp_path: Path)
     alone = trainer_process.weights(trainer_process.train(tmp_path / "alone"))
     done = torchrun(tmp_path, script=TRAINER)
     assert done.returncode == 0, done.stderr[-2000:]
+    check_ended(tmp_path)
     first, second = (torch.tensor(json.loads((tmp_path / f"weights.{rank}.json").read_text())) for rank in range(2))
     assert torch.equal(first, second) and float((first - alone).abs().max()) < 1e-6
     assert Ledger.read(tmp_path / "out" / "ledger.jsonl").spends == trainer_process.STEPS

@@ -47,6 +47,11 @@ def rows(count: int = ROWS, labels: str = "one") -> list[dict[str, Any]]:
     return found
 
 
+def held_out(count: int = 8) -> list[dict[str, Any]]:
+    """Rows of other people; some of them are equal to rows of the train dataset."""
+    return [row | {"patient_id": f"held out {number}"} for number, row in enumerate(rows(count))]
+
+
 def padded(chosen: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Pad to a fixed width, labels with -100."""
     fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
@@ -107,16 +112,22 @@ def test_it_ends_with_the_weights_of_our_own_loop(tmp_path: Path, protect: Any) 
 
 
 def test_what_is_logged_and_returned_holds_no_loss_of_private_rows(tmp_path: Path) -> None:
-    trained = trainer(tmp_path, eval_dataset=rows(8), changes={"eval_strategy": "steps", "eval_steps": 3})
+    changes = {"eval_strategy": "steps", "eval_steps": 3, "include_num_input_tokens_seen": True}
+    trained = trainer(tmp_path, eval_dataset=held_out(), changes=changes)
     result = trained.train()
     logged = [entry for entry in trained.state.log_history if "learning_rate" in entry]
     assert len(logged) == 3 and not any("loss" in entry or "train_loss" in entry for entry in logged)
     figures = [entry["privacy/epsilon_estimate"] for entry in logged]
-    assert figures == sorted(figures) and 0 < figures[0] < figures[-1] < 100
+    assert figures == [trained.guarantee.epsilon] * 3, "the cost of all planned steps, from the first entry on"
     assert all(entry["privacy/delta"] == 1e-5 for entry in logged)
     assert sum("eval_loss" in entry for entry in trained.state.log_history) == 2
-    assert not any("runtime" in key for entry in trained.state.log_history for key in entry if "eval" not in key)
-    assert result.training_loss != result.training_loss and "train_loss" not in result.metrics
+    assert not any("per_second" in key or "runtime" in key for key in keys_of(trained) if "eval" not in key)
+    assert all(entry["num_input_tokens_seen"] == 0 for entry in logged), "a constant, whatever the rows hold"
+    assert result.training_loss != result.training_loss and result.metrics == {}
+
+
+def keys_of(trained: PrivateTrainer) -> set[str]:
+    return {key for entry in trained.state.log_history for key in entry}
 
 
 @pytest.mark.parametrize("unit", [None, "patient_id"])

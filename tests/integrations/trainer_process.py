@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
+from tests.integrations.two_ranks import end_processes
 from torch import Tensor
 
 from discreet import DPSGD, Rng
@@ -63,5 +64,4 @@ if __name__ == "__main__":
     rank = os.environ.get("RANK", "0")
     (where / f"weights.{rank}.json").write_text(json.dumps(weights(done).tolist()))
     if dist.is_initialized():
-        dist.barrier()  # nobody leaves while another one still sends
-        dist.destroy_process_group()
+        end_processes(where)

@@ -24,6 +24,16 @@ def build() -> tuple[nn.Module, TensorDataset]:
     return model, TensorDataset(torch.randn(ROWS, 6), torch.randint(0, 3, (ROWS,)))
 
 
+def end_processes(folder: Path) -> None:
+    """End the group of all ranks, and write down which threads of this process are left."""
+    rank = dist.get_rank()
+    dist.barrier()  # nobody leaves while another one still sends
+    dist.destroy_process_group()
+    tasks = Path("/proc/self/task")
+    names = [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
+    (folder / f"threads.{rank}.json").write_text(json.dumps(names))
+
+
 def losses_of(model: nn.Module, part: list[Tensor]) -> Tensor:
     return F.cross_entropy(model(part[0]), part[1], reduction="none")
 
@@ -79,5 +89,4 @@ if __name__ == "__main__":
         except DiscreetError as error:
             result = {"error": type(error).__name__, "message": str(error)}
         (where / f"{action}.{dist.get_rank()}.json").write_text(json.dumps(result))
-    dist.barrier()  # nobody leaves while another one still sends
-    dist.destroy_process_group()
+    end_processes(where)

@@ -36,7 +36,7 @@ class Running:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def connect(self, timeout: float = 5.0) -> socket.socket:
+    def connect(self, timeout: float = 60.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
 
     def lives(self) -> bool:
@@ -63,20 +63,26 @@ def make_head(width: int = WIDTH) -> Head:
     return Head(((weights, rng.normal(size=3).astype(np.float32)),), ("a", "b", "c"))
 
 
+def wait_until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something that a server does in its own time, which is long on a busy machine."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 @contextmanager
 def running(head: Head, limits: Limits, *more: Any) -> Iterator[Running]:
     server = server_for(head, limits, *more)
     with listen("127.0.0.1", 0) as place:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()
-        until = time.monotonic() + 10
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.005)
+        wait_until(lambda: server.started)
         try:
             yield Running(place.getsockname()[1], head, thread, server)
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(60)
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,7 @@ def test_a_score_over_a_connection() -> None:
 
 
 def post(served: Any, body: bytes, media: str = "application/octet-stream", path: str = "/v1/encrypted") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     try:
         connection.request("POST", path, body, {"content-type": media})
         response = connection.getresponse()
@@ -142,7 +142,7 @@ def test_whatever_is_no_ciphertext_is_rejected(served: Any) -> None:
     assert post(served, packed([b"x" * 1000])) == 422
     assert post(served, b"A sentence in the clear.") == 422
     assert post(served, b"") == 422
-    large = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    large = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     large.putrequest("POST", "/v1/encrypted")  # the server answers before the body is sent
     large.putheader("content-type", "application/octet-stream")
     large.putheader("content-length", str(3 * len(packed(right))))
@@ -154,7 +154,7 @@ def test_whatever_is_no_ciphertext_is_rejected(served: Any) -> None:
     assert post(served, b"{}", "application/json") == 415
     assert post(served, b'{"vectors": [[1.0]]}', "application/json", "/v1/answers") == 404
     assert served.lives()
-    document = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    document = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     document.request("GET", "/openapi.json")
     assert "/v1/encrypted" in json.loads(document.getresponse().read())["paths"]
     document.close()

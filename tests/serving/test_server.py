@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.serving.conftest import wait_until
 
 from discreet.core.errors import SettingError
 from discreet.serving.limits import Buckets
@@ -293,11 +294,12 @@ def test_the_rate_of_one_address_is_limited(serving: Callable[..., Any], monkeyp
 
 
 def test_too_many_requests_and_connections_are_refused_with_when_to_come_again(serving: Callable[..., Any]) -> None:
-    with serving(active=2, connections=6, connections_per_address=3, patience=2.0) as server:
+    with serving(active=2, connections=6, connections_per_address=3, patience=60.0) as server:
+        guard = server.server.config.app
         half = [server.connect() for _ in range(3)]
         for place in half:
-            place.sendall(post(vectors(GOOD))[:-3])  # three are being read
-        time.sleep(0.1)
+            place.sendall(post(vectors(GOOD))[:-3])
+        wait_until(lambda: guard.active >= 2)  # they are being read
         status, headers, said = ask(server, post(vectors(GOOD)))
         assert (status, headers["retry-after"]) == (503, "1")
         assert "at once" in said["error"]
@@ -307,7 +309,7 @@ def test_too_many_requests_and_connections_are_refused_with_when_to_come_again(s
         assert "connections from your address" in said["error"]
         for place in (*half, more):
             place.close()
-        time.sleep(0.1)
+        wait_until(lambda: not guard.connections and not guard.active)
         assert ask(server, post(vectors(GOOD)))[0] == 200
 
 

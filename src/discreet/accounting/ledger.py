@@ -188,7 +188,7 @@ class Ledger:
     def state(self, terms: Terms) -> None:
         """Record terms that apply to earlier spends, as when a step is repeated with other randomness.
 
-        A new caveat is on disk when this returns, here and in `also`.
+        A new caveat or assumption is on disk when this returns, here and in `also`.
         """
         self._check_usable()
         with self._thread:
@@ -323,7 +323,7 @@ class Ledger:
     def _state(self, terms: Terms) -> None:
         if self.also is not None:
             self.also.state(terms)
-        if not terms.caveats <= self._tally.caveats:
+        if not (terms.caveats <= self._tally.caveats and self._tally.assumptions.issuperset(terms.assumptions)):
             self._write(self._tally.conditions(terms))
 
     def _receipt(self, name: str, number: int, *, repeated: bool = False, spent_again: bool = False) -> Receipt:

@@ -276,6 +276,11 @@ class Tally:
         """The caveats recorded so far."""
         return frozenset().union(*(terms.caveats for terms in self.all_terms if terms is not None))
 
+    @property
+    def assumptions(self) -> frozenset[str]:
+        """The assumptions recorded so far."""
+        return frozenset().union(*(terms.assumptions for terms in self.all_terms if terms is not None))
+
     def conditions(self, terms: Terms | None) -> bytes:
         """Return the line that sets the current terms."""
         value = None

@@ -24,6 +24,9 @@ FLOATING_POINT = (
     "noise is drawn and added in float64 and the sum is rounded once; float64 arithmetic is otherwise taken as exact"
 )
 
+# The assumption of every training whose figures of utility come from rows that were held out.
+HELD_OUT = "held-out rows are not protected: utility figures are computed on them"
+
 LARGEST_DELTA = 1e-5  # of a default; NIST SP 800-226, as commonly summarised, calls larger values suspicious
 
 _MEANING = {

@@ -13,6 +13,12 @@ from torch import Tensor
 from discreet.core import errors
 from discreet.core.errors import DiscreetError, UnsupportedError
 
+if dist.is_available():
+    # Its functions have the process group of the time of their import as a default argument. torch imports it with the
+    # first optimizer; a group that exists by then is kept past destroy_process_group, and its threads abort the process
+    # if they still hold a tensor when the interpreter ends. Imported here, before a group exists, it keeps none.
+    import torch.distributed.nn.functional
+
 T = TypeVar("T")
 
 

@@ -6,8 +6,8 @@
     print(trainer.guarantee)
 
 Arguments, evaluation, schedulers, callbacks and checkpoints are those of `transformers.Trainer`. What differs: batches
-are drawn by Poisson sampling of units, every row has a loss of its own, gradients are clipped and noised by
-`make_private`, and nothing that is computed from private rows is logged.
+are drawn by Poisson sampling of units, every row has its own loss, gradients are clipped and noised by `make_private`,
+nothing that is computed from private rows is logged, and the model is evaluated on other rows than it is trained on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +26,16 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from discreet.accounting.ledger import Ledger
+from discreet.accounting.ledger import Ledger, Terms
 from discreet.clipping.layers import find_layers
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting
 from discreet.core.files import write_atomic
-from discreet.core.guarantee import Guarantee, in_digits
+from discreet.core.guarantee import HELD_OUT, Guarantee, in_digits
 from discreet.core.model_card import STATED
 from discreet.core.randomness import Rng
+from discreet.data.people_columns import column_of_people
+from discreet.data.tables import Table
+from discreet.integrations.held_out import TrainedRows
 from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
 from discreet.integrations.rows import Rows
 from discreet.integrations.torch import PrivateTraining, make_private
@@ -56,6 +60,12 @@ _PRIVATE_LOGS = frozenset(
         "train_tokens_per_second",
     }
 )
+_READ = 2_000  # rows, at most, to find a column that tells whose they are
+_EACH_ROW = "row"  # as a unit
+_CHOICE = "when the training ended, and which checkpoint is released, was decided without looking at the training rows"
+_LOADED = "the checkpoint that is loaded at the end is chosen by {metric} on held-out rows"
+_SAVED = "which checkpoints are saved is chosen by {metric} on held-out rows"
+_ENDED = "the training may end early by {metric} on held-out rows; the cost is that of all planned steps"
 _LIBRARIES = ("transformers.", "trl.", "discreet.")
 _MADE_UP_ROWS, _MADE_UP_TOKENS = 8, 12
 
@@ -83,19 +93,23 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
     ) -> None:
         """Take the arguments of a Trainer, and what is private.
 
-        `unit` is the column of the train dataset that tells whose row it is, or the ids themselves; without it each
-        row is a unit. A batch holds `per_device_train_batch_size * gradient_accumulation_steps * world_size` units on
-        average, in parts of at most `per_device_train_batch_size` rows. `ledger` is by default a file in the output
-        folder. `secret`, a path outside of the output folder, keeps the seed of batches and noise until the last step,
-        so that a resumed training repeats them; otherwise what is lost is drawn anew and counted again. `loss_fn`
-        returns one loss for each row from the model and its inputs, for models of other tasks. `made_up` are rows that
-        belong to nobody, on which it is checked that rows do not change each other; for tokenized text they are made
-        by themselves. `population` is explained in `make_private`.
+        `unit` is the column of the train dataset that tells whose row it is, or the ids themselves; without it, or with
+        "row", each row is a unit. Datasets to evaluate on must have no row and no unit of the train dataset. A batch
+        holds `per_device_train_batch_size * gradient_accumulation_steps * world_size` units on average, in parts of at
+        most `per_device_train_batch_size` rows. `ledger` is by default a file in the output folder. `secret`, a path
+        outside of the output folder, keeps the seed of batches and noise until the last step, so that a resumed
+        training repeats them; otherwise what is lost is drawn anew and counted again. `loss_fn` returns one loss for
+        each row from the model and its inputs, for models of other tasks. `made_up` are rows that belong to nobody, on
+        which it is checked that rows do not change each other; for tokenized text they are made by themselves.
+        `population` is explained in `make_private`.
         """
         check_protection(protect, "gradient")
+        self._trained_rows: TrainedRows | None = None
         super().__init__(*args, **kwargs)
         self.protect, self.unit, self.population = protect, unit, population
         self.private: PrivateTraining | None = None
+        self._planned_epsilon: float | None = None  # for the log
+        self._at_end: Guarantee | None = None  # before a checkpoint was loaded at the end
         self._ledger, self._secret, self._made_up = ledger, secret, made_up
         self._check_trainer()
         self.args: Any = copy.copy(self.args)
@@ -106,7 +120,9 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         given.gradient_accumulation_steps = 1  # a step of the Trainer is a whole batch; its parts are ours
         self._loss_fn = loss_fn or row_losses(task_of(self.model))
         find_layers(self.model)  # rejects what cannot be clipped
-        self._unit_ids = self._ids()
+        self._read_units()
+        for warning in self._columns_of_people() if unit is None else []:
+            warnings.warn(warning.removeprefix("Warning: "), stacklevel=2)
 
     # What a step is
 
@@ -137,6 +153,11 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Do nothing: every unit's gradient was clipped before the noise was added."""
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
+        """Return the norm of the protected gradient, which stays as it is."""
+        gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
+        return float(nn.utils.get_total_norm(gradients))
+
     def floating_point_ops(self, inputs: Any) -> int:
         """Return zero: the number of private tokens is not counted."""
         return 0
@@ -155,6 +176,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             raise UnsupportedError(
                 "Expected no hyperparameter search: every trial is a training that spends. Train with fixed settings."
             )
+        self._read_units()
         folder = Path(self.args.output_dir)
         self._from_start = False
         if resume_from_checkpoint is True:
@@ -174,7 +196,11 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         finally:
             if self.private is not None:
                 self.private.close()
-        metrics = {name: value for name, value in output.metrics.items() if name not in {"train_loss", "total_flos"}}
+            if max(1, self.args.world_size) > 1:
+                # The wrapper for several processes keeps their group, whose threads then outlive destroy_process_group.
+                self.model_wrapped = self.model
+                self.accelerator.free_memory()
+        metrics = {name: value for name, value in output.metrics.items() if name not in _PRIVATE_LOGS}
         return output._replace(training_loss=float("nan"), metrics=metrics)
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
@@ -182,7 +208,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         count = {"population": self.population} if self.population is not None else {"units": self._unit_count()}
-        name = self.unit if isinstance(self.unit, str) else "row" if self.unit is None else "unit"
+        name = self.unit if isinstance(self.unit, str) else _EACH_ROW if self.unit is None else "unit"
         self.private = make_private(
             self.model,
             self.protect,
@@ -193,6 +219,9 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             secret=self._secret,
             **count,
         )
+        self._planned_epsilon = self._at_end = None
+        if self.is_world_process_zero():
+            self.private.ledger.state(Terms((HELD_OUT, _CHOICE, *self._choices())))
         self.private.check_optimizer(self.optimizer)
         # The collator leaves out what the model does not take, such as the column with the unit.
         collate = self._get_collator_with_removed_columns(self.data_collator)
@@ -208,6 +237,41 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
         if made_up is not None:
             self.private.check(self._losses, made_up, collate)
         return prepared
+
+    def _choices(self) -> list[str]:
+        """Return how figures of held-out rows choose a checkpoint or the end of the training, in sentences."""
+        given, name = self.args, self.args.metric_for_best_model or "loss"
+        metric = name if name.startswith("eval_") else f"eval_{name}"
+        early = any(isinstance(one, transformers.EarlyStoppingCallback) for one in self.callback_handler.callbacks)
+        chosen = [
+            (given.load_best_model_at_end, _LOADED),
+            (given.save_strategy == transformers.trainer_utils.SaveStrategy.BEST, _SAVED),
+            (early, _ENDED),
+        ]
+        return [sentence.format(metric=metric) for applies, sentence in chosen if applies]
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate on held-out rows; rows and units of the train dataset are rejected, before any of them is read."""
+        self._check_held_out(self._held_out(eval_dataset), "eval_dataset")
+        return super().evaluate(eval_dataset, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return a loader of held-out rows; rows and units of the train dataset are rejected."""
+        self._check_held_out(self._held_out(eval_dataset), "eval_dataset")
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[no-any-return]
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Return a loader of rows to predict; rows and units of the train dataset are rejected."""
+        self._check_held_out(test_dataset, "test_dataset")
+        return super().get_test_dataloader(test_dataset)  # type: ignore[no-any-return]
+
+    def _load_best_model(self) -> None:
+        """Count all planned steps, and load the checkpoint that held-out rows chose."""
+        if self.private is not None:
+            self.private.close()
+            if self.is_world_process_zero():
+                self._at_end = self.private.guarantee  # which does not expect other weights than the last ones
+        super()._load_best_model()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model with its guarantee: `guarantee.json`, and the model card."""
@@ -231,22 +295,26 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the training guarantees so far; on rank 0."""
+        """What the training guarantees with all steps that are planned; on rank 0."""
         if self.private is None:
             raise UnsupportedError("Expected a training that has begun. Call train() first.")
-        return self.private.guarantee
+        return self.private.guarantee if self._at_end is None else self._at_end
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log without what was computed from private rows, and with a bound on the epsilon so far.
+        """Log without what was computed from private rows, and with the epsilon of the whole training.
 
-        Its name is `privacy/epsilon`, or `privacy/epsilon_estimate` where the guarantee has a caveat.
+        Its name is `privacy/epsilon`, or `privacy/epsilon_estimate` where the guarantee has a caveat. It is that of all
+        planned steps from the first entry on: a training that is ended early costs as much.
         """
         public = {name: value for name, value in logs.items() if name not in _PRIVATE_LOGS}
         evaluates = any(name.startswith("eval") for name in logs)
         if self.private is not None and self.is_world_process_zero() and not evaluates:
-            name = "privacy/epsilon_estimate" if self.private.caveats else "privacy/epsilon"
-            public |= {name: self.private.epsilon, "privacy/delta": self.private.delta}
-        super().log(public, start_time)
+            if self._planned_epsilon is None:
+                self._planned_epsilon = self.guarantee.epsilon
+            caveats = self.private.caveats if self._at_end is None else self._at_end.caveats
+            name = "privacy/epsilon_estimate" if caveats else "privacy/epsilon"
+            public |= {name: self._planned_epsilon, "privacy/delta": self.private.delta}
+        super().log(public)  # with a start time it would add the speed, which depends on private rows
 
     # What is rejected
 
@@ -264,6 +332,10 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
                 "Expected no compute_loss_func, which returns one loss for a whole batch. Pass "
                 f"{setting('loss_fn')}, which returns one loss for each row."
             )
+        metric = self.args.metric_for_best_model
+        if metric is not None and metric != "loss" and metric in _PRIVATE_LOGS:
+            remedy = "Training rows have no figures: nothing that is computed from them is logged."
+            raise invalid("metric_for_best_model", metric, "a figure of held-out rows, such as 'eval_loss'", remedy)
         rows: Any = self.train_dataset
         if isinstance(rows, DataLoader | IterableDataset) or not hasattr(rows, "__getitem__"):
             raise UnsupportedError(
@@ -298,7 +370,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
     def _ids(self) -> list[Any] | None:
         """Return the id of each row's unit, or None where each row is one."""
         unit, rows = self.unit, self.train_dataset
-        if unit is None:
+        if unit is None or (unit == _EACH_ROW and _EACH_ROW not in self._columns()):
             return None
         if not isinstance(unit, str):
             return list(unit)
@@ -312,6 +384,49 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             raise DataError(
                 f"Expected {unit!r} in every row of the train dataset. Keep that column when the text is tokenized."
             ) from None
+
+    def _read_units(self) -> None:
+        """Read the ids of the units, and reject held-out rows that belong to them."""
+        if self._trained_rows is None or self._trained_rows.dataset is not self.train_dataset:
+            self._unit_ids = self._ids()
+            column = self.unit if isinstance(self.unit, str) else None
+            units = None if self._unit_ids is None else set(self._unit_ids)
+            self._trained_rows = TrainedRows(self.train_dataset, column, units, self._inputs)
+        self._check_held_out(self.eval_dataset, "eval_dataset")
+
+    def _held_out(self, dataset: Any) -> Any:
+        """Return a dataset to evaluate on: as given, the one of that name, or the one of the Trainer."""
+        if isinstance(dataset, str):
+            return self.eval_dataset[dataset]
+        return self.eval_dataset if dataset is None else dataset
+
+    def _check_held_out(self, dataset: Any, name: str) -> None:
+        if dataset is not None and self._trained_rows is not None:
+            self._trained_rows.check(dataset, name)
+
+    def _inputs(self) -> list[str]:
+        """Return the columns that the model takes."""
+        self._set_signature_columns_if_needed()
+        return list(self._signature_columns)
+
+    def _columns(self) -> tuple[str, ...]:
+        """Return the names of the columns of the train dataset; none where its rows have no names."""
+        rows: Any = self.train_dataset
+        if hasattr(rows, "column_names"):
+            return tuple(rows.column_names)
+        first = rows[0] if len(rows) else None
+        return tuple(first) if isinstance(first, Mapping) else ()
+
+    def _columns_of_people(self) -> list[str]:
+        """Return a warning if the train dataset has a column that seems to tell whose row it is."""
+        rows: Any = self.train_dataset
+        whole = hasattr(rows, "column_names")
+        few = range(min(len(rows), _READ))
+
+        def read(name: str) -> list[Any]:
+            return list(rows[:_READ][name]) if whole else [rows[number].get(name) for number in few]
+
+        return column_of_people(Table("the train dataset", self._columns(), len(rows), read), self._inputs())
 
     def _unit_count(self) -> int:
         if self.population is not None:
@@ -365,8 +480,9 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
 class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):  # type: ignore[misc]
     """`transformers.Trainer` with differential privacy for each unit of the train dataset.
 
-    Guarantee: `guarantee`, which `save_model` writes beside the weights. Evaluation figures are computed on held-out
-        rows, which are not protected.
+    Guarantee: `guarantee`, of all steps that are planned, which `save_model` writes next to the weights. Figures of
+        utility are computed on held-out rows, which are not protected; rows and units of the train dataset are
+        rejected there.
     """
 
 

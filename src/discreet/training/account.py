@@ -10,7 +10,7 @@ from typing import Any
 
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import BudgetError
-from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
+from discreet.core.guarantee import FLOATING_POINT, HELD_OUT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.protections.base import Live, Once, TextProtection
 from discreet.training.plan import TrainingPlan
@@ -18,7 +18,7 @@ from discreet.training.private import terms_of
 
 ASSUMPTIONS = (
     "the number of rows of every unit, the settings and the encoder's first weights are public",
-    "held-out rows are not protected: utility figures are computed on them",
+    HELD_OUT,
     FLOATING_POINT,
 )
 
