@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from discreet.core.errors import DataError, positive
+from discreet.core.errors import DataError, positive, setting
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -51,10 +51,10 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `protect` is a protection with a budget, such as `DPSGD(epsilon=3)`; without it there is no guarantee. `train` are
     `TrainSettings`; their defaults depend on the trained part, the protection and the amount of text. `part` is the
     trained part (head, pooler+head, top-N or all). `classes` fixes the classes; by default they are those of the
-    labels, and each must occur for two units. `unit` is the name of the privacy unit. `ledger` is a ledger file that
-    several training runs share; by default, the runs on the same units are added up in a record on this machine. A fit
-    that would exceed `budget` is rejected. With a `noise_seed`, batches and noise are repeatable and the guarantee is
-    an estimate.
+    labels, and each must occur for two units. `unit` is the name of the privacy unit, and needs `groups` in
+    `fit`. `ledger` is a ledger file that several training runs share; by default, the runs on the same units are added
+    up in a record on this machine. A fit that would exceed `budget` is rejected. With a `noise_seed`, batches
+    and noise are repeatable and the guarantee is an estimate.
 
     Guarantee: that of the protection for each group (or each row), in `guarantee_`; predictions are post-processing.
 
@@ -178,6 +178,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None
     ) -> tuple[Corpus, npt.NDArray[Any]]:
         """Return texts, labels and groups as a corpus, and the classes in their order."""
+        if groups is None and self.protect is not None and self.unit not in (EACH_ROW, TextClassifier().unit):
+            raise DataError(
+                f"Expected groups, which hold the {self.unit} of each text, because {setting('unit', self.unit)} was "
+                f"set; got none. Pass groups to protect each {self.unit}, or leave the unit out to protect each row."
+            )
         values = np.asarray(labels)
         names = np.unique(values) if self.classes is None else np.asarray(self.classes)
         place = {value: number for number, value in enumerate(names.tolist())}

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.core.errors import LedgerError, ModelError, UnsupportedError, invalid, setting
@@ -17,6 +19,8 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.processes import Processes
+from discreet.integrations.rows import Dataset, people_of
+from discreet.training.people import Entry, Marks, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import check_ledger, terms_of
 
@@ -68,6 +72,8 @@ class Account:
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._ledger: Ledger | None = None
+        self._people: Marks = np.zeros(0, dtype=np.uint64)  # whose rows are trained on; nobody is known yet
+        self._entry: Entry | None = None  # in the record of these people
         self._ledger_name = processes.from_first(lambda: self._open_ledger(ledger))
         self.runs = [(self._new_name(), 0)]  # names of spends, and the step from which each is used
         self._stated: set[Caveat] = set()  # those in the ledger
@@ -102,12 +108,32 @@ class Account:
         """Where batches and noise come from; another training with the same secret draws other ones."""
         return self._secret.fork("training", self.runs[-1][0]) if self._secret.is_secret else self._secret
 
+    def know(self, dataset: Dataset, unit_of: Sequence[Any] | str | None) -> None:
+        """Count what the training spends in the record of the people of a dataset, which `discreet ledger` adds up."""
+
+        def add() -> None:
+            people = people_of(dataset, unit_of, self.plan.unit)
+            self._people = np.union1d(self._people, people)
+            if isinstance(self.ledger.also, Entry):
+                self.ledger.also.include(people)
+
+        self._processes.from_first(add)
+
     def spend(self, step: int) -> None:
         """Count a step, before anything of it is drawn or computed."""
         event, name = self.plan.step_cost(step)
 
         def count() -> None:
             named = f"{self.runs[-1][0]} {name}"
+            if self.ledger.also is None:
+                self._entry = attach(
+                    self.plan,
+                    self._people,
+                    self.ledger,
+                    out=place_of(self.ledger),
+                    secret=self._secret.is_secret,
+                    command="make_private",
+                )
             if self._limit is not None:
                 self._limit.spend(event, named)
             self.ledger.spend(event, named, terms=self.terms())
@@ -176,6 +202,9 @@ class Account:
 
     def close(self, ended: bool) -> None:
         """Close the ledger if it was opened here, and delete the secret's file after the last step."""
+        if self._entry is not None and self._ledger is not None:
+            detach(self._entry, self._ledger, finished=ended)
+            self._entry = None
         if self._owns_ledger and self._ledger is not None:
             self._ledger.close()
         if self._secret_path is not None and ended and self._processes.is_first:

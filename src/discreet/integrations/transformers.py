@@ -32,6 +32,7 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import Guarantee, in_digits
 from discreet.core.model_card import STATED
 from discreet.core.randomness import Rng
+from discreet.data.sources import unit_word
 from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
 from discreet.integrations.rows import Rows
 from discreet.integrations.torch import PrivateTraining, make_private
@@ -188,7 +189,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             self.protect,
             batch_size=self.expected_batch,
             steps=max_steps,
-            unit=name.removesuffix("_id"),
+            unit=unit_word(name),
             ledger=folder / LEDGER if self._ledger is None else self._ledger,
             secret=self._secret,
             **count,

@@ -30,6 +30,7 @@ from discreet.training.checkpoint import Progress, blend, copy_weights, identity
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
+from discreet.training.people import Entry, Spent, attach, detach, place_of
 from discreet.training.plan import TrainingPlan, matched_split
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
@@ -92,7 +93,8 @@ def train(
 
     Without a plan it is trained with default settings and without protection. A protection is applied to the texts, the
     vectors or the gradient of every step, and its cost is written to the ledger before the noise is sampled. By
-    default the ledger is in the workspace, or in memory without one. Batches and noise come from `secret`, by default
+    default the ledger is in the workspace, or in memory without one. The same cost is added to this machine's record of
+    the people in the corpus (`people_totals`, `discreet ledger`). Batches and noise come from `secret`, by default
     that of the plan. A user-provided seed that others may know makes the figure an estimate: see `Rng.secret`.
 
     Called again with the same arguments and workspace, a stopped training run resumes, and ends with the same weights
@@ -111,7 +113,7 @@ def train(
     with ExitStack() as opened:
         if protect is not None:
             secret = secret or plan.secret(job.workspace)
-            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened)
+            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split)
         held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
         if isinstance(protect, TextProtection):
             assert secret is not None and ledger is not None
@@ -134,16 +136,33 @@ def train(
         name = identity(model, step.rows, settings, step.describe(), rng, start)
         if secret is not None and ledger is not None:
             step.run = checkpoint.spend_name(name, secret, ledger)
-        return _Run(model, parts.optimizer, step, validation, plan, job, name).train()
+        trained_model = _Run(model, parts.optimizer, step, validation, plan, job, name).train()
+        if ledger is not None and isinstance(ledger.also, Entry):
+            ledger.also.ended = trained_model.finished
+        return trained_model
 
 
 def ready_ledger(
-    plan: TrainingPlan, ledger: Ledger | None, secret: Rng, workspace: Path | None, opened: ExitStack
+    plan: TrainingPlan,
+    ledger: Ledger | None,
+    secret: Rng,
+    workspace: Path | None,
+    opened: ExitStack,
+    split: Corpus,
+    command: str = "discreet.train",
+    planned: Spent | None = None,
 ) -> Ledger:
-    """Return the ledger of a plan after checking it; without one, open that of the workspace until `opened` ends."""
+    """Return the ledger of a plan after checking it; without one, open that of the workspace until `opened` ends.
+
+    What it spends until then is in the record of the people of the split too, unless the caller counts it already.
+    """
     if ledger is None:
         ledger = opened.enter_context(plan.open_ledger(workspace and workspace / checkpoint.LEDGER))
     check_ledger(plan, ledger)
+    out = place_of(ledger, workspace)
+    entry = attach(plan, split, ledger, out=out, secret=secret.is_secret, command=command, planned=planned)
+    if entry is not None:
+        opened.callback(detach, entry, ledger)
     if workspace is not None and not secret.is_secret:
         # A resumed run must find its spends by their names.
         ledger.key = secret_of(workspace).fork("names").bytes(32)
