@@ -13,8 +13,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from discreet.core.errors import DataError, positive, setting
-from discreet.core.guarantee import Guarantee
-from discreet.core.randomness import Rng
+from discreet.core.guarantee import Caveat, Guarantee
+from discreet.core.randomness import Rng, weights_digest
 from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, Columns, TextSource, unit_ids
 from discreet.experiment.training import (
@@ -125,7 +125,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(plan.protect, RepresentationProtection):
             plan.protect.end(model)
         self.model_, self.plan_, self.guarantee_ = model.eval(), plan, trained.guarantee
-        self.classes_ = names
+        self.classes_, self._weights = names, weights_digest(model)
         self._metrics = {"finished": True, "guarantee": None, **metrics, "steps": trained.steps}
         self._settings = run_settings(
             RunChoices(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
@@ -139,19 +139,25 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, texts: Sequence[str]) -> npt.NDArray[Any]:
         """Return the most likely class of each text."""
-        return np.asarray(self.classes_[self.predict_proba(texts).argmax(axis=1)])
+        chosen = self.predict_proba(texts).argmax(axis=1)
+        return np.asarray(self.classes_[chosen])
 
     def save(self, folder: str | Path) -> None:
         """Write a run folder that `load` and the `discreet` commands can read.
 
-        Guarantee: that of the training, unchanged; the folder holds no text.
+        Guarantee: that of the training; an estimate if the weights are no longer those of `fit`. The folder holds no
+            text.
         """
         check_is_fitted(self, "model_")
+        guarantee, stated = self.guarantee_, self._metrics
+        if guarantee is not None and weights_digest(self.model_) != self._weights:
+            guarantee = guarantee.with_caveats({Caveat.UNPROTECTED_STATE})
+            stated = {**stated, "guarantee": {**guarantee.as_dict(), "sentence": guarantee.sentence()}}
         out = Path(folder)
         workspace = workspace_of(out, resume=False)
         with prepared(workspace):
-            metrics = {**self._metrics, _CLASSES: self.classes_.tolist()}
-            finish(workspace, out, self.model_, self._settings, metrics, self.guarantee_)
+            metrics = {**stated, _CLASSES: self.classes_.tolist()}
+            finish(workspace, out, self.model_, self._settings, metrics, guarantee)
 
     @classmethod
     def load(cls, folder: str | Path) -> TextClassifier:
@@ -170,6 +176,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         classifier.model_ = classifier_of(run.model, "TextClassifier")
         classifier._settings, classifier._metrics = run.settings, run.metrics
+        classifier._weights = weights_digest(classifier.model_)
         classifier.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
         classifier.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
         return classifier

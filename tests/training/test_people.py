@@ -149,6 +149,39 @@ def test_a_resumed_training_is_not_counted_twice_and_a_lost_record_is_made_again
     assert kept.spent == {ONE: 12}
 
 
+def test_an_older_copy_of_a_ledger_is_rejected_and_its_record_stays(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    one = Training(home, corpus("a"), path=path)
+    one.steps(0, 2)
+    one.ledger.close()
+    early, empty = path.read_bytes(), path.read_bytes().splitlines(keepends=True)[0]
+    again = Training(home, corpus("a"), path=path)
+    again.steps(2, 4)
+    again.entry.close()
+    again.ledger.close()
+    (kept,) = People(home).records()
+    for copy in (early, empty):
+        path.write_bytes(copy)
+        with Ledger.open(path, unit="patient", adjacency="zero-out") as ledger:
+            about = About(TRAINING, DELTA, home / "run", "dp-sgd")
+            with pytest.raises(LedgerError, match="It is an older copy"):
+                Entry.of(People(home), corpus("a"), ledger, about, {})
+        assert People(home).records() == [kept] and kept.spends == 4
+
+
+def test_a_record_that_was_not_closed_outlives_a_ledger_that_lost_its_spends(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    one = Training(home, corpus("a"), path=path)
+    one.steps(0, 2)
+    one.ledger.close()  # killed
+    (kept,) = People(home).records()
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    again = Training(home, corpus("a"), path=path)
+    again.entry.close()
+    again.ledger.close()
+    assert People(home).records() == [kept]
+
+
 def test_a_training_that_spent_nothing_leaves_no_record(home: Path) -> None:
     one = Training(home, corpus("a"))
     one.entry.close()

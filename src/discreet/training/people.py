@@ -103,6 +103,7 @@ class Record:
     caveats: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     command: str = "train"  # or sanitize, discreet.train, discreet.tune, make_private; whatever the kind
+    exact: bool = False  # whether `spent` is what the ledger held, not a reservation for what it may hold after a crash
 
     @property
     def spends(self) -> int:
@@ -520,9 +521,14 @@ class Entry:
             marks = people.marks_of(who) if isinstance(who, Corpus) else who
         record = people.find(ledger.name)
         if record is not None:
+            if record.exact and Counter(record.spent) - used:
+                raise LedgerError(
+                    f"Expected {record.spends:,} spends in the ledger {str(ledger.path)!r}, as recorded for these "
+                    f"{record.unit}s, got {used.total():,}. It is an older copy, or lines are missing: restore it."
+                )
             kind = about.kind if record.kind == FIXED_SEED else record.kind
-            entry = cls(people, _with_terms(replace(record, kind=kind), statement.terms), marks, used, planned, budget)
-            entry.marks = people._marks(record.name)
+            known = people._marks(record.name)
+            entry = cls(people, _with_terms(replace(record, kind=kind), statement.terms), known, used, planned, budget)
             entry.include(marks)
             return entry
         record = Record(
@@ -589,7 +595,7 @@ class Entry:
                 if self.budget is not None:  # again: another training run on the same people may run at the same time
                     self._allow(Counter(self.planned) | (self.used + Counter({text: 1})), self.budget, repr(id))
                 reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
-                self.record = replace(record, spent={**record.spent, text: max(int(reserved), needed)})
+                self.record = replace(record, spent={**record.spent, text: max(int(reserved), needed)}, exact=False)
                 self.people.write(self.record, self.marks)
         self.used[text] = needed
 
@@ -606,9 +612,11 @@ class Entry:
         finished = self.ended if finished is None else finished
         with self.people.locked():
             if not self.used.total():
-                self.people.delete(self.record.name)
+                # What an earlier process recorded is kept, whatever the ledger says now.
+                if not self.record.spends:
+                    self.people.delete(self.record.name)
                 return
-            self.record = replace(self.record, spent=dict(self.used), finished=finished)
+            self.record = replace(self.record, spent=dict(self.used), finished=finished, exact=True)
             self.people.write(self.record, self.marks)
 
     def _with(self, spent: Counter[str]) -> Total:
@@ -781,6 +789,10 @@ class NotRecorded:
 
     def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> None:  # noqa: A002
         """Count nothing."""
+
+    def spend_all(self, spends: Sequence[tuple[Any, str]], *, terms: Terms | None = None) -> int:
+        """Count nothing, and allow all."""
+        return len(spends)
 
     def state(self, terms: Terms) -> None:
         """Record nothing."""
