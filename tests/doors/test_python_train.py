@@ -68,11 +68,8 @@ def with_validation(corpus: Corpus, held_out: int) -> Corpus:
     return replace(corpus, splits=("train",) * first + ("validation",) * held_out)
 
 
-@door("discreet.train", "unit", CERTIFIED)
 @door("discreet.train", "unit", REJECTED)
-def test_rows_without_ids_are_certified_as_rows_and_not_in_a_ledger_of_patients(
-    model: Classifier, corpus: Corpus
-) -> None:
+def test_rows_without_ids_do_not_spend_from_a_ledger_of_patients(model: Classifier, corpus: Corpus) -> None:
     rows = replace(corpus, units=None, unit_name="row")
     plan = TrainingPlan.make(model, rows, protect=NOISE, train=SHORT)
     with (
@@ -81,6 +78,12 @@ def test_rows_without_ids_are_certified_as_rows_and_not_in_a_ledger_of_patients(
     ):
         train(model, rows, plan, ledger=ledger)
     assert People().records() == []
+
+
+@door("discreet.train", "unit", CERTIFIED)
+def test_rows_without_ids_are_certified_as_rows(model: Classifier, corpus: Corpus) -> None:
+    rows = replace(corpus, units=None, unit_name="row")
+    plan = TrainingPlan.make(model, rows, protect=NOISE, train=SHORT)
     stated = train(model, rows, plan).guarantee
     assert is_true(stated, plan) and stated is not None and stated.unit == "row" and plan.units == 40
 
@@ -247,17 +250,29 @@ def test_a_ledger_with_a_changed_or_missing_step_is_not_continued(
 
 
 @door("discreet.train", "evaluate", CERTIFIED)
-@door("discreet.train", "evaluate", REJECTED)
-def test_scores_on_training_rows_are_the_callers_alone_and_never_choose_the_model(
-    model: Classifier, corpus: Corpus, plan: TrainingPlan
-) -> None:
+def test_scores_on_training_rows_are_the_callers_alone(model: Classifier, corpus: Corpus, plan: TrainingPlan) -> None:
     done = train(model, corpus, plan)
     scores: Any = evaluate(model, corpus.split("train"))
     assert scores and is_true(done.guarantee, plan)
     assert done.guarantee is not None and "accuracy" not in json.dumps([done.guarantee.as_dict(), *done.history])
+
+
+@door("discreet.train", "evaluate", REJECTED)
+def test_rows_of_a_training_unit_never_choose_the_model(model: Classifier, corpus: Corpus) -> None:
     # One patient with rows on both sides would choose the epoch with a row that has no noise.
     both = replace(corpus, splits=("train",) * 39 + ("validation",))
     patient = TrainingPlan.make(model, both, protect=NOISE, train=replace(SHORT, patience=1))
     with pytest.raises(DataError, match="other patients than the training rows"):
         train(model, both, patient)
-    assert len(People().records()) == 1
+    rows = replace(corpus, units=None, unit_name="row")
+    twice = Corpus(
+        "toy",
+        rows.texts * 2,
+        labels=(rows.labels or ()) * 2,
+        label_names=rows.label_names,
+        splits=("train",) * 40 + ("validation",) * 40,
+    )
+    plan = TrainingPlan.make(model, twice, protect=NOISE, train=replace(SHORT, patience=1))
+    with pytest.raises(DataError, match="got 40 of the same"):
+        train(model, twice, plan)
+    assert all(record.spends == 0 for record in People().records())

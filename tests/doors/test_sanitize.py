@@ -158,13 +158,17 @@ def test_the_file_beside_holds_what_the_rewritten_file_shows_and_nothing_else(co
 
 
 @door("sanitize", "resume", REJECTED)
-@door("sanitize", "resume", CERTIFIED)
-def test_a_file_is_not_overwritten_and_writing_it_again_is_counted_again(command: Command) -> None:
+def test_a_file_is_not_overwritten(command: Command) -> None:
     command("out.csv", "--unit", "patient_id")
     before = (command.folder / "out.csv").read_bytes()
     status, _, said = command("out.csv", "--unit", "patient_id")
     assert status == 2 and "it exists" in said and (command.folder / "out.csv").read_bytes() == before
     assert len(People().records()) == 1
+
+
+@door("sanitize", "resume", CERTIFIED)
+def test_writing_a_file_again_with_other_rows_is_counted_again(command: Command) -> None:
+    command("out.csv", "--unit", "patient_id")
     command.write([("the heart was bright", "p0"), ("a bad day", "p1")])
     status, result, _ = command("out.csv", "--unit", "patient_id", "--force")
     assert status == 0 and result["people"]["sanitized_files"] == 2 and len(People().records()) == 2

@@ -55,12 +55,15 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @door("TextClassifier", "unit", REJECTED)
-@door("TextClassifier", "unit", CERTIFIED)
-def test_a_unit_needs_groups_and_without_one_the_figure_is_for_each_row(make: Callable[..., TextClassifier]) -> None:
+def test_a_unit_needs_groups(make: Callable[..., TextClassifier]) -> None:
     with pytest.raises(DataError, match="Pass groups to protect each patient"):
         make().fit(TEXTS, LABELS)
-    assert People().records() == []
     make(protect=None).fit(TEXTS, LABELS)  # nothing is promised to anybody
+    assert People().records() == []
+
+
+@door("TextClassifier", "unit", CERTIFIED)
+def test_without_a_unit_the_figure_is_for_each_row(make: Callable[..., TextClassifier]) -> None:
     for unit in ("person", "row"):
         made = make(unit=unit).fit(TEXTS, LABELS)
         assert is_true(made) and made.guarantee_ is not None and made.guarantee_.unit == "row"
@@ -71,18 +74,22 @@ def test_a_unit_needs_groups_and_without_one_the_figure_is_for_each_row(make: Ca
 
 
 @door("TextClassifier", "again", CERTIFIED)
-@door("TextClassifier", "again", REJECTED)
-def test_every_fit_is_said_and_added_up_and_a_budget_rejects_one_too_many(make: Callable[..., TextClassifier]) -> None:
+def test_every_fit_is_said_and_added_up(make: Callable[..., TextClassifier]) -> None:
     assert is_true(make().fit(TEXTS, LABELS, groups=PATIENTS))
     with pytest.warns(SpendsAgain, match="spends again"):
         second = make().fit(TEXTS, LABELS, groups=PATIENTS)
     (total,) = people_totals([str(one) for one in PATIENTS], unit="patient")
     assert is_true(second) and total.trainings == 2
     assert total.guarantee.epsilon == pytest.approx(planned(second, 2))
+
+
+@door("TextClassifier", "again", REJECTED)
+def test_a_budget_rejects_one_fit_too_many(make: Callable[..., TextClassifier]) -> None:
+    made = make().fit(TEXTS, LABELS, groups=PATIENTS)
     with warnings.catch_warnings(), pytest.raises(BudgetError, match="Nothing was spent"):
         warnings.simplefilter("ignore", SpendsAgain)
-        make(budget=planned(second, 2)).fit(TEXTS, LABELS, groups=PATIENTS)
-    assert people_totals()[0].trainings == 2
+        make(budget=planned(made) * 1.01).fit(TEXTS, LABELS, groups=PATIENTS)
+    assert people_totals()[0].trainings == 1
 
 
 @door("TextClassifier", "stop", REJECTED)
