@@ -445,6 +445,72 @@ FAULTS = (
         "):",
         ("test_early_stopping_by_held_out_rows_costs_all_planned_steps",),
     ),
+    Fault(
+        "people: trainings in Python are not recorded",
+        "        ledger.also = entry\n        return entry",
+        "        return entry",
+        ("test_a_second_training_is_certified_by_itself_and_adds_up_in_the_record",),
+    ),
+    Fault(
+        "people: an own loop is not recorded",
+        "if self.ledger.also is None:",
+        "if self.ledger.also is not None:",
+        ("test_a_stopped_loop_leaves_at_least_what_it_spent_and_resuming_counts_it_once",),
+    ),
+    Fault(
+        "people: the trials of a search are recorded with the search",
+        "ledger=NotRecorded.on(own), secret=secret",
+        "ledger=own, secret=secret",
+        ("test_a_training_within_a_training_counts_once",),
+    ),
+    Fault(
+        "people: exchanging a person counts as one step of group privacy",
+        "return EpsilonDeltaDpEvent(steps * bound, delta)",
+        "return EpsilonDeltaDpEvent(bound, delta)",
+        ("test_by_group_privacy_it_is_never_below_the_exact_cost",),
+    ),
+    Fault(
+        "people: a given sensitivity is taken for that of another adjacency",
+        "if _has_own_distance(event) and _is_covered(event, to):",
+        "if _is_covered(event, to):",
+        ("test_by_group_privacy_it_is_never_below_the_exact_cost",),
+    ),
+    Fault(
+        "people: releases under another adjacency are left out of a total",
+        "target = weakest([adjacency, *(Adjacency(record.adjacency) for record, _ in touched)])",
+        "touched = [one for one in touched if one[0].adjacency == adjacency.value]\n            target = adjacency",
+        ("test_releases_under_other_adjacencies_are_converted_to_the_weakest",),
+    ),
+    Fault(
+        "people: an older copy of a ledger lowers the record",
+        "if record.exact and Counter(record.spent) - used:",
+        "if False:",
+        ("test_an_older_copy_of_a_ledger_is_rejected_and_its_record_stays",),
+    ),
+    Fault(
+        "people: a total over several releases does not say what it is proven for",
+        "if self.releases > 1 and total.exists:",
+        "if False:",
+        ("test_a_total_over_several_releases_says_what_it_is_proven_for",),
+    ),
+    Fault(
+        "people: a unit without groups is certified for each row",
+        "self.unit not in (EACH_ROW, TextClassifier().unit)",
+        "False",
+        ("test_a_unit_needs_groups",),
+    ),
+    Fault(
+        "people: state that a layer keeps of private rows is not noticed",
+        "and _untrained_state(model) != state:",
+        "and False:",
+        ("test_a_layer_that_keeps_state_of_private_rows_is_a_caveat",),
+    ),
+    Fault(
+        "people: rows of trained units choose the epoch",
+        "if protect is not None and held_out is not None:",
+        "if False:",
+        ("test_rows_of_a_training_unit_never_choose_the_model",),
+    ),
 )
 
 

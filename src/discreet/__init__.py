@@ -55,6 +55,7 @@ _PUBLIC = {
     "Adjacency": "discreet.core.guarantee",
     "guarantee": "discreet.accounting.interpret",
     "Ledger": "discreet.accounting.ledger",
+    "people_totals": "discreet.training.people",
     "Budget": "discreet.accounting.ledger",
     # Mechanisms and clipping
     "Gaussian": "discreet.mechanisms.gaussian",

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from discreet.core.errors import DataError, positive
-from discreet.core.guarantee import Guarantee
-from discreet.core.randomness import Rng
+from discreet.core.errors import DataError, positive, setting
+from discreet.core.guarantee import Caveat, Guarantee
+from discreet.core.randomness import Rng, weights_digest
 from discreet.data.corpus import Corpus
 from discreet.data.sources import EACH_ROW, Columns, TextSource, unit_ids
 from discreet.experiment.training import (
@@ -51,10 +51,10 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `protect` is a protection with a budget, such as `DPSGD(epsilon=3)`; without it there is no guarantee. `train` are
     `TrainSettings`; their defaults depend on the trained part, the protection and the amount of text. `part` is the
     trained part (head, pooler+head, top-N or all). `classes` fixes the classes; by default they are those of the
-    labels, and each must occur for two units. `unit` is the name of the privacy unit. `ledger` is a ledger file that
-    several training runs share; by default, the runs on the same units are added up in a record on this machine. A fit
-    that would exceed `budget` is rejected. With a `noise_seed`, batches and noise are repeatable and the guarantee is
-    an estimate.
+    labels, and each must occur for two units. `unit` is the name of the privacy unit, and needs `groups` in
+    `fit`. `ledger` is a ledger file that several training runs share; by default, the runs on the same units are added
+    up in a record on this machine. A fit that would exceed `budget` is rejected. With a `noise_seed`, batches
+    and noise are repeatable and the guarantee is an estimate.
 
     Guarantee: that of the protection for each group (or each row), in `guarantee_`; predictions are post-processing.
 
@@ -125,7 +125,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(plan.protect, RepresentationProtection):
             plan.protect.end(model)
         self.model_, self.plan_, self.guarantee_ = model.eval(), plan, trained.guarantee
-        self.classes_ = names
+        self.classes_, self._weights = names, weights_digest(model)
         self._metrics = {"finished": True, "guarantee": None, **metrics, "steps": trained.steps}
         self._settings = run_settings(
             RunChoices(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
@@ -139,19 +139,25 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, texts: Sequence[str]) -> npt.NDArray[Any]:
         """Return the most likely class of each text."""
-        return np.asarray(self.classes_[self.predict_proba(texts).argmax(axis=1)])
+        chosen = self.predict_proba(texts).argmax(axis=1)
+        return np.asarray(self.classes_[chosen])
 
     def save(self, folder: str | Path) -> None:
         """Write a run folder that `load` and the `discreet` commands can read.
 
-        Guarantee: that of the training, unchanged; the folder holds no text.
+        Guarantee: that of the training; an estimate if the weights are no longer those of `fit`. The folder holds no
+            text.
         """
         check_is_fitted(self, "model_")
+        guarantee, stated = self.guarantee_, self._metrics
+        if guarantee is not None and weights_digest(self.model_) != self._weights:
+            guarantee = guarantee.with_caveats({Caveat.UNPROTECTED_STATE})
+            stated = {**stated, "guarantee": {**guarantee.as_dict(), "sentence": guarantee.sentence()}}
         out = Path(folder)
         workspace = workspace_of(out, resume=False)
         with prepared(workspace):
-            metrics = {**self._metrics, _CLASSES: self.classes_.tolist()}
-            finish(workspace, out, self.model_, self._settings, metrics, self.guarantee_)
+            metrics = {**stated, _CLASSES: self.classes_.tolist()}
+            finish(workspace, out, self.model_, self._settings, metrics, guarantee)
 
     @classmethod
     def load(cls, folder: str | Path) -> TextClassifier:
@@ -170,6 +176,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         classifier.model_ = classifier_of(run.model, "TextClassifier")
         classifier._settings, classifier._metrics = run.settings, run.metrics
+        classifier._weights = weights_digest(classifier.model_)
         classifier.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
         classifier.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
         return classifier
@@ -178,6 +185,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, texts: Sequence[str], labels: Sequence[Any], groups: Sequence[Any] | None
     ) -> tuple[Corpus, npt.NDArray[Any]]:
         """Return texts, labels and groups as a corpus, and the classes in their order."""
+        if groups is None and self.protect is not None and self.unit not in (EACH_ROW, TextClassifier().unit):
+            raise DataError(
+                f"Expected groups, which hold the {self.unit} of each text, because {setting('unit', self.unit)} was "
+                f"set; got none. Pass groups to protect each {self.unit}, or leave the unit out to protect each row."
+            )
         values = np.asarray(labels)
         names = np.unique(values) if self.classes is None else np.asarray(self.classes)
         place = {value: number for number, value in enumerate(names.tolist())}

@@ -17,6 +17,7 @@ import torch
 
 from discreet.accounting.events import (
     ClippedSumDpEvent,
+    EpsilonDeltaDpEvent,
     GaussianDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
@@ -34,7 +35,17 @@ from discreet.experiment.training import RunRequest, warn_of_size
 from discreet.models.model_settings import ModelSettings
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.parts import Part, PrivateParts
-from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Total, record_study
+from discreet.training.people import (
+    DECIDED_BEFORE,
+    FIXED_SEED,
+    ODOMETER,
+    TRAINING,
+    About,
+    Entry,
+    People,
+    Total,
+    record_study,
+)
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import PrivateStep
 from discreet.training.settings import TrainSettings
@@ -138,6 +149,39 @@ def test_a_resumed_training_is_not_counted_twice_and_a_lost_record_is_made_again
     assert kept.spent == {ONE: 12}
 
 
+def test_an_older_copy_of_a_ledger_is_rejected_and_its_record_stays(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    one = Training(home, corpus("a"), path=path)
+    one.steps(0, 2)
+    one.ledger.close()
+    early, empty = path.read_bytes(), path.read_bytes().splitlines(keepends=True)[0]
+    again = Training(home, corpus("a"), path=path)
+    again.steps(2, 4)
+    again.entry.close()
+    again.ledger.close()
+    (kept,) = People(home).records()
+    for copy in (early, empty):
+        path.write_bytes(copy)
+        with Ledger.open(path, unit="patient", adjacency="zero-out") as ledger:
+            about = About(TRAINING, DELTA, home / "run", "dp-sgd")
+            with pytest.raises(LedgerError, match="It is an older copy"):
+                Entry.of(People(home), corpus("a"), ledger, about, {})
+        assert People(home).records() == [kept] and kept.spends == 4
+
+
+def test_a_record_that_was_not_closed_outlives_a_ledger_that_lost_its_spends(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    one = Training(home, corpus("a"), path=path)
+    one.steps(0, 2)
+    one.ledger.close()  # killed
+    (kept,) = People(home).records()
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    again = Training(home, corpus("a"), path=path)
+    again.entry.close()
+    again.ledger.close()
+    assert People(home).records() == [kept]
+
+
 def test_a_training_that_spent_nothing_leaves_no_record(home: Path) -> None:
     one = Training(home, corpus("a"))
     one.entry.close()
@@ -166,17 +210,35 @@ def test_a_total_states_the_assumptions_and_caveats_of_its_trainings(home: Path)
         assert {f"assumption {k}" for k in range(number + 1)} <= set(total.assumptions)
         assert total.certified is (not caveats) and total.caveats == set(caveats)
     assert not total.certified
-    ((_, _, largest),) = People(home).largest_totals()
+    (largest,) = People(home).largest_totals()
     most = largest.guarantee
     assert largest.trainings == 2 and most.assumptions == total.assumptions and most.caveats == total.caveats
 
 
-def test_other_adjacencies_are_named_and_not_added(home: Path) -> None:
-    one = Training(home, corpus("a"), adjacency="add/remove")
-    one.steps(0, 5)
+def test_releases_under_other_adjacencies_are_converted_to_the_weakest(home: Path) -> None:
+    for adjacency in ("add/remove", "zero-out"):
+        one = Training(home, corpus("a"), adjacency=adjacency)
+        one.steps(0, 5)
+        one.entry.close(finished=True)
+    exact = epsilon(SelfComposedDpEvent(EVENT, 10), DELTA, Adjacency.REPLACE_ONE)
+    for adjacency, figure in (("add/remove", price(10)), ("zero-out", price(10)), ("replace-one", exact)):
+        total = Training(home, corpus("a"), adjacency=adjacency).entry.before()
+        assert total.guarantee.adjacency.value == ("zero-out" if adjacency == "add/remove" else adjacency)
+        assert total.guarantee.epsilon == pytest.approx(figure) and (total.trainings, total.elsewhere) == (2, 0)
+        assert total.converted == (2 if adjacency == "replace-one" else 1)
+        assert "nothing" not in total.sentence() and f"epsilon {in_digits(figure)}" in total.sentence()
+    strongest, weaker = sorted(People(home).largest_totals(), key=lambda total: -total.elsewhere)
+    assert strongest.guarantee.epsilon == pytest.approx(price(5)) and strongest.elsewhere == 1
+    assert "Not in this figure: 1 release" in strongest.sentence()
+    assert weaker.guarantee.epsilon == pytest.approx(price(10)) and not weaker.elsewhere
+
+
+def test_a_cost_that_has_no_analysis_under_the_weaker_adjacency_counts_twice(home: Path) -> None:
+    one = Training(home, corpus("a"))
+    one.ledger.spend(EpsilonDeltaDpEvent(1.0, 0.0), "release")  # of its own adjacency alone
     one.entry.close(finished=True)
-    total = Training(home, corpus("a")).entry.before()
-    assert (total.trainings, total.elsewhere) == (0, 1)
+    total = Training(home, corpus("a"), adjacency="replace-one").entry.before()
+    assert total.guarantee.epsilon == pytest.approx(2.0, rel=1e-4) and total.converted == 1
 
 
 def test_a_plan_beyond_the_budget_is_rejected_before_anything_is_spent(home: Path) -> None:
@@ -396,12 +458,14 @@ def test_two_trainings_that_run_side_by_side_stay_within_the_budget(home: Path) 
     assert one.entry._with(one.entry.used).guarantee.epsilon <= budget
 
 
-def test_a_budget_is_not_passed_by_another_adjacency(home: Path) -> None:
+def test_a_budget_composes_over_adjacencies(home: Path) -> None:
     first = Training(home, corpus("a"))
     first.steps(0, 100)
     first.entry.close(finished=True)
-    with pytest.raises(BudgetError, match="another adjacency"):
-        Training(home, corpus("a"), budget=price(110), planned=1, adjacency="add/remove").entry.check()
+    for adjacency, cost in (("add/remove", price(110)), ("replace-one", 2.5 * price(110))):
+        Training(home, corpus("a"), budget=cost * 1.01, planned=10, adjacency=adjacency).entry.check()
+        with pytest.raises(BudgetError, match="under zero-out" if adjacency == "add/remove" else "under replace-one"):
+            Training(home, corpus("a"), budget=price(101), planned=10, adjacency=adjacency).entry.check()
 
 
 def test_trainings_of_another_unit_are_named(home: Path) -> None:
@@ -410,7 +474,46 @@ def test_trainings_of_another_unit_are_named(home: Path) -> None:
     first.entry.close(finished=True)
     rows = replace(corpus("a"), units=None, unit_name="row")
     total = Training(home, rows).entry.before()
-    assert total.trainings == 0 and total.other_units == 1 and "Not matched: 1 release" in total.sentence()
+    assert total.trainings == 0 and total.other_units == 1 and total.other_names == ("patient",)
+    said = total.sentence()
+    assert "Not matched: 1 release recorded for each patient, not for each row." in said and "cannot be known" in said
+
+
+def test_rows_without_ids_are_the_same_rows_whatever_a_unit_is_called(home: Path) -> None:
+    one = Training(home, Corpus("toy", ("first text",), unit_name="note"))
+    one.steps(0, 2)
+    one.entry.close(finished=True)
+    total = Training(home, Corpus("toy", ("first text",), unit_name="row")).entry.before()
+    assert total.trainings == 1 and not total.other_units
+
+
+def test_a_total_over_several_releases_says_what_it_is_proven_for(home: Path) -> None:
+    one = Training(home, corpus("a"))
+    one.steps(0, 5)
+    alone = one.entry.now()
+    assert alone.remarks == [] and DECIDED_BEFORE not in alone.guarantee.assumptions
+    one.entry.close(finished=True)
+    two = Training(home, corpus("a"))
+    two.steps(0, 5)
+    total = two.entry.now()
+    assert ODOMETER in total.sentence() and "it is an estimate" in ODOMETER and ODOMETER in total.as_dict()["remarks"]
+    assert DECIDED_BEFORE in total.guarantee.assumptions and total.guarantee.certified
+    assert total.guarantee.epsilon == pytest.approx(price(10)), "a sequence that was fixed beforehand is certified"
+
+
+def test_one_ledger_of_several_trainings_has_the_people_of_all_of_them(home: Path) -> None:
+    ledger = Ledger.open(None, unit="patient", adjacency="zero-out")
+    for number, name in enumerate(("a", "b")):
+        about = About(FIXED_SEED if number == 0 else TRAINING, DELTA, None, "dp-sgd", "discreet.train")
+        entry = Entry.of(People(home), corpus(name), ledger, about, {})
+        ledger.also = entry
+        ledger.spend(EVENT, f"training {number}")
+        ledger.also = None
+        entry.close(finished=True)
+    (record,) = People(home).records()
+    assert (record.spends, record.units, record.kind) == (2, 2, TRAINING)
+    for name in ("a", "b"):
+        assert Training(home, corpus(name)).entry.before().guarantee.epsilon == pytest.approx(price(2))
 
 
 def test_the_list_gives_each_training_at_its_own_delta_and_says_that_the_total_is_restated(

@@ -105,15 +105,17 @@ def test_a_budget_holds_over_files_and_trainings_and_rejects_before_anything_is_
     assert sanitize(rows, tmp_path / "b.csv", "--budget", 4 * each)[0] == 0
 
 
-def test_under_another_adjacency_a_budget_rejects_and_without_one_it_is_named(
-    rows: Path, sanitize: Sanitize, tmp_path: Path
-) -> None:
-    sanitize(rows, tmp_path / "a.csv", "--unit", "patient_id")
+def test_a_file_and_a_training_under_another_adjacency_add_up(rows: Path, sanitize: Sanitize, tmp_path: Path) -> None:
+    _, file, _ = sanitize(rows, tmp_path / "a.csv", "--unit", "patient_id")
     protect = ["--protect", "dp-sgd", "--noise-multiplier", 5, "--unit", "patient_id"]
-    status, _, err = sanitize.train(rows, tmp_path / "run", *protect, "--budget", 100)
-    assert status == 2 and "got 1 release under another adjacency" in err
-    status, done, _ = sanitize.train(rows, tmp_path / "run", *protect)
-    assert status == 0 and "Not in this figure: 1 release under another adjacency." in done["people"]["sentence"]
+    each = file["people"]["guarantee"]["epsilon"]
+    status, _, err = sanitize.train(rows, tmp_path / "run", *protect, "--budget", each)
+    assert status == 2 and "the budget of these patients" in err and "under replace-one" in err
+    status, done, _ = sanitize.train(rows, tmp_path / "run", *protect, "--budget", 2 * each)
+    assert status == 0 and "Converted to replace-one: 1 release" in done["people"]["sentence"]
+    total = done["people"]["guarantee"]
+    assert total["adjacency"] == "replace-one" and each < total["epsilon"] <= 2 * each
+    assert total["epsilon"] <= each + done["epsilon_by_adjacency"]["replace-one"] * 1.1
 
 
 def test_whose_a_row_is_decides_the_cost_and_who_is_found_again(rows: Path, sanitize: Sanitize, tmp_path: Path) -> None:

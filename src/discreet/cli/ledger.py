@@ -82,11 +82,11 @@ def ledger(
 
 
 def _all_releases(json: bool) -> None:
-    from discreet.training.people import COUNTED, STUDY, People
+    from discreet.training.people import COUNTED, STUDY, People, people_totals
 
     people = People()
     with working("adding up the recorded releases"):
-        records, totals = people.records(), people.largest_totals()
+        records, totals = people.records(), people_totals()
         guarantees = [people.guarantee_of(record) for record in records]
         pairs = list(zip(records, guarantees, strict=True))
     if json:
@@ -101,14 +101,8 @@ def _all_releases(json: bool) -> None:
                 "trainings": [as_dict(*pair) for pair in pairs if pair[0].command != "sanitize"],
                 "sanitized_files": [as_dict(*pair) for pair in pairs if pair[0].command == "sanitize"],
                 "totals": [
-                    {
-                        "unit": unit,
-                        "adjacency": adjacency.value,
-                        "trainings": total.trainings,
-                        "sanitized_files": total.files,
-                        "guarantee": total.guarantee.as_dict(),
-                    }
-                    for unit, adjacency, total in totals
+                    {"unit": total.guarantee.unit, "adjacency": total.guarantee.adjacency.value, **total.as_dict()}
+                    for total in totals
                 ],
             }
         )
@@ -125,8 +119,9 @@ def _all_releases(json: bool) -> None:
         )
         prefix = "sanitize " if record.command == "sanitize" else ""
         paragraph(f"{prefix}{record.protection}{spends}{state}: {record.out}{remark}", f"{record.began[:10]}  ")
-    for unit, adjacency, total in totals:
+    for total in totals:
         guarantee = total.guarantee
+        unit, adjacency = guarantee.unit, guarantee.adjacency
         deltas = {own.delta for own in guarantees if own and (own.unit, own.adjacency) == (unit, adjacency)}
         restated = ""
         if len(deltas) > 1:
@@ -137,6 +132,8 @@ def _all_releases(json: bool) -> None:
         paragraph(
             f"The {unit} with the largest total over {total.over} ({adjacency.value}){restated}: {guarantee.sentence()}"
         )
+        if total.remarks:
+            paragraph(" ".join(total.remarks))
 
 
 def _figure(guarantee: Guarantee | None) -> str:

@@ -152,9 +152,13 @@ def sanitize(
 
 
 def _owners(file: FileColumns, unit: str | None) -> list[str] | None:
-    """Return the unit of each row, or None if each row is a unit."""
+    """Return the unit of each row, or None if each row is a unit; warn of a column that seems to hold people."""
+    from discreet.data.people_columns import column_of_people
     from discreet.data.sources import EACH_ROW, read_units
 
+    if unit is None and file.table is not None:
+        for warning in column_of_people(file.table, set(file.texts)):
+            note(warning)
     if unit is None or unit == EACH_ROW:
         return None
     if file.table is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from discreet.models.language_model import LanguageModel
 from discreet.protections.base import Protection
 from discreet.training.loop import Job, start_from_public, train
 from discreet.training.many_heads import HeadJob, can_train_together, train_heads
+from discreet.training.people import NotRecorded
 from discreet.training.plan import TrainingPlan
 from discreet.training.public_text import public_corpus
 from discreet.training.run_folder import RunChoices
@@ -218,7 +220,9 @@ def _one_by_one(
         if text.vectors is not None:
             batch = text.vectors.batch(rows)
             encoded = Vectors(batch.inputs["vectors"], batch.targets, steady=text.vectors.steady)
-        train(reference, corpus, plans[number], job=Job(encoded=encoded))
+        plan = plans[number]
+        with nullcontext() if plan.protect is None else NotRecorded.on(plan.open_ledger()) as ledger:
+            train(reference, corpus, plan, ledger=ledger, job=Job(encoded=encoded))  # stays with the data holder
         reference.eval()
         for place, wanted in enumerate(asked):
             if text.vectors is not None:

@@ -38,7 +38,7 @@ from discreet.training.evaluate import assess_classes, evaluate, matched
 from discreet.training.local_folder import write_sides
 from discreet.training.loop import Job, Trained, train
 from discreet.training.parts import find_device
-from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People, Shared, Spent
+from discreet.training.people import Entry, Shared, Spent, entry_of
 from discreet.training.plan import TrainingPlan, adjacency_of, delta_for, resumed_delta
 from discreet.training.public_row import PublicRow, public_row, start_row
 from discreet.training.public_text import public_corpus
@@ -346,9 +346,8 @@ def shared_record(
     if options.ledger is not None:
         entry = Shared.open(options.ledger, own, plan.delta, planned, options.budget)
     else:
-        kind = TRAINING if plan.noise_seed is None else FIXED_SEED
-        about = About(kind, plan.delta, out, plan.protect.name)
-        entry = Entry.of(People(), split, own, about, planned, options.budget)
+        secret = plan.noise_seed is None
+        entry = entry_of(plan, split, own, out=out, secret=secret, planned=planned, budget=options.budget)
         before = entry.before()
         if before.releases or before.elsewhere:
             options.say("Before this training run. " + before.sentence())

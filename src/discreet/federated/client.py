@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from discreet.accounting.events import DpEvent, event_to_json
+from discreet.accounting.events import DpEvent
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, whole
 from discreet.core.files import load_tensors, save_tensors, write_atomic
@@ -48,7 +48,7 @@ from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
 from discreet.training.loop import optimizer_for, set_rate
-from discreet.training.people import FIXED_SEED, TRAINING, About, Entry, People
+from discreet.training.people import Entry, entry_of
 from discreet.training.plan import TrainingPlan, matched_split, resumed_delta
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
@@ -294,7 +294,8 @@ class _Training:
                 secret = Rng(settings.noise_seed).fork("secret", client.number)
             self.ledger = self.plan.open_ledger(self.folder / LEDGER)
             check_ledger(self.plan, self.ledger)
-            self.entry = self._entry(self.ledger)
+            fixed = settings.noise_seed is not None
+            self.entry = entry_of(self.plan, client.split, self.ledger, out=self.folder, secret=not fixed)
             self.ledger.also = self.entry
             if not secret.is_secret:
                 self.ledger.key = secret_of(self.folder).fork("names").bytes(32)
@@ -313,17 +314,6 @@ class _Training:
             kind = PrivateStep if isinstance(self.plan.protect, GradientProtection) else HiddenStep
             self.step = kind.of(parts, self.ledger, secret)
         self.name = identity(self.model, self.step.rows, self.plan.settings, self.step.describe(), self.plan.rng, start)
-
-    def _entry(self, ledger: Ledger) -> Entry:
-        """Return the entry of this run in the record of all training runs of the same people on this machine."""
-        plan = self.plan
-        assert plan.protect is not None and plan.delta is not None
-        kind = TRAINING if plan.noise_seed is None else FIXED_SEED
-        planned: dict[str, int] = {}
-        if isinstance(plan.protect, GradientProtection):
-            planned[event_to_json(plan.step_cost(0)[0])] = plan.sampler.spends(plan.steps, plan.units)
-        about = About(kind, plan.delta, self.folder, plan.protect.name)
-        return Entry.of(People(), self.client.split, ledger, about, planned)
 
     def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
         """Return the update of a task, and the mean loss if it is not protected."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,8 +21,10 @@ from discreet.core.files import write_atomic
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng, digest
 from discreet.integrations.processes import Processes
+from discreet.integrations.rows import Dataset, people_of
 from discreet.integrations.watch import persistent_buffers
 from discreet.training.account import spend_rest
+from discreet.training.people import Entry, Marks, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
 from discreet.training.private import check_ledger, terms_of
 
@@ -82,6 +85,8 @@ class Account:
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._ledger: Ledger | None = None
+        self._people: Marks = np.zeros(0, dtype=np.uint64)  # whose rows are trained on; nobody is known yet
+        self._entry: Entry | None = None  # in the record of these people
         self._ledger_name = processes.from_first(lambda: self._open_ledger(ledger))
         self.runs = [(self._new_name(), 0)]  # names of spends, and the step from which each is used
         self._stated: set[Caveat] = set()  # those in the ledger
@@ -121,12 +126,32 @@ class Account:
         """Where batches and noise come from; another training with the same secret draws other ones."""
         return self._secret.fork("training", self.runs[-1][0]) if self._secret.is_secret else self._secret
 
+    def know(self, dataset: Dataset, unit_of: Sequence[Any] | str | None) -> None:
+        """Count what the training spends in the record of the people of a dataset, which `discreet ledger` adds up."""
+
+        def add() -> None:
+            people = people_of(dataset, unit_of, self.plan.unit)
+            self._people = np.union1d(self._people, people)
+            if isinstance(self.ledger.also, Entry):
+                self.ledger.also.include(people)
+
+        self._processes.from_first(add)
+
     def spend(self, step: int) -> None:
         """Count a step, before anything of it is drawn or computed."""
         event, name = self.plan.step_cost(step)
 
         def count() -> None:
             named = f"{self.runs[-1][0]} {name}"
+            if self.ledger.also is None:
+                self._entry = attach(
+                    self.plan,
+                    self._people,
+                    self.ledger,
+                    out=place_of(self.ledger),
+                    secret=self._secret.is_secret,
+                    command="make_private",
+                )
             if self._limit is not None:
                 self._limit.spend(event, named)
             self.ledger.spend(event, named, terms=self.terms())
@@ -252,9 +277,12 @@ class Account:
                     run = self.runs[-1][0]
                     spend_rest(self.plan, self.ledger, run, position, self.terms(), self._limit)
         finally:
+            ended = position >= self.plan.steps or self.ended
+            if self._entry is not None and self._ledger is not None:
+                detach(self._entry, self._ledger, finished=ended)
+                self._entry = None
             if self._owns_ledger and self._ledger is not None:
                 self._ledger.close()
-        ended = position >= self.plan.steps or self.ended
         if self._secret_path is not None and ended and self._processes.is_first:
             self._secret_path.unlink(missing_ok=True)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from discreet.core.errors import DataError, UnsupportedError
+from discreet.core.randomness import digest
 from discreet.training.parts import Part, Shapes
+from discreet.training.people import Marks, People
 from discreet.training.private import Grouped
 
 
@@ -77,6 +82,60 @@ class Rows:
 
 def unit_numbers(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> npt.NDArray[np.int64]:
     """Return the number of each row's unit, units counted in the order of their ids, not of their appearance."""
+    ids = _ids(dataset, unit_of)
+    if ids is None:
+        return np.arange(len(dataset), dtype=np.int64)
+    rank = {one: number for number, one in enumerate(sorted(set(ids)))}
+    return np.array([rank[one] for one in ids], dtype=np.int64)
+
+
+def people_of(dataset: Dataset, unit_of: Sequence[Any] | str | None, unit: str) -> Marks:
+    """Return the keyed hashes by which the units of a dataset are recognized in the record of people.
+
+    Units with ids are those of a corpus with the same name of a unit and the same ids. Without ids, a row of one or two
+    texts is the row of a corpus with these texts. Any other row is recognized by all that it holds: tensors and arrays
+    by their bytes. A row of objects that have no such form is not recognized. Every row is read once for this.
+
+    Guarantee: none is needed; the hashes stay on this machine, and their key too.
+    """
+    people, ids = People(), _ids(dataset, unit_of)
+    if ids is not None:
+        return people.marks_of_ids(unit, {str(one).strip() for one in ids})  # as in a corpus
+    texts, contents = [], []
+    with torch.random.fork_rng(devices=[]):  # a dataset may draw, and the training must draw as if nothing was read
+        for number in range(len(dataset)):
+            row = dataset[number]
+            found = _texts_in(row)
+            if found is not None:
+                texts.append(found)
+            else:
+                with suppress(TypeError, ValueError):
+                    contents.append(json.dumps(row, default=_plain, sort_keys=True))
+    return np.unique(np.concatenate([people.marks_of_texts(texts), people.marks_of_rows(contents)]))
+
+
+def _texts_in(row: Any) -> tuple[str, str] | None:
+    """Return the text of a row, or its two texts; None if it has none, or more."""
+    if isinstance(row, str):
+        return row, ""
+    values = list(row.values()) if isinstance(row, Mapping) else row if isinstance(row, list | tuple) else []
+    texts = [value for value in values if isinstance(value, str)]
+    return (texts[0], texts[1] if len(texts) == 2 else "") if len(texts) in (1, 2) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as plain values for JSON; a TypeError says that it has no such form."""
+    if isinstance(value, Tensor | np.ndarray | bytes):
+        return digest(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return vars(value)
+
+
+def _ids(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> list[Any] | None:
+    """Return the id of each row's unit, or None where each row is one."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UnsupportedError(
             f"Expected a map-style dataset with a length, got {type(dataset).__name__}. A DataLoader or a stream draws "
@@ -86,7 +145,7 @@ def unit_numbers(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> npt.N
     if not count:
         raise DataError("Expected a dataset with rows, got an empty one.")
     if unit_of is None:
-        return np.arange(count, dtype=np.int64)
+        return None
     ids: Any = unit_of
     if isinstance(unit_of, str):  # a column; only a `datasets.Dataset` gives it as a whole
         table: Any = dataset
@@ -103,5 +162,4 @@ def unit_numbers(dataset: Dataset, unit_of: Sequence[Any] | str | None) -> npt.N
             f"Expected ids of units of one type, none of them missing, got {', '.join(kinds)}. Somebody under two ids, "
             "or without one, would be protected less than the guarantee says; give every row its unit's id."
         )
-    rank = {one: number for number, one in enumerate(sorted(set(ids)))}
-    return np.array([rank[one] for one in ids], dtype=np.int64)
+    return list(ids)

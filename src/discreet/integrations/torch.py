@@ -85,9 +85,11 @@ def make_private(
     `epochs`. `unit` is the word for a unit in the guarantee.
 
     `ledger` is where every step is counted before it is computed: a path, an open `Ledger`, or None for one in memory,
-    from which a training cannot be resumed. `secret` is the source of batches and noise: None for a fresh one; a path
-    to keep it in a file that only you can read until the training has ended, so that a resumed training repeats what
-    it did; or an `Rng`, of which one with a fixed seed makes the figure an estimate.
+    from which a training cannot be resumed. Every step is also added to this machine's record of the people whose rows
+    are trained on (`people_totals`, `discreet ledger`), recognized by their ids in `batches`, or else by their rows.
+    `secret` is the source of batches and noise: None for a fresh one; a path to keep it in a file that only you can
+    read until the training has ended, so that a resumed training repeats what it did; or an `Rng`, of which one with a
+    fixed seed makes the figure an estimate.
 
     The model is rejected by name if one of its trainable layers cannot be clipped, mixes the rows of a batch (batch
     normalization) or is compiled. Nothing is trained then.
@@ -341,6 +343,7 @@ class PrivateTraining:
                 f"Expected {self.plan.units:,} {self.plan.unit}s, as make_private was told, got {len(rows.units):,} in "
                 f"the dataset. Pass {setting('units', len(rows.units))}; sampling rate and noise follow from it."
             )
+        self._account.know(dataset, unit_of)
         return rows
 
     def gradients(self, rows: Rows, losses_of: Losses) -> bool:

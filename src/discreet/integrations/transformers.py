@@ -34,6 +34,7 @@ from discreet.core.guarantee import HELD_OUT, Guarantee, in_digits
 from discreet.core.model_card import STATED
 from discreet.core.randomness import Rng
 from discreet.data.people_columns import column_of_people
+from discreet.data.sources import unit_word
 from discreet.data.tables import Table
 from discreet.integrations.held_out import TrainedRows
 from discreet.integrations.losses import IGNORED, RowLosses, row_losses, task_of
@@ -214,7 +215,7 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             self.protect,
             batch_size=self.expected_batch,
             steps=max_steps,
-            unit=name.removesuffix("_id"),
+            unit=unit_word(name),
             ledger=folder / LEDGER if self._ledger is None else self._ledger,
             secret=self._secret,
             **count,

@@ -52,6 +52,7 @@ from discreet.study.grid import Planned
 from discreet.training.encode import cache_folder, ready
 from discreet.training.evaluate import matched, predict
 from discreet.training.loop import Job, train
+from discreet.training.people import NotRecorded
 from discreet.training.plan import TrainingPlan, model_settings
 from discreet.training.settings import TrainSettings
 
@@ -191,6 +192,8 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
     plan = make_plan(request, model, corpus, lambda text: None)
     secret = None if plan.protect is None else plan.secret()
     with nullcontext() if plan.protect is None else plan.open_ledger() as ledger:
+        if ledger is not None:
+            NotRecorded.on(ledger)  # the record lists the study
         done = train(model, corpus, plan, ledger=ledger, secret=secret, job=Job(cache=cache_folder()))
         rows = ready(model, plan.queries(held_out, secret), cache_folder(), plan.settings.precision)
         utility, beside = _utility(model, rows, seed)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from discreet.accounting.ledger_file import Terms
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, setting
 from discreet.core.files import load_tensors, save_tensors
-from discreet.core.guarantee import Guarantee
+from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
@@ -30,6 +31,7 @@ from discreet.training.checkpoint import Progress, blend, copy_weights, identity
 from discreet.training.encode import ready
 from discreet.training.evaluate import evaluate
 from discreet.training.hidden import HiddenStep
+from discreet.training.people import Entry, Spent, attach, detach, place_of
 from discreet.training.plan import TrainingPlan, matched_split
 from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from discreet.accounting.ledger import Ledger
 
 
+ENCODER = "encoder"  # the submodule that a frozen model never changes
 PUBLIC_ROWS = 60_000  # public text of fewer rows is read more than once, at most three times
 
 
@@ -92,7 +95,8 @@ def train(
 
     Without a plan it is trained with default settings and without protection. A protection is applied to the texts, the
     vectors or the gradient of every step, and its cost is written to the ledger before the noise is sampled. By
-    default the ledger is in the workspace, or in memory without one. Batches and noise come from `secret`, by default
+    default the ledger is in the workspace, or in memory without one. The same cost is added to this machine's record of
+    the people in the corpus (`people_totals`, `discreet ledger`). Batches and noise come from `secret`, by default
     that of the plan. A user-provided seed that others may know makes the figure an estimate: see `Rng.secret`.
 
     Called again with the same arguments and workspace, a stopped training run resumes, and ends with the same weights
@@ -107,12 +111,14 @@ def train(
     if starts and not start_from_public(model, plan, job):
         return Trained(False, 0, 0.0, 0, ())
     # A frozen encoder is left out, because its outputs are hashed with the rows.
-    start = weights_digest(model, leave_out="encoder" if model.settings.frozen else None)
+    start = weights_digest(model, leave_out=ENCODER if model.settings.frozen else None)
     with ExitStack() as opened:
         if protect is not None:
             secret = secret or plan.secret(job.workspace)
-            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened)
+            ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split)
         held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
+        if protect is not None and held_out is not None:
+            check_apart(split, held_out)
         if isinstance(protect, TextProtection):
             assert secret is not None and ledger is not None
             split = rewrite_once(split, plan, ledger, secret)
@@ -134,20 +140,79 @@ def train(
         name = identity(model, step.rows, settings, step.describe(), rng, start)
         if secret is not None and ledger is not None:
             step.run = checkpoint.spend_name(name, secret, ledger)
-        return _Run(model, parts.optimizer, step, validation, plan, job, name).train()
+        state = _untrained_state(model)
+        result = _Run(model, parts.optimizer, step, validation, plan, job, name).train()
+        if ledger is not None and result.guarantee is not None and _untrained_state(model) != state:
+            caveats = frozenset({Caveat.UNPROTECTED_STATE})
+            ledger.state(Terms(ledger.statement.terms.assumptions, caveats))
+            result = replace(result, guarantee=result.guarantee.with_caveats(caveats))
+        if ledger is not None and isinstance(ledger.also, Entry):
+            ledger.also.ended = result.finished
+        return result
+
+
+def _untrained_state(model: TextModel) -> str:
+    """Return a digest of the buffers and frozen weights of a model, which a private step must not change.
+
+    A frozen encoder is left out: its outputs are computed before the first step.
+    """
+    parts = [("", model)] if not model.settings.frozen else [(n, m) for n, m in model.named_children() if n != ENCODER]
+    fixed: dict[str, torch.Tensor] = {}
+    for name, part in parts:
+        weights = {key: p for key, p in part.named_parameters() if not p.requires_grad}
+        fixed |= {f"{name}.{key}": value.detach() for key, value in {**weights, **dict(part.named_buffers())}.items()}
+    return digest(fixed)
 
 
 def ready_ledger(
-    plan: TrainingPlan, ledger: Ledger | None, secret: Rng, workspace: Path | None, opened: ExitStack
+    plan: TrainingPlan,
+    ledger: Ledger | None,
+    secret: Rng,
+    workspace: Path | None,
+    opened: ExitStack,
+    split: Corpus,
+    command: str = "discreet.train",
+    planned: Spent | None = None,
 ) -> Ledger:
-    """Return the ledger of a plan after checking it; without one, open that of the workspace until `opened` ends."""
+    """Return the ledger of a plan after checking it; without one, open that of the workspace until `opened` ends.
+
+    What it spends until then is in the record of the people of the split too, unless the caller counts it already.
+    """
     if ledger is None:
         ledger = opened.enter_context(plan.open_ledger(workspace and workspace / checkpoint.LEDGER))
     check_ledger(plan, ledger)
+    out = place_of(ledger, workspace)
+    entry = attach(plan, split, ledger, out=out, secret=secret.is_secret, command=command, planned=planned)
+    if entry is not None:
+        opened.callback(detach, entry, ledger)
     if workspace is not None and not secret.is_secret:
         # A resumed run must find its spends by their names.
         ledger.key = secret_of(workspace).fork("names").bytes(32)
     return ledger
+
+
+def check_apart(split: Corpus, held_out: Corpus) -> None:
+    """Reject held-out rows that belong to the units of the train split, where they choose the model.
+
+    The chosen epoch would depend on the rows of a protected unit without noise. Without ids, rows that all occur in the
+    train split are the same rows; a few equal texts may be those of other people.
+    """
+    if split.units is not None:
+        shared = len(set(split.unit_names) & set(held_out.unit_names))
+    else:
+        rows = set(_rows_of(split))
+        shared = sum(row in rows for row in _rows_of(held_out))
+        shared = shared if shared == len(held_out) else 0
+    if shared:
+        raise DataError(
+            f"Expected held-out rows of other {split.unit_name}s than the training rows, because "
+            f"{setting('patience')} chooses the model by them, got {shared:,} of the same. Their rows would choose it "
+            f"without noise: hold out other {split.unit_name}s, or leave {setting('patience')} out."
+        )
+
+
+def _rows_of(corpus: Corpus) -> list[tuple[str, str]]:
+    return list(zip(corpus.texts, corpus.second or ("",) * len(corpus), strict=True))
 
 
 def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:

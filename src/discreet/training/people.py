@@ -5,11 +5,19 @@
       people/NAME.json   one training run or rewritten file: what it spent, for which unit, when (mode 0600)
       people/NAME.units  keyed hashes of its units, 8 bytes each, sorted (mode 0600)
 
+Every protected training writes it, through whichever door: the commands, `TextClassifier`, `discreet.train` and
+`tune`, `make_private`, `PrivateTrainer` and federated clients. Whoever opens the ledger of a training attaches an
+`Entry` to it (`Ledger.also`), and each spend goes there first. A ledger that has one already is not counted again.
+
 The records are never in a run folder. A unit is identified by a hash of its id, keyed with the local secret; without
-ids, by a hash of the row's texts. So the same people are recognized in a corpus with a few more or fewer units. The
-total of a set of people is the largest total of one of them: all releases that contain this unit, composed. It is an
-upper bound for everyone in the set. Two units of different corpora with the same name and id count as one, which can
-only increase the total.
+ids, by a hash of the row's texts, or of all of a row that is not text. So the same people are recognized in a corpus
+with a few more or fewer units. The total of a set of people is the largest total of one of them: all releases that
+contain this unit, composed. It is an upper bound for everyone in the set. Two units of different corpora with the same
+name and id count as one, which can only increase the total.
+
+Releases under different adjacencies are composed under the weakest of them, where `accounting.adjacency` has a bound.
+The total is proven for releases whose number and costs were decided beforehand. If an earlier result decided whether to
+release again, or at what cost, it is the reading of an odometer, for which composition is not proven.
 
 A training run reserves before it spends: its record is always at least the spending in its own ledger, and at most
 twice as much. It is set to the ledger's count when the run ends or is stopped. A training run whose folder is deleted
@@ -27,7 +35,7 @@ import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,17 +43,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from discreet.accounting.adjacency import can_restate, restated, weakest
 from discreet.accounting.events import event_from_json, event_to_json
 from discreet.accounting.interpret import guarantee
 from discreet.accounting.ledger import Ledger, Terms
 from discreet.accounting.ledger_file import composed
 from discreet.core.errors import BudgetError, LedgerError, Message, OutputError, setting
 from discreet.core.files import write_atomic
-from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
+from discreet.core.guarantee import LARGEST_DELTA, Adjacency, Caveat, Guarantee, in_digits
 from discreet.data.corpus import Corpus
+from discreet.data.sources import unit_ids
+from discreet.protections.base import GradientProtection
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
+
+    from discreet.training.plan import TrainingPlan
 
 Marks = npt.NDArray[np.uint64]
 Spent = Mapping[str, int]  # events as JSON, and how often each is spent
@@ -55,6 +68,14 @@ COUNTED = (TRAINING, SANITIZED)  # the others are experiments and not added up
 _FORMAT = 1
 _MOST_PATTERNS = 8  # sets of training runs that are composed one by one; if there are more, all runs are composed
 _MARK_BYTES = 8
+DECIDED_BEFORE = (
+    "the number of these releases, and the cost of each, were decided without looking at the result of an earlier one"
+)
+EMPTY_ADDS_NOTHING = "an empty record adds nothing to a release that was counted under add/remove"
+ODOMETER = (
+    "This total is proven if the number of these releases and the cost of each were decided beforehand. If an earlier "
+    "result decided whether to release again, or at what cost, it is an estimate."
+)
 
 
 def home_folder() -> Path:
@@ -81,7 +102,8 @@ class Record:
     spent: dict[str, int] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
-    command: str = "train"  # or sanitize, whatever the kind
+    command: str = "train"  # or sanitize, discreet.train, discreet.tune, make_private; whatever the kind
+    exact: bool = False  # whether `spent` is what the ledger held, not a reservation for what it may hold after a crash
 
     @property
     def spends(self) -> int:
@@ -108,10 +130,12 @@ class Total:
     """Composed guarantee of all releases of a set of people, for the person with the largest total.
 
     It covers `trainings` and `files` (rewritten by `discreet sanitize`). `apart` counts releases with a fixed seed,
-    which are experiments and not included. `elsewhere` counts releases under another adjacency, which cannot be
-    composed with these. `other_units` counts releases recorded for another unit, such as rows instead of patients: they
-    cannot be matched to the same people. `restated` says that some releases stated their own guarantee at another
-    delta than that of `noun`, the current release.
+    which are experiments and not included. `converted` counts included releases that were made under a stronger
+    adjacency than that of the guarantee, and `elsewhere` releases under a weaker one, which are not included.
+    `other_units` counts releases recorded for units with another name, `other_names`, such as rows instead of patients:
+    they cannot be matched to the same people. `unknown` counts releases whose people are not known, because the caller
+    drew the batches. `restated` says that some releases stated their own guarantee at another delta than that of
+    `noun`, the current release.
     """
 
     guarantee: Guarantee
@@ -122,6 +146,9 @@ class Total:
     restated: bool = False
     files: int = 0
     noun: str = "training run"
+    converted: int = 0
+    other_names: tuple[str, ...] = ()
+    unknown: int = 0
 
     @property
     def releases(self) -> int:
@@ -138,7 +165,7 @@ class Total:
         total = self.guarantee
         over = _counts_text(self.trainings, self.files, "protected training run")
         if not self.releases:
-            text = f"These {total.unit}s: nothing is spent so far."
+            text = f"These {total.unit}s: no release is recorded here under {total.adjacency.value}."
         elif not total.exists:
             text = f"These {total.unit}s: no bound over {over} recorded here, as {total.reason}."
         else:
@@ -148,13 +175,38 @@ class Total:
                 f"{f' (the delta of this {self.noun})' if self.restated else ''} over {over} recorded here "
                 f"({total.adjacency.value})."
             )
-        if self.elsewhere:
-            text += f" Not in this figure: {_count(self.elsewhere, 'release')} under another adjacency."
-        if self.other_units:
-            text += f" Not matched: {_count(self.other_units, 'release')} of another unit than the {total.unit}."
+        text = " ".join([text, *self.remarks])
         if self.apart:
             text += f" Recorded apart: {self.apart} with a fixed seed, for experiments and not for release."
         return Message(text + (f" No limit is set; {setting('budget')} sets one." if fresh and total.exists else ""))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the figure rests on and what is not in it, as sentences."""
+        total, remarks = self.guarantee, []
+        if self.converted and total.exists:
+            remarks.append(
+                f"Converted to {total.adjacency.value}: {_count(self.converted, 'release')} under another adjacency."
+            )
+        if self.releases > 1 and total.exists:
+            remarks.append(ODOMETER)
+        if self.elsewhere:
+            remarks.append(
+                f"Not in this figure: {_count(self.elsewhere, 'release')} under an adjacency that has no bound under "
+                f"{total.adjacency.value}."
+            )
+        if self.other_units:
+            remarks.append(
+                f"Not matched: {_count(self.other_units, 'release')} recorded for each "
+                f"{' or '.join(self.other_names)}, not for each {total.unit}. Whether these are the same people cannot "
+                "be known; use one name for the unit to add them up."
+            )
+        if self.unknown:
+            remarks.append(
+                f"Not matched: {_count(self.unknown, 'release')} whose people are not known, because the caller drew "
+                "the batches; PrivateTraining.rows tells whose rows they are."
+            )
+        return remarks
 
     def as_dict(self) -> dict[str, Any]:
         """Return the total as plain values for JSON."""
@@ -163,8 +215,12 @@ class Total:
             "trainings": self.trainings,
             "sanitized_files": self.files,
             "fixed_seed": self.apart,
+            "converted": self.converted,
             "other_adjacency": self.elsewhere,
             "other_units": self.other_units,
+            "other_unit_names": list(self.other_names),
+            "unknown_people": self.unknown,
+            "remarks": self.remarks,
         }
 
 
@@ -178,12 +234,24 @@ class People:
 
     def marks_of(self, corpus: Corpus) -> Marks:
         """Return the distinct keyed hashes of the units of a corpus, sorted."""
-        key = self._key()
         if corpus.units is not None:
-            names: list[tuple[str, ...]] = [(corpus.unit_name, name) for name in corpus.unit_names]
-        else:
-            second = corpus.second or ("",) * len(corpus)
-            names = [("", *texts) for texts in zip(corpus.texts, second, strict=True)]
+            return self.marks_of_ids(corpus.unit_name, corpus.unit_names)
+        return self.marks_of_texts(zip(corpus.texts, corpus.second or ("",) * len(corpus), strict=True))
+
+    def marks_of_ids(self, unit: str, ids: Iterable[str]) -> Marks:
+        """Return the distinct keyed hashes of units by their ids, sorted."""
+        return self._hashes((unit, one) for one in ids)
+
+    def marks_of_texts(self, texts: Iterable[tuple[str, str]]) -> Marks:
+        """Return the distinct keyed hashes of rows without ids by their texts, sorted; a second text may be empty."""
+        return self._hashes(("", *pair) for pair in texts)
+
+    def marks_of_rows(self, rows: Iterable[str]) -> Marks:
+        """Return the distinct keyed hashes of rows that are not text, each given as its whole content, sorted."""
+        return self._hashes(("row", content) for content in rows)
+
+    def _hashes(self, names: Iterable[tuple[str, ...]]) -> Marks:
+        key = self._key()
         hashes = [hashlib.blake2b(json.dumps(n).encode(), key=key, digest_size=_MARK_BYTES).digest() for n in names]
         return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.uint64))
 
@@ -204,56 +272,74 @@ class People:
         terms: Terms | None = None,
         kind: str = TRAINING,
         noun: str = "training run",
+        complete: bool = True,
     ) -> Total:
         """Return the composition of earlier releases of these people and of the planned spends for all of them.
 
-        `leave_out` is the name of a record to ignore: that of the planned release, described by `kind`, `noun` and the
-        `terms` of its guarantee.
+        The planned spends are under `adjacency`. The total is under the weakest adjacency of all releases; unless
+        `complete`, it is under `adjacency`, without releases that have no bound there. `leave_out` is the name of a
+        record to ignore: that of the planned release, described by `kind`, `noun` and the `terms` of its guarantee.
         """
         touched: list[tuple[Record, npt.NDArray[np.bool_]]] = []
-        apart = elsewhere = other_units = 0
+        apart = unknown = 0
+        others: list[str] = []
         for record in self.records():
             if record.name == leave_out or record.kind == STUDY or not record.spends:
                 continue
-            if record.unit != unit:
-                other_units += record.kind in COUNTED
-                continue
-            shared = np.isin(marks, self._marks(record.name), assume_unique=True)
-            if not shared.any():
-                continue
-            apart += record.kind == FIXED_SEED
-            elsewhere += record.kind in COUNTED and record.adjacency != adjacency.value
-            if record.kind in COUNTED and record.adjacency == adjacency.value:
-                touched.append((record, shared))
+            theirs = self._marks(record.name)
+            shared = np.isin(marks, theirs, assume_unique=True)
+            if shared.any():
+                apart += record.kind == FIXED_SEED
+                if record.kind in COUNTED:
+                    touched.append((record, shared))
+            elif record.kind in COUNTED and not len(theirs):
+                unknown += 1
+            elif record.kind in COUNTED and record.unit != unit:
+                others.append(record.unit)
+        found = len(touched)
+        if complete:
+            target = weakest([adjacency, *(Adjacency(record.adjacency) for record, _ in touched)])
+        else:
+            target = adjacency
+            touched = [one for one in touched if can_restate(Adjacency(one[0].adjacency), target)]
+        own = {adjacency: Counter(planned)} if planned else {}
         worst: Guarantee | None = None
         for chosen in _patterns([shared for _, shared in touched]):
-            counts = Counter(planned or {})
+            spent = {one: counts.copy() for one, counts in own.items()}
             for place in chosen:
-                counts.update(touched[place][0].spent)
-            pattern = guarantee(_composed(counts), delta=delta, adjacency=adjacency, unit=unit)
+                record = touched[place][0]
+                spent.setdefault(Adjacency(record.adjacency), Counter()).update(record.spent)
+            pattern = _guarantee(spent, target, delta, unit)
             worst = pattern if worst is None or pattern.epsilon > worst.epsilon else worst
         assert worst is not None
         caveats = frozenset(Caveat(value) for record, _ in touched for value in record.caveats)
         recorded = Terms(tuple(text for record, _ in touched for text in record.assumptions), caveats)
         terms = recorded | (terms or Terms())
-        assumptions = tuple(dict.fromkeys((*terms.assumptions, *worst.assumptions)))
         kinds = Counter([record.kind for record, _ in touched] + ([kind] if planned is not None else []))
+        adjacencies = [Adjacency(record.adjacency) for record, _ in touched] + ([adjacency] if planned else [])
+        conditions = [DECIDED_BEFORE] if kinds.total() > 1 else []
+        if target is Adjacency.ZERO_OUT and Adjacency.ADD_REMOVE in adjacencies:
+            conditions.append(EMPTY_ADDS_NOTHING)
+        assumptions = tuple(dict.fromkeys((*conditions, *terms.assumptions, *worst.assumptions)))
         return Total(
             replace(worst, assumptions=assumptions).with_caveats(terms.caveats),
             kinds[TRAINING],
             apart,
-            elsewhere,
-            other_units,
+            found - len(touched),
+            len(others),
             restated=any(record.delta != delta for record, _ in touched),
             files=kinds[SANITIZED],
             noun=noun,
+            converted=sum(one is not target for one in adjacencies),
+            other_names=tuple(dict.fromkeys(others)),
+            unknown=unknown,
         )
 
     def write(self, record: Record, marks: Marks | None = None) -> None:
         """Write a record atomically and synced to disk; its units are written first."""
         self._make()
         try:
-            if marks is not None and not self._marks_path(record.name).exists():
+            if marks is not None and marks.nbytes != self._marks_size(record.name):
                 write_atomic(self._marks_path(record.name), marks.astype("<u8").tobytes())
             about = {"format": _FORMAT, **{name: getattr(record, name) for name in record.__dataclass_fields__}}
             write_atomic(self._path(record.name), json.dumps(about, allow_nan=False))
@@ -279,17 +365,27 @@ class People:
         """Return the total over all recorded releases of the people of one release, at its delta."""
         return self.total(self._marks(record.name), record.unit, Adjacency(record.adjacency), record.delta)
 
-    def largest_totals(self) -> list[tuple[str, Adjacency, Total]]:
-        """Return the largest total of one unit, for each kind of unit and adjacency."""
+    def largest_totals(self) -> list[Total]:
+        """Return the largest total of one unit, for each name of a unit and each adjacency.
+
+        A total holds all releases that have a bound under its adjacency; the one under the weakest holds all.
+        """
         totals = []
         records = [record for record in self.records() if record.kind in COUNTED and record.spends]
         for unit, adjacency in dict.fromkeys((record.unit, record.adjacency) for record in records):
             own = [record for record in records if (record.unit, record.adjacency) == (unit, adjacency)]
             marks = np.unique(np.concatenate([self._marks(record.name) for record in own]))
             delta = min(record.delta for record in own)
-            total = self.total(marks, unit, Adjacency(adjacency), delta)
-            totals.append((unit, Adjacency(adjacency), total))
+            totals.append(self.total(marks, unit, Adjacency(adjacency), delta, complete=False))
         return totals
+
+    def total_of_marks(self, marks: Marks, unit: str, delta: float | None = None) -> Total:
+        """Return the total over all recorded releases of these people, by default at the smallest delta of theirs."""
+        records = [record for record in self.records() if record.kind in COUNTED and record.spends]
+        shared = [one for one in records if np.isin(marks, self._marks(one.name), assume_unique=True).any()]
+        adjacency = Adjacency(shared[-1].adjacency) if shared else Adjacency.ZERO_OUT
+        smallest = min((record.delta for record in shared), default=LARGEST_DELTA)
+        return self.total(marks, unit, adjacency, smallest if delta is None else delta)
 
     def delete(self, name: str) -> None:
         """Delete a record that spent nothing."""
@@ -355,6 +451,11 @@ class People:
             path = str(self._marks_path(name))
             raise LedgerError(f"Expected the units of a training run at {path!r}. Restore the file.") from None
 
+    def _marks_size(self, name: str) -> int:
+        """Return how many bytes of hashes are stored, or -1 for none."""
+        path = self._marks_path(name)
+        return path.stat().st_size if path.exists() else -1
+
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"
 
@@ -364,13 +465,16 @@ class People:
     def _not_writable(self, error: OSError) -> OutputError:
         return OutputError(
             f"Expected {str(self.home)!r} to be writable, to record training runs in it. {error.strerror}. Set "
-            f"DISCREET_HOME to a folder of yours, or name a ledger ({setting('ledger')})."
+            "DISCREET_HOME to a folder of yours that can be written."
         )
 
 
 @dataclass(frozen=True)
 class About:
-    """Description of a release in its record, besides its people and its cost; `out` is None for stdout."""
+    """Description of a release in its record, besides its people and its cost.
+
+    `out` is None for a file written to stdout, and for a training that is kept in memory only.
+    """
 
     kind: str
     delta: float
@@ -392,12 +496,13 @@ class Entry:
     used: Counter[str]
     planned: Spent
     budget: float | None = None
+    ended: bool = False  # whether the release is complete, as far as its entry knows
 
     @classmethod
     def of(
         cls,
         people: People,
-        corpus: Corpus,
+        who: Corpus | Marks,
         ledger: Ledger,
         about: About,
         planned: Spent,
@@ -406,26 +511,51 @@ class Entry:
     ) -> Entry:
         """Return the entry of a release; a resumed one is identified by the name of its ledger.
 
-        `marks` replace the hashes of the units if a unit may have several.
+        `who` are its people. `marks` replace the hashes of the units if a unit may have several. A ledger that several
+        trainings spend from has one entry, with the people of all of them: its guarantee is over all of its spends.
         """
         statement = ledger.statement
         used = Counter({event_to_json(event): count for event, count in statement.spent})
-        count = None if marks is None else corpus.unit_count
-        marks = people.marks_of(corpus) if marks is None else marks
-        record = people.find(ledger.name) or Record(
+        count = who.unit_count if isinstance(who, Corpus) and marks is not None else None
+        if marks is None:
+            marks = people.marks_of(who) if isinstance(who, Corpus) else who
+        record = people.find(ledger.name)
+        if record is not None:
+            if record.exact and Counter(record.spent) - used:
+                raise LedgerError(
+                    f"Expected {record.spends:,} spends in the ledger {str(ledger.path)!r}, as recorded for these "
+                    f"{record.unit}s, got {used.total():,}. It is an older copy, or lines are missing: restore it."
+                )
+            kind = about.kind if record.kind == FIXED_SEED else record.kind
+            known = people._marks(record.name)
+            entry = cls(people, _with_terms(replace(record, kind=kind), statement.terms), known, used, planned, budget)
+            entry.include(marks)
+            return entry
+        record = Record(
             ledger.name,
             about.kind,
             statement.unit,
             statement.adjacency.value,
             about.delta,
             len(marks) if count is None else count,
-            "stdout" if about.out is None else str(about.out.resolve()),
+            ("stdout" if about.command == "sanitize" else "memory") if about.out is None else str(about.out.resolve()),
             about.protection,
             _now(),
             spent=dict(used),
             command=about.command,
         )
         return cls(people, _with_terms(record, statement.terms), marks, used, planned, budget)
+
+    def include(self, marks: Marks) -> None:
+        """Add people to those of the release; they are on disk with its next spend, or now if there were spends."""
+        everyone = np.unique(np.concatenate([self.marks, marks]))
+        if len(everyone) == len(self.marks):
+            return
+        self.marks = everyone
+        self.record = replace(self.record, units=len(everyone))
+        if self.used.total():
+            with self.people.locked():
+                self.people.write(self.record, self.marks)
 
     def before(self) -> Total:
         """Return the total of earlier releases of these people, without this one."""
@@ -465,7 +595,7 @@ class Entry:
                 if self.budget is not None:  # again: another training run on the same people may run at the same time
                     self._allow(Counter(self.planned) | (self.used + Counter({text: 1})), self.budget, repr(id))
                 reserved = min(max(2 * self.used[text], 1), max(self.planned.get(text, math.inf), needed))
-                self.record = replace(record, spent={**record.spent, text: max(int(reserved), needed)})
+                self.record = replace(record, spent={**record.spent, text: max(int(reserved), needed)}, exact=False)
                 self.people.write(self.record, self.marks)
         self.used[text] = needed
 
@@ -477,13 +607,16 @@ class Entry:
                 self.record = record
                 self.people.write(self.record, self.marks)
 
-    def close(self, *, finished: bool = False) -> None:
+    def close(self, *, finished: bool | None = None) -> None:
         """Set the record to the actual spends; a record without spends is deleted."""
+        finished = self.ended if finished is None else finished
         with self.people.locked():
             if not self.used.total():
-                self.people.delete(self.record.name)
+                # What an earlier process recorded is kept, whatever the ledger says now.
+                if not self.record.spends:
+                    self.people.delete(self.record.name)
                 return
-            self.record = replace(self.record, spent=dict(self.used), finished=finished)
+            self.record = replace(self.record, spent=dict(self.used), finished=finished, exact=True)
             self.people.write(self.record, self.marks)
 
     def _with(self, spent: Counter[str]) -> Total:
@@ -505,14 +638,7 @@ class Entry:
             return
         total = self._with(spent)
         bound = total.guarantee
-        if total.elsewhere:
-            raise BudgetError(
-                f"Expected all releases of these {bound.unit}s under {bound.adjacency.value}, got "
-                f"{_count(total.elsewhere, 'release')} under another adjacency, which cannot be composed with this "
-                "one. Release under the same adjacency (a training run with or without a population; a rewritten text "
-                f"is always under replace-one), or leave {setting('budget')} out."
-            )
-        check_budget(bound.epsilon, budget, bound.delta, f"these {bound.unit}s", what, self.record.kind)
+        check_budget(bound.epsilon, budget, bound.delta, f"these {bound.unit}s", what, self.record.kind, bound)
 
 
 @dataclass
@@ -593,18 +719,37 @@ _REMEDIES = {
 }
 
 
-def check_budget(epsilon: float, budget: float, delta: float, whose: str, what: str, kind: str = TRAINING) -> None:
-    """Reject a total that exceeds the budget."""
+def check_budget(
+    epsilon: float,
+    budget: float,
+    delta: float,
+    whose: str,
+    what: str,
+    kind: str = TRAINING,
+    bound: Guarantee | None = None,
+) -> None:
+    """Reject a total that exceeds the budget; `bound` is the guarantee of the total, where it has one."""
     if epsilon > budget:
+        under = "" if bound is None else f" under {bound.adjacency.value}"
+        because = f" ({bound.reason})" if bound is not None and not bound.exists else ""
         raise BudgetError(
-            f"Expected epsilon <= {in_digits(budget)}, the budget of {whose} at delta {in_digits(delta)}, got "
-            f"{in_digits(epsilon)} with {what}. Nothing was spent: {_REMEDIES[kind]}, or set a larger "
+            f"Expected epsilon <= {in_digits(budget)}, the budget of {whose} at delta {in_digits(delta)}{under}, got "
+            f"{in_digits(epsilon)}{because} with {what}. Nothing was spent: {_REMEDIES[kind]}, or set a larger "
             f"{setting('budget')}."
         )
 
 
 def _composed(spent: Spent) -> DpEvent:
     return composed([(event_from_json(text), count) for text, count in spent.items()])
+
+
+def _guarantee(spent: Mapping[Adjacency, Spent], target: Adjacency, delta: float, unit: str) -> Guarantee:
+    """Return the guarantee of spends under several adjacencies, under a weaker one or the same."""
+    if set(spent) <= {target}:
+        return guarantee(_composed(spent.get(target, {})), delta=delta, adjacency=target, unit=unit)
+    share = delta / 2 / len(spent)  # of delta, for each adjacency whose cost has to be converted
+    events = [restated(_composed(counts), adjacency, target, share) for adjacency, counts in spent.items()]
+    return guarantee(composed([(event, 1) for event in events]), delta=delta, adjacency=target, unit=unit)
 
 
 def _with_terms(record: Record, terms: Terms) -> Record:
@@ -627,6 +772,111 @@ def _patterns(touched: Sequence[npt.NDArray[np.bool_]]) -> list[tuple[int, ...]]
     if len(maximal) > _MOST_PATTERNS:
         return [tuple(range(len(touched)))]
     return [tuple(sorted(members)) for members in maximal]
+
+
+class NotRecorded:
+    """What a ledger counts with instead of the record of people, if that has its spends already, or never will.
+
+    The trials of a search are in the cost of the whole search. Trials of a study and reference models of an attack have
+    fixed seeds or stay with the data holder, and are not released.
+    """
+
+    @classmethod
+    def on(cls, ledger: Ledger) -> Ledger:
+        """Return the ledger, whose spends are recorded nowhere else."""
+        ledger.also = cls()
+        return ledger
+
+    def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> None:  # noqa: A002
+        """Count nothing."""
+
+    def spend_all(self, spends: Sequence[tuple[Any, str]], *, terms: Terms | None = None) -> int:
+        """Count nothing, and allow all."""
+        return len(spends)
+
+    def state(self, terms: Terms) -> None:
+        """Record nothing."""
+
+
+def entry_of(
+    plan: TrainingPlan,
+    who: Corpus | Marks,
+    ledger: Ledger,
+    *,
+    out: Path | None,
+    secret: bool,
+    command: str = "train",
+    planned: Spent | None = None,
+    budget: float | None = None,
+) -> Entry:
+    """Return the entry of a protected training in the record of its people; `secret` is whether its seed is.
+
+    `planned` are its spends, by default those of its steps.
+    """
+    assert plan.protect is not None and plan.delta is not None
+    if planned is None:
+        planned = {}
+        if isinstance(plan.protect, GradientProtection):
+            events = {event_to_json(plan.step_cost(step)[0]) for step in (0, plan.steps - 1)}
+            if len(events) == 1:  # otherwise every cycle has a cost of its own
+                planned = {events.pop(): plan.sampler.spends(plan.steps, plan.units)}
+    about = About(TRAINING if secret else FIXED_SEED, plan.delta, out, plan.protect.name, command)
+    return Entry.of(People(), who, ledger, about, planned, budget)
+
+
+def attach(
+    plan: TrainingPlan,
+    who: Corpus | Marks,
+    ledger: Ledger,
+    *,
+    out: Path | None,
+    secret: bool,
+    command: str,
+    planned: Spent | None = None,
+) -> Entry | None:
+    """Count what a ledger spends in the record of people too; None if something counts it already.
+
+    Guarantee: the record of these people holds every later spend of the ledger before its noise is used.
+    """
+    if ledger.also is None:
+        entry = entry_of(plan, who, ledger, out=out, secret=secret, command=command, planned=planned)
+        ledger.also = entry
+        return entry
+    if isinstance(ledger.also, Entry):
+        ledger.also.include(ledger.also.people.marks_of(who) if isinstance(who, Corpus) else who)
+    return None
+
+
+def detach(entry: Entry, ledger: Ledger, finished: bool | None = None) -> None:
+    """Close an entry; later spends of the ledger are not counted in it."""
+    if ledger.also is entry:
+        ledger.also = None
+    entry.close(finished=finished)
+
+
+def place_of(ledger: Ledger, workspace: Path | None = None) -> Path | None:
+    """Return where a training is listed as kept: its folder, or its ledger's file; None if it is in memory."""
+    if workspace is not None or ledger.path is None:
+        return workspace
+    return ledger.path.parent if ledger.path.name == "ledger.jsonl" else ledger.path
+
+
+def people_totals(
+    ids: Sequence[Any] | None = None, *, unit: str = "person", delta: float | None = None
+) -> tuple[Total, ...]:
+    """Return the total epsilon of the recorded people over all their releases, as `discreet ledger` shows it.
+
+    Without `ids`: the largest total of one unit, for each name of a unit and each adjacency. With `ids`: the total of
+    these units, whose name is `unit`, over everything recorded for them, at `delta` or the smallest of theirs.
+
+    Guarantee: an upper bound for each unit over the releases recorded on this machine, in `Total.guarantee`, under the
+        assumptions stated there.
+    """
+    people = People()
+    if ids is None:
+        return tuple(people.largest_totals())
+    marks = people.marks_of_ids(unit, unit_ids(list(ids), "the given ids", "ids"))
+    return (people.total_of_marks(marks, unit, delta),)
 
 
 def _now() -> str:

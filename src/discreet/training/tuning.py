@@ -42,6 +42,7 @@ from discreet.training.checkpoint import copy_weights, restore_weights
 from discreet.training.encode import ready
 from discreet.training.evaluate import matched
 from discreet.training.loop import Job, ready_ledger, train
+from discreet.training.people import Entry, NotRecorded
 from discreet.training.plan import TrainingPlan, matched_split
 from discreet.training.private import Grouped, assumptions, terms_of, unit_numbers
 from discreet.training.run_folder import BEST, SEARCH, TRIAL
@@ -226,7 +227,8 @@ def tune(
 ) -> Tuned:
     """Search for the best settings and leave the winner's weights in the model; the model is changed in place.
 
-    The cost of the whole search is written to the ledger before the first trial. The number of trials, the candidates
+    The cost of the whole search is written to the ledger, and to this machine's record of the people in the corpus
+    (`people_totals`, `discreet ledger`), before the first trial. The number of trials, the candidates
     and all noise come from `secret`: called again with the same arguments and workspace, a stopped search resumes with
     the same trials, and is counted once. Only the winner may be released: progress shows the others to the data holder.
 
@@ -237,14 +239,18 @@ def tune(
     plan.check(split)
     with ExitStack() as opened:
         secret = secret or plan.secret(job.workspace)
-        ledger = ready_ledger(plan, ledger, secret, job.workspace, opened)
+        planned = {event_to_json(search.event): 1}
+        ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split, "discreet.tune", planned)
         rows = job.encoded
         if rows is None:
             rows = ready(model, split, job.cache, plan.settings.precision, job.watch)
         public = None
         if search.public is not None:
             public = ready(model, matched(search.public, model), None, plan.settings.precision)
-        return _Search(model, corpus, split, search, ledger, secret, job, rows, public).run()
+        tuned = _Search(model, corpus, split, search, ledger, secret, job, rows, public).run()
+        if isinstance(ledger.also, Entry):
+            ledger.also.ended = tuned.finished
+        return tuned
 
 
 @dataclass
@@ -327,9 +333,8 @@ class _Search:
         folder = self.clean(number)
         job = replace(self.job, workspace=folder, encoded=self.rows, watch=self.watch(number))
         with plan.open_ledger(folder and folder / checkpoint.LEDGER) as own:
-            trained = train(
-                self.model, self.corpus, plan, ledger=own, secret=self.source.fork("trial", number), job=job
-            )
+            secret = self.source.fork("trial", number)
+            trained = train(self.model, self.corpus, plan, ledger=NotRecorded.on(own), secret=secret, job=job)
         if not trained.finished:
             return None
         assert trained.guarantee is not None
