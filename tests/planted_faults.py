@@ -34,6 +34,12 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a run that stops early pays only for the steps it took",
+        "untaken = self.step.spend_rest(step) if over else 0",
+        "untaken = 0",
+        ("test_the_steps_that_were_not_taken_are_counted",),
+    ),
+    Fault(
         "gradients are not clipped",
         "return (bound * (1 - _MARGIN) / norms).clamp_max(1.0)",
         "return torch.ones_like(norms)",

@@ -127,6 +127,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_, self.plan_, self.guarantee_ = model.eval(), plan, trained.guarantee
         self.classes_ = names
         self._metrics = {"finished": True, "guarantee": None, **metrics, "steps": trained.steps}
+        if trained.untaken:
+            self._metrics["counted_steps"] = trained.counted
         self._settings = run_settings(
             RunChoices(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
         )

@@ -146,6 +146,12 @@ def run_training(
                 say(f"{trained.truncated} of {rows} texts were truncated to {model.max_length} tokens.")
             if not trained.finished:
                 return {"out": str(out), "finished": False, "steps": trained.steps}
+            if trained.untaken:
+                say(
+                    f"Training stopped after step {trained.steps:,} of {trained.counted:,}, because the held-out "
+                    "score no longer improved. The guarantee counts all planned steps: the noisy model decided when "
+                    "to stop."
+                )
             if trained.out_of_budget:
                 say(f"The budget allows no further step: training stopped after step {trained.steps}.")
             result: dict[str, Any] = {
@@ -156,6 +162,7 @@ def run_training(
                 "seconds": time.monotonic() - start,
                 "train_seconds": trained.seconds,
                 "steps": trained.steps,
+                **({"counted_steps": trained.counted} if trained.untaken else {}),
                 "trained": request.model.train,
                 **({} if private else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),
                 "device": str(device),
@@ -502,7 +509,7 @@ def describe_guarantee(plan: TrainingPlan, trained: Trained, ledger: Ledger | No
     }
     if isinstance(plan.protect, DirDPSGD):
         result["metric_epsilon_per_use"] = plan.protect.kappa
-        result["pure_epsilon"] = plan.protect.pure_epsilon(trained.steps)
+        result["pure_epsilon"] = plan.protect.pure_epsilon(trained.counted)
         result["dimension"] = plan.protect.dimension
     return result
 

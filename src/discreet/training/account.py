@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from discreet.accounting.ledger import Ledger, Terms
-from discreet.core.errors import BudgetError
 from discreet.core.guarantee import FLOATING_POINT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.protections.base import Live, Once, TextProtection
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import terms_of
+from discreet.training.private import spend_all, terms_of
 
 ASSUMPTIONS = (
     "the number of rows of every unit, the settings and the encoder's first weights are public",
@@ -28,17 +26,10 @@ def spend_rest(
 ) -> None:
     """Count the planned steps from `first` on that a run does not take because it was stopped early.
 
-    When to stop may have been decided by looking at the noisy model. The epsilon of the steps so far is proven only for
-    a number of steps that was fixed in advance, so a run that is cut short costs as much as its plan.
-
-    Guarantee: afterwards the ledger holds every planned step under the name `run`, or as many as its budget allows.
+    Guarantee: that of `spend_all`: afterwards the ledger holds every planned step under the name `run`, or as many as
+        its budget allows.
     """
-    with suppress(BudgetError):  # the plan could not have taken more steps than the budget allows
-        for step in range(first, plan.steps):
-            event, name = plan.step_cost(step)
-            if limit is not None:
-                limit.spend(event, f"{run} {name}".strip())
-            ledger.spend(event, f"{run} {name}".strip(), terms=terms)
+    spend_all(ledger, run, map(plan.step_cost, range(first, plan.steps)), terms, limit)
 
 
 @dataclass

@@ -49,7 +49,8 @@ class Trained:
     """Result of a training run.
 
     `finished` is False if it was stopped before its last step; `out_of_budget` is True if its budget allowed no further
-    step, which also finishes a training run.
+    step, which also finishes a training run. `untaken` is the number of planned steps that it did not take because its
+    results stopped improving, and that the guarantee counts all the same.
     """
 
     finished: bool
@@ -59,6 +60,12 @@ class Trained:
     history: tuple[dict[str, Any], ...]
     guarantee: Guarantee | None = None
     out_of_budget: bool = False
+    untaken: int = 0
+
+    @property
+    def counted(self) -> int:
+        """The number of steps that the guarantee covers."""
+        return self.steps + self.untaken
 
 
 @dataclass(frozen=True)
@@ -297,10 +304,13 @@ class _Run:
                 saved = time.monotonic()
             if stop:
                 return self.result(at, False, step, time.monotonic() - start)
+        # The noisy model decided when to stop, and the best epoch: both are covered by the cost of all planned steps.
+        untaken = self.step.spend_rest(step) if over else 0
         if at.best_weights or at.averaged:
             restore_weights(self.model, at.best_weights or at.averaged)
         self.model.eval()
-        return self.result(at, True, step, time.monotonic() - start, out_of_budget)
+        result = self.result(at, True, step, time.monotonic() - start, out_of_budget)
+        return replace(result, untaken=untaken)
 
     def save(self, at: Progress) -> Progress:
         assert self.workspace is not None

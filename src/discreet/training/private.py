@@ -162,6 +162,11 @@ class PrivateStep(Step):
         """Reject resuming from a checkpoint whose steps are not in the ledger."""
         check_spent(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
 
+    def spend_rest(self, first: int) -> int:
+        """Count the planned steps from `first` on, which the run does not take; return how many are allowed."""
+        costs = map(self.plan.step_cost, range(first, self.steps))
+        return spend_all(self.ledger, self.run, costs, self.terms, self.limit)
+
     def epsilon(self) -> float:
         """Return an upper bound on the epsilon spent so far."""
         return self.ledger.epsilon(self.delta)
@@ -335,6 +340,23 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
             f"({setting('population')}), or open the ledger under zero-out."
         )
         raise invalid("population", None, "set under add/remove", remedy)
+
+
+def spend_all(
+    ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], terms: Terms, limit: Ledger | None = None
+) -> int:
+    """Count the planned steps that a run does not take because it was stopped early; return how many are allowed.
+
+    When to stop may have been decided by looking at the noisy model. The epsilon of the steps so far is proven only for
+    a number of steps that was fixed in advance, so a run that is cut short costs as much as its plan.
+
+    Guarantee: afterwards the ledger holds all of them under the name `run`, or as many as its budget or that of `limit`
+        allows: the plan could not have taken more.
+    """
+    named = [(event, f"{run} {name}".strip()) for event, name in spends]
+    if limit is not None:
+        named = named[: limit.spend_all(named)]
+    return ledger.spend_all(named, terms=terms)
 
 
 def check_spent(ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None) -> None:
