@@ -193,6 +193,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             label_names=tuple(map(str, names.tolist())),
             units=None if groups is None else tuple(unit_ids(_values(groups), _SOURCE, "groups")),
             unit_name=EACH_ROW if groups is None else self.unit,
+            names_read=self.classes is None,
         )
         return corpus, names
 

@@ -121,7 +121,8 @@ def _all_releases(json: bool) -> None:
         )
         return
     what = "Training runs and sanitized files" if any(one.command == "sanitize" for one in records) else "Training runs"
-    paragraph(f"{what} recorded in {people.home}, not for release:" if records else "No release was recorded.")
+    private = f"{what} recorded in {people.home} (private detail, do not share this list):"
+    paragraph(private if records else "No release was recorded.")
     for record, own in pairs:
         study = record.kind == STUDY
         times = "spend" if record.spends == 1 else "spends"

@@ -17,10 +17,10 @@ from discreet.audit.canaries import write as write_audit
 from discreet.audit.one_run import check_enough
 from discreet.core.errors import DataError, Message, UnsupportedError, invalid, one_of, setting
 from discreet.core.files import cannot_write
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.data.canaries import Planting, canaries_path, planted, read_canaries, write_canaries
-from discreet.data.corpus import NOT_FOR_RELEASE
+from discreet.data.corpus import PRIVATE_DETAIL
 from discreet.data.overlap import overlapping
 from discreet.data.sources import TextSource, files_of
 from discreet.models.base import LM, TextModel
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
 
 _MANY_STEPS = 1_000_000
+_LONGEST_NAMES = 1_000  # characters of all class names together, up to which they are printed as a setting
 _MANY_TEXTS = 500  # public texts whose encoding takes noticeable time
 
 
@@ -241,7 +242,7 @@ def model_for(request: RunRequest, corpus: Corpus, device: torch.device, options
         options.say(remark)
     unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)
     if unknown is not None:
-        options.say(f"{NOT_FOR_RELEASE}: " + unknown)
+        options.say(f"{PRIVATE_DETAIL}: " + unknown)
     return model
 
 
@@ -259,7 +260,7 @@ def make_plan(
             shared = len(overlapping(public, corpus.split("train")))
             if shared:
                 say(
-                    f"{NOT_FOR_RELEASE}: {shared:,} of the public texts occur in the training rows too. Noise does not "
+                    f"{PRIVATE_DETAIL}: {shared:,} of the public texts occur in the training rows too. Noise does not "
                     "protect what is public: use other text, unless these really are."
                 )
         elif request.model.frozen and len(public) > _MANY_TEXTS:
@@ -277,6 +278,7 @@ def make_plan(
         max_per_unit=request.data.max_per_unit,
     )
     warn_of_size(request, plan, corpus, say)
+    warn_of_classes(plan, corpus, say)
     if plan.notice is not None:
         say(plan.notice)
     if delta is not None and delta != delta_for(plan.units):
@@ -419,7 +421,7 @@ def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: C
         if units > request.population or 2 * units < request.population:
             times = units / request.population
             warning = (
-                f"Not for release: the training rows hold {units:,} {corpus.unit_name}s, and the population is "
+                f"{PRIVATE_DETAIL}: the training rows hold {units:,} {corpus.unit_name}s, and the population is "
                 f"{request.population:,}. The guarantee holds; batches are {times:.2g} times as large as requested."
             )
             by_default = request.protect is not None and request.protect.delta is None
@@ -438,14 +440,27 @@ def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: C
         )
 
 
+def warn_of_classes(plan: TrainingPlan, corpus: Corpus, say: Callable[[str], None]) -> None:
+    """Tell the owner how to name the classes, if they were read from private labels."""
+    if Caveat.PRIVATE_CLASSES not in plan.caveats:
+        return
+    names = ",".join(corpus.label_names)
+    example = setting("classes", names) if len(names) <= _LONGEST_NAMES else setting("classes")
+    say(
+        Message(
+            f"{PRIVATE_DETAIL}: the names of the classes were read from the labels, and that a name exists may depend "
+            f"on one {corpus.unit_name}, so the guarantee will be an estimate. If these names were known without the "
+            f"data, set them: {example}."
+        )
+    )
+
+
 def check_private_labels(request: RunRequest, corpus: Corpus) -> None:
-    """Reject class names that are read from the data of a protected run and depend on a single unit.
+    """Reject class names that are read from the data of a protected run and belong to a single unit.
 
-    The class names come from the labels and are written into the run folder. If every class has two training units, or
-    held-out rows, which are not protected, then replacing one unit gives the same names, or is rejected here. A single
-    decimal point decides whether labels are classes or scores, so scores must be requested.
+    A single decimal point decides whether labels are classes or scores, so scores must be requested.
 
-    Guarantee: two neighbouring corpora that are both accepted have the same names.
+    Guarantee: none; see `check_shared_classes`.
     """
     if request.data.built_in:
         return
@@ -461,7 +476,10 @@ def check_private_labels(request: RunRequest, corpus: Corpus) -> None:
 def check_shared_classes(corpus: Corpus) -> None:
     """Reject a corpus whose class names come from its labels, if one of them belongs to a single unit.
 
-    Guarantee: two neighbouring corpora that are both accepted have the same names.
+    The names are written into the run folder, where such a name would reveal that unit to everybody.
+
+    Guarantee: none: that a run was accepted still tells whoever knows all other units that the last one of a class has
+        it. A plan therefore makes every figure an estimate if class names were read from the labels.
     """
     if corpus.labels is None:
         return

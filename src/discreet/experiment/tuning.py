@@ -22,6 +22,7 @@ from discreet.experiment.training import (
     model_for,
     run_settings,
     shared_accounting,
+    warn_of_classes,
     warn_of_size,
 )
 from discreet.protections.dp_sgd import DPSGD
@@ -89,6 +90,7 @@ def run_tuning(
         )
         plan = search.whole
         warn_of_size(request, plan, corpus, say)
+        warn_of_classes(plan, corpus, say)
         say(sentence(search))
         secret = plan.secret(workspace)
         planned = {event_to_json(search.event): 1}

@@ -38,7 +38,8 @@ class Account:
 
     `release` adds its own assumptions and caveats to the guarantee. `paid` says whether everything that depends on
     private text is in the ledger, which is not so for a trained encoder. `limit` enforces the budget of the training if
-    the ledger does not. `facts` are sentences that the plan adds to the guarantee.
+    the ledger does not. `facts` are sentences that the plan adds to the guarantee, and `caveats` its reasons why the
+    figure is an estimate.
     """
 
     ledger: Ledger
@@ -48,6 +49,7 @@ class Account:
     paid: bool = True
     limit: Ledger | None = None
     facts: tuple[str, ...] = ()
+    caveats: frozenset[Caveat] = frozenset()
 
     @classmethod
     def of(
@@ -60,7 +62,8 @@ class Account:
     ) -> Account:
         """Return the account of a training run."""
         assert plan.delta is not None
-        return cls(ledger, secret, plan.delta, release, paid, plan.limit_beside(ledger), plan.facts)
+        limit = plan.limit_beside(ledger)
+        return cls(ledger, secret, plan.delta, release, paid, limit, plan.facts, plan.caveats)
 
     def epsilon(self) -> float:
         """Return an upper bound on the epsilon spent so far, infinite if nothing is guaranteed."""
@@ -91,5 +94,5 @@ class Account:
 
     @property
     def _base_terms(self) -> Terms:
-        terms = terms_of(self.secret, (*ASSUMPTIONS, *self.facts))
+        terms = terms_of(self.secret, (*ASSUMPTIONS, *self.facts), self.caveats)
         return terms if self.paid else Terms(terms.assumptions, terms.caveats | {Caveat.TRAINED_ENCODER})

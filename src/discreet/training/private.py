@@ -21,6 +21,7 @@ from discreet.core.guarantee import FLOATING_POINT, Adjacency, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
+from discreet.data.sources import EACH_ROW
 from discreet.models.base import HEAD_NAMES, TextModel
 from discreet.protections.base import GradientProtection, Release
 from discreet.training.encode import encode
@@ -104,7 +105,9 @@ class PrivateStep(Step):
         self.tape = Tape(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         expected = max(1, math.ceil(self.plan.sampler.expected_size(self.count)))
-        self.parts = PrivateParts.of(self.model, self.tape, self.rows, self.plan.settings.precision, expected)
+        most_rows = 1 if self.plan.unit == EACH_ROW else self.plan.max_per_unit
+        precision = self.plan.settings.precision
+        self.parts = PrivateParts.of(self.model, self.tape, self.rows, precision, expected, most_rows)
         self.limit = self.plan.limit_beside(self.ledger)
         self._releaser: tuple[str, Release] | None = None
 
@@ -179,7 +182,7 @@ class PrivateStep(Step):
     @property
     def terms(self) -> Terms:
         """Assumptions and caveats of the guarantee of every step, as written into the ledger."""
-        terms = terms_of(self.secret, (*assumptions(self.plan.population), *self.plan.facts))
+        terms = terms_of(self.secret, (*assumptions(self.plan.population), *self.plan.facts), self.plan.caveats)
         if not self.parts.unsteady and (isinstance(self.rows, Tokens) or self.rows.steady):
             return terms
         return Terms(terms.assumptions, terms.caveats | {Caveat.UNSTEADY_KERNELS})
@@ -198,6 +201,7 @@ class PrivateStep(Step):
             with only_head(self.model):
                 return self.head_step()(step)
         self.first = None
+        self.parts.prepare()  # before the batch is drawn: an empty one has no shapes
         units = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         if self.zeroed is not None:
             units = units[~self.zeroed[units]]
@@ -299,11 +303,11 @@ def with_seed_caveat(guarantee: Guarantee, source: Rng) -> Guarantee:
     return guarantee if source.is_secret or not guarantee.exists else guarantee.with_caveats({Caveat.FIXED_SEED})
 
 
-def terms_of(source: Rng, assumptions: tuple[str, ...]) -> Terms:
-    """Return the assumptions with that of a secret seed, or with the caveat of a fixed one."""
+def terms_of(source: Rng, assumptions: tuple[str, ...], caveats: frozenset[Caveat] = frozenset()) -> Terms:
+    """Return assumptions and caveats with the assumption of a secret seed, or with the caveat of a fixed one."""
     if source.is_secret:
-        return Terms((SECRET_SEED, *assumptions))
-    return Terms(assumptions, frozenset({Caveat.FIXED_SEED}))
+        return Terms((SECRET_SEED, *assumptions), caveats)
+    return Terms(assumptions, caveats | {Caveat.FIXED_SEED})
 
 
 def unit_numbers(corpus: Corpus) -> Rows:

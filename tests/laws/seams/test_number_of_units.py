@@ -185,7 +185,7 @@ def test_the_true_number_goes_to_the_owner_alone(
     words = ["train", toy_csv, "--model", tiny_encoder("bert"), "--train", "head", "--device", "cpu"]
     words += ["--protect", "dp-sgd", "--epsilon", 3, "--epochs", 2, "--population", 400, "--out", tmp_path / "a"]
     err = trained(capfd, *words)[1]
-    assert "Not for release: the training rows hold" in err
+    assert "Private detail, do not share this line: the training rows hold" in err
     found = err.split("the training rows hold ")[1].split()[0]
     for path in (tmp_path / "a").rglob("*"):
         if path.suffix in {".json", ".jsonl", ".toml", ".md"} and path.parent.name != "tokenizer":
