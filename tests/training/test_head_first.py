@@ -31,7 +31,7 @@ SETTINGS = TrainSettings(epochs=2, batch_size=10, learning_rate=1e-2, head_share
 
 @pytest.fixture
 def corpus(toy_csv: Path) -> Corpus:
-    return load(toy_csv)
+    return load(toy_csv, label_names=("clinic", "ward"))
 
 
 def build(corpus: Corpus, folder: Path, **changes: object) -> Classifier:

@@ -28,7 +28,7 @@ from discreet.training.settings import TrainSettings
 
 @pytest.fixture
 def corpus(toy_csv: Path) -> Corpus:
-    found = load(toy_csv)
+    found = load(toy_csv, label_names=("clinic", "ward"))
     return replace(found, units=tuple(f"p{i % 40}" for i in range(len(found))), unit_name="person")
 
 

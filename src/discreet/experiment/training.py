@@ -109,6 +109,7 @@ def run_training(
         say(remark)
     if request.protect is not None:
         check_private_labels(request, corpus)
+        check_held_out(corpus)
     workspace = workspace_of(out, resume=options.resume)
     check_kind(workspace, search=False)
     if request.canaries is not None:
@@ -298,13 +299,19 @@ def make_plan(
 
 def _check_public(request: RunRequest) -> None:
     """Reject the private text itself as the public text that a model is trained on without noise."""
-    protect, source = request.protect, request.data.source
-    if protect is None or protect.public is None or not protect.starts_from_public:
+    protect = request.protect
+    if protect is not None and protect.starts_from_public:
+        check_other_text(protect.public, request.data.source, "public")
+
+
+def check_other_text(public: str | None, source: str, name: str) -> None:
+    """Reject the private text itself as the public text of a setting, which reads it without noise."""
+    if public is None:
         return
-    same = any(one.samefile(other) for one in files_of(protect.public) for other in files_of(source))
-    if protect.public == source or same:
-        remedy = "The model would be trained on the private text without noise; name other text, or leave it out."
-        raise invalid("public", protect.public, "other text than the private one", remedy)
+    same = any(one.samefile(other) for one in files_of(public) for other in files_of(source))
+    if public == source or same:
+        remedy = "The private text would be used without noise; name other text, or leave it out."
+        raise invalid(name, public, "other text than the private one", remedy)
 
 
 @contextmanager
@@ -471,6 +478,31 @@ def check_private_labels(request: RunRequest, corpus: Corpus) -> None:
         )
     if request.data.label_names is None:
         check_shared_classes(corpus)
+
+
+def check_held_out(corpus: Corpus) -> None:
+    """Reject validation rows of units that are trained on.
+
+    Utility figures and early stopping read validation rows without noise, and both are written into the run folder.
+    Texts that different rows share by chance are allowed, if each row is a unit.
+
+    Guarantee: no validation row belongs to a named unit of the train split.
+    """
+    if not {"train", "validation"} <= set(corpus.split_names):
+        return
+    train, held_out = corpus.split("train"), corpus.split("validation")
+    if corpus.units is not None:
+        shared = len(set(train.unit_names) & set(held_out.unit_names))
+        got = f"{shared:,} of them"
+    else:
+        texts, others = (set(zip(one.texts, one.second or one.texts, strict=True)) for one in (train, held_out))
+        shared, got = int(others <= texts), "nothing but training rows"
+    if shared:
+        raise DataError(
+            f"Expected validation rows of other {corpus.unit_name}s than the training rows, got {got}. Utility is "
+            "measured on validation rows without noise, and would reveal protected ones. Divide the rows by units, or "
+            f"leave {setting('validation')} out: a part of the units is then held out."
+        )
 
 
 def check_shared_classes(corpus: Corpus) -> None:

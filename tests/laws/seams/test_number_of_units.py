@@ -160,6 +160,7 @@ def test_the_adjacency_is_said_in_terminal_folder_card_and_ledger(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     words: list[object] = ["train", toy_csv, "--model", tiny_encoder("bert"), "--train", "head", "--device", "cpu"]
+    words += ["--classes", "clinic,ward"]
     words += ["--protect", "dp-sgd", "--epsilon", 3, "--epochs", 2, "--out", tmp_path / "a"]
     words += [] if population is None else ["--population", population]
     name = "zero-out" if population is None else "add/remove"

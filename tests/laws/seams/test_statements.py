@@ -60,6 +60,7 @@ def trained(
         more = ["--public", str(public)] if name.startswith("ldp") else []
         more += ["--noise-seed", "3"] if fixed else []
         model = ["--model", str(tiny_encoder("bert")), "--epochs", "1", "--batch-size", "20"]
+        model += ["--classes", "clinic,ward"]
         assert main(["train", str(toy_csv), "--out", str(tmp_path / "run"), *model, *RUNS[name], *more]) == 0
         return tmp_path / "run"
 
