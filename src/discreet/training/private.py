@@ -201,11 +201,11 @@ class PrivateStep(Step):
             with only_head(self.model):
                 return self.head_step()(step)
         self.first = None
-        self.parts.prepare()  # before the batch is drawn: an empty one has no shapes
         units = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         if self.zeroed is not None:
             units = units[~self.zeroed[units]]
         event, name = self.plan.step_cost(step)
+        self.parts.prepare()  # an empty batch has no shapes to test
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
