@@ -124,6 +124,25 @@ def test_a_resumed_run_that_had_stopped_early_counts_once(
     assert first.untaken == again.untaken > 0 and (tmp_path / "ledger.jsonl").read_bytes() == before
 
 
+def test_a_run_that_somebody_stopped_has_no_figure_before_it_is_finished(
+    corpus: Corpus, tiny_encoder: Callable[[str], Path], tmp_path: Path, stop_after: Callable[[int], Callable[[], bool]]
+) -> None:
+    """Whoever stops it may have looked at the model."""
+    stopped, resumed = (
+        train(
+            build(corpus, tiny_encoder("bert")),
+            corpus,
+            SETTINGS,
+            protect=DPSGD(1.0),
+            workspace=tmp_path,
+            should_stop=stop,
+        )
+        for stop in (stop_after(3), lambda: False)
+    )
+    assert not stopped.finished and stopped.guarantee is None
+    assert resumed.finished and resumed.guarantee is not None and resumed.guarantee.certified
+
+
 def test_a_budget_that_runs_out_is_a_public_number_and_stops_the_count_too(
     corpus: Corpus, tiny_encoder: Callable[[str], Path], no_improvement: None
 ) -> None:

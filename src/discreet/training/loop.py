@@ -48,9 +48,10 @@ PUBLIC_ROWS = 60_000  # public text of fewer rows is read more than once, at mos
 class Trained:
     """Result of a training run.
 
-    `finished` is False if it was stopped before its last step; `out_of_budget` is True if its budget allowed no further
-    step, which also finishes a training run. `untaken` is the number of planned steps that it did not take because its
-    results stopped improving, and that the guarantee counts all the same.
+    `finished` is False if it was stopped before its last step; it has no `guarantee` before it is resumed and finished.
+    `out_of_budget` is True if its budget allowed no further step, which also finishes a training run. `untaken` is the
+    number of planned steps that it did not take because its results stopped improving, and that the guarantee counts
+    all the same.
     """
 
     finished: bool
@@ -319,7 +320,8 @@ class _Run:
         return at
 
     def result(self, at: Progress, finished: bool, steps: int, seconds: float, out_of_budget: bool = False) -> Trained:
-        truncated, guarantee = self.step.rows.truncated, self.step.guarantee()
+        # A figure of the steps so far would be proven only if their number had been fixed in advance.
+        truncated, guarantee = self.step.rows.truncated, self.step.guarantee() if finished else None
         return Trained(finished, steps, seconds, truncated, at.history, guarantee, out_of_budget)
 
     def end_of_epoch(self, at: Progress, meter: Meter) -> Progress:
