@@ -88,6 +88,42 @@ FAULTS = (
         ("test_the_kernels_of_all_units_do_not_depend_on_who_came",),
     ),
     Fault(
+        "a run that stops early pays only for the steps it took",
+        "untaken = self.step.spend_rest(step) if over else 0",
+        "untaken = 0",
+        ("test_the_steps_that_were_not_taken_are_counted",),
+    ),
+    Fault(
+        "class names are read from private labels",
+        "return frozenset({Caveat.PRIVATE_CLASSES}) if private else frozenset()",
+        "return frozenset()",
+        ("test_names_of_classes_that_are_read_from_private_labels_make_the_figure_an_estimate",),
+    ),
+    Fault(
+        "one unit's shape changes the kernels of all units",
+        "self._test({part.shape for part in parts}, change=False)",
+        "self._test({part.shape for part in parts}, change=True)",
+        ("test_a_shape_that_is_found_later_is_a_caveat_and_changes_nothing",),
+    ),
+    Fault(
+        "one unit that exhausts the memory changes the parts of all units",
+        "        self._halve()\n        self.unsteady = True\n",
+        "        self._halve()\n",
+        ("test_memory_that_private_rows_exhaust_makes_the_guarantee_an_estimate",),
+    ),
+    Fault(
+        "utility is measured on training rows",
+        "        check_private_labels(request, corpus)\n        check_held_out(corpus)\n",
+        "        check_private_labels(request, corpus)\n",
+        ("test_validation_rows_of_those_who_are_trained_on_are_rejected",),
+    ),
+    Fault(
+        "trials are scored on private rows without noise",
+        'check_other_text(request.score_on, request.data.source, "score_on")',
+        "pass",
+        ("test_the_private_rows_cannot_be_named_as_public_text_or_as_validation_rows",),
+    ),
+    Fault(
         "gradients are not clipped",
         "return (bound * (1 - _MARGIN) / norms).clamp_max(1.0)",
         "return torch.ones_like(norms)",
@@ -218,8 +254,8 @@ FAULTS = (
     ),
     Fault(
         "a fixed seed counts as a secret",
-        "    if source.is_secret:\n        return Terms((SECRET_SEED, *assumptions))\n",
-        "    if True:\n        return Terms((SECRET_SEED, *assumptions))\n",
+        "    if source.is_secret:\n        return Terms((SECRET_SEED, *assumptions), caveats)\n",
+        "    if True:\n        return Terms((SECRET_SEED, *assumptions), caveats)\n",
         ("test_a_given_seed_makes_the_figure_an_estimate",),
     ),
     Fault(

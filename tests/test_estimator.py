@@ -34,7 +34,9 @@ def encoder(tiny_encoder: Callable[[str], Path]) -> str:
 
 
 def test_it_fits_predicts_and_says_what_it_cost(encoder: str) -> None:
-    made = TextClassifier(encoder, protect=DPSGD(epsilon=30), part="head", train=QUICK, unit="patient")
+    made = TextClassifier(
+        encoder, protect=DPSGD(epsilon=30), part="head", train=QUICK, unit="patient", classes=["bad", "good"]
+    )
     assert made.fit(TEXTS, LABELS, groups=PATIENTS) is made
     stated = made.guarantee_
     assert stated is not None and stated.certified and stated.unit == "patient" and 29 < stated.epsilon <= 30

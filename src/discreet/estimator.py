@@ -127,6 +127,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_, self.plan_, self.guarantee_ = model.eval(), plan, trained.guarantee
         self.classes_, self._weights = names, weights_digest(model)
         self._metrics = {"finished": True, "guarantee": None, **metrics, "steps": trained.steps}
+        if trained.untaken:
+            self._metrics["counted_steps"] = trained.counted
         self._settings = run_settings(
             RunChoices(TextSource(_SOURCE), settings, plan.settings, self.protect, self.seed), corpus
         )
@@ -203,6 +205,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             label_names=tuple(map(str, names.tolist())),
             units=None if groups is None else tuple(unit_ids(_values(groups), _SOURCE, "groups")),
             unit_name=EACH_ROW if groups is None else self.unit,
+            names_read=self.classes is None,
         )
         return corpus, names
 

@@ -41,7 +41,8 @@ def toy(count: int = 48) -> Corpus:
         f"the {WORDS[7 * i % 40]} {('heart', 'knee')[i % 2]} was {WORDS[(11 * i + 3) % 40]}" for i in range(count)
     )
     splits = ("train",) * (count - 8) + ("validation",) * 8
-    return Corpus("toy", texts, labels=tuple(i % 2 for i in range(count)), splits=splits)
+    labels = tuple(i % 2 for i in range(count))
+    return Corpus("toy", texts, labels=labels, label_names=("0", "1"), splits=splits)
 
 
 def request(encoder: Path, protect: Protection | None, **values: Any) -> RunRequest:

@@ -116,14 +116,15 @@ def test_what_train_says_of_private_rows_is_not_in_the_run_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_encoder: Callable[[str], Path]
 ) -> None:
     for split, count in (("train", 30), ("validation", 6)):
-        rows = "".join(f"我被重复收费了 {i},{i % 2},c{i}\n" for i in range(count))
+        first = 0 if split == "train" else 25  # one of the six texts is no training text
+        rows = "".join(f"我被重复收费了 {i},{i % 2},{split} {i}\n" for i in range(first, first + count))
         (tmp_path / f"{split}.csv").write_text("text,label,who\n" + rows, encoding="utf-8")
     command = ["train", tmp_path, "--unit", "who", "--model", tiny_encoder("bert"), "--out", tmp_path / "run"]
     private = ["--train", "head", "--protect", "dp-sgd", "--epsilon", "8", "--epochs", "1", "--noise-seed", "1"]
     assert main([*map(str, command), *private, "--json"]) == 0
     out, err = capsys.readouterr()
-    for words in ("6 of 30 who units", "6 of 6 validation texts", "of the tokens are unknown"):
-        assert f"Not for release: {words}" in err or ("Not for release: " in err and words in err)
+    for words in ("5 of 6 validation texts", "of the tokens are unknown"):
+        assert "Private detail, do not share this line: " in err and words in err
         assert words not in out
     written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in {".json", ".toml", ".md"}]
     assert written

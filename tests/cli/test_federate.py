@@ -19,6 +19,7 @@ def test_a_file_becomes_a_federated_run(
     out = tmp_path / "fed"
     words = ["federate", str(toy_csv), "--model", str(tiny_encoder("bert")), "--train", "head", "--epochs", "2"]
     words += ["--clients", "3", "--protect", "dp-sgd", "--epsilon", "8", "--in-process", "--out", str(out)]
+    words += ["--classes", "clinic,ward"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "Clients" in shown and "The server saw each update." in shown

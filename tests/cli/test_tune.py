@@ -17,7 +17,7 @@ GRID = ["--try", "learning_rate=0.01,0.1", "--try", "clip_norm=0.1,1"]
 @pytest.fixture
 def command(toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> list[str]:
     words = ["tune", toy_csv, "--model", tiny_encoder("bert"), "--train", "head", "--device", "cpu", "--batch-size", 20]
-    return [str(word) for word in [*words, "--epochs", 2]]
+    return [str(word) for word in [*words, "--epochs", 2, "--classes", "clinic,ward"]]
 
 
 def told(capfd: pytest.CaptureFixture[str], *words: object, status: int = 0) -> tuple[str, str]:

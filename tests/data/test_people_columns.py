@@ -10,7 +10,7 @@ from discreet.data.sources import Columns, load
 
 PEOPLE = (
     "patient_id", "PatientID", "Patient Name", "subject", "user", "user_id", "userId", "author", "mrn", "MRN", "name",
-    "full_name", "surname", "email", "e-mail", "phone_number", "ssn", "customer-no", "hadm_id",
+    "full_name", "surname", "Patienten-Nr.", "email", "e-mail", "phone_number", "ssn", "customer-no", "hadm_id",
 )  # fmt: skip
 OTHERS = ("drug_name", "file_name", "department", "date", "score", "id", "row_id", "note", "usage", "text2", "nameless")
 
@@ -32,11 +32,16 @@ def test_values() -> None:
     assert kind_of("key", ["100045", "100045", "100046", "100047"])
     assert kind_of("key", ["100045", "100044", "100046", "100047"]) is None  # the number of a row does not repeat
     assert kind_of("year", ["20210", "20210", "20211"]) is None
+    codes = [f"P{row // 2:03}" for row in range(60)]
+    assert kind_of("Fall", codes) == "holds codes that repeat, as those of persons do"
+    assert kind_of("Fall", codes[::2]) is None  # the code of a row does not repeat
+    assert kind_of("ward", [f"w{row % 6}" for row in range(60)]) is None  # few codes
+    assert kind_of("seen", [f"2023-01-{1 + row % 28:02}" for row in range(60)]) is None
     assert kind_of("pages", [1, 2, 2, 3]) is None and kind_of("empty", [None, ""]) is None
 
 
-def written(path: Path, column: str = "patient_id") -> Path:
-    rows = "".join(f"text number {row},{'ab'[row % 2]},p{row // 4}\n" for row in range(200))
+def written(path: Path, column: str = "patient_id", rows_each: int = 4) -> Path:
+    rows = "".join(f"text number {row},{'ab'[row % 2]},p{row // rows_each}\n" for row in range(200))
     path.write_text(f"text,label,{column}\n{rows}")
     return path
 
@@ -50,7 +55,7 @@ def test_one_warning_until_a_unit_is_named(tmp_path: Path) -> None:
     (warning,) = warnings(load(path))
     assert isinstance(warning, Message)
     assert ("unit", "patient_id") in warning.settings and ("unit", "row") in warning.settings
-    assert "p1" not in warning
+    assert "p1" not in warning and "its values repeat" in warning
     assert not warnings(load(path, Columns(unit="patient_id")))
     assert not warnings(load(path, Columns(unit="row")))  # the owner has decided
-    assert not warnings(load(written(tmp_path / "other.csv", "ward")))
+    assert not warnings(load(written(tmp_path / "other.csv", "ward", 20)))

@@ -21,6 +21,7 @@ from discreet.accounting.interpret import epsilon
 from discreet.accounting.ledger import Budget, Ledger
 from discreet.core.errors import LedgerError, SettingError
 from discreet.core.randomness import Rng
+from discreet.data.sources import TextSource
 from discreet.federated.accountant import LedgerAccountant
 from discreet.federated.aggregation import Update, norm_of
 from discreet.federated.central import CentralDP, clipped
@@ -169,3 +170,12 @@ def test_other_sampling_costs_more_than_poisson(method: SamplingMethod, relation
 def test_a_population_that_changes_is_rejected() -> None:
     with pytest.raises(SettingError, match="population_size"):
         LedgerAccountant(POISSON).compose(GaussianPrivacyEvent(1.0, 10, 200))
+
+
+def test_class_names_read_from_the_labels_of_clients_make_the_figure_an_estimate(
+    tiny: Callable[..., Federation], toy_csv: Path, tmp_path: Path
+) -> None:
+    central = CentralDP(epsilon=3.0, delta=1e-3)
+    result = run_in_process(tiny(aggregation=central, data=TextSource(str(toy_csv)), epochs=1), tmp_path)
+    assert result["client_guarantee"]["caveats"] == ["private-classes"]
+    assert not Ledger.read(tmp_path / "server" / LEDGER).guarantee().certified

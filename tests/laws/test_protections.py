@@ -260,7 +260,8 @@ def toy(units: str, count: int = 64) -> Corpus:
     if units == "people":
         people = {"units": tuple(f"p{max(i % (count // 3), i % 5)}" for i in range(count)), "unit_name": "person"}
     splits = ("train",) * (count - held) + ("validation",) * held
-    return Corpus("toy", texts, labels=tuple(i % 2 for i in range(count)), splits=splits, **people)
+    labels = tuple(i % 2 for i in range(count))
+    return Corpus("toy", texts, labels=labels, label_names=("0", "1"), splits=splits, **people)
 
 
 ROWS, PEOPLE = toy("rows"), toy("people")

@@ -52,7 +52,7 @@ def run_of(
             protect = None if settings is None else protection(name, settings)
             noise_seed, data_settings = more.get("noise_seed"), {k: v for k, v in more.items() if k != "noise_seed"}
             request = RunRequest(
-                TextSource(str(data), unit="patient_id", **data_settings),
+                TextSource(str(data), unit="patient_id", **{"label_names": ("clinic", "ward"), **data_settings}),
                 model_settings({"encoder": str(tiny_encoder("bert")), "train": "head"}, protect, 30),
                 TrainSettings(epochs=1, batch_size=8),
                 protect,

@@ -14,7 +14,17 @@ from discreet.cli.main import main
 
 @pytest.fixture
 def command(toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> list[str]:
-    return ["train", str(toy_csv), "--model", str(tiny_encoder("bert")), "--device", "cpu", "--no-cache"]
+    return [
+        "train",
+        str(toy_csv),
+        "--model",
+        str(tiny_encoder("bert")),
+        "--device",
+        "cpu",
+        "--no-cache",
+        "--classes",
+        "clinic,ward",
+    ]
 
 
 def told(capfd: pytest.CaptureFixture[str], *words: object, status: int = 0) -> tuple[str, str]:

@@ -32,7 +32,7 @@ def command(toy_csv: Path, tiny_encoder: Callable[[str], Path]) -> list[str]:
         "--protect",
         "dp-sgd",
     ]
-    return [*map(str, words), "--protect", "dp-sgd"]
+    return [*map(str, words), "--classes", "clinic,ward", "--protect", "dp-sgd"]
 
 
 def told(capfd: pytest.CaptureFixture[str], *words: object, status: int = 0) -> tuple[str, str]:

@@ -299,7 +299,7 @@ def test_a_home_that_cannot_be_made_is_said_with_the_remedy(tmp_path: Path) -> N
 
 def go(rows: Path, encoder: Path, out: Path, *more: str) -> int:
     model = ["--model", str(encoder), "--train", "head", "--epochs", "2", "--batch-size", "20"]
-    protect = ["--protect", "dp-sgd", "--noise-multiplier", "2", "--delta", "1e-4"]
+    protect = ["--classes", "clinic,ward", "--protect", "dp-sgd", "--noise-multiplier", "2", "--delta", "1e-4"]
     return main(["train", str(rows), "--out", str(out), *model, *protect, *more])
 
 

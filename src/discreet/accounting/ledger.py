@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +62,10 @@ class Spends(Protocol):
 
     def spend(self, event: Any, id: str, *, secure: bool = False, terms: Terms | None = None) -> object:  # noqa: A002
         """Count one use of a mechanism; raise if it is not allowed."""
+        ...
+
+    def spend_all(self, spends: Sequence[tuple[Any, str]], *, terms: Terms | None = None) -> int:
+        """Count spends whose noise is never used, in order, and return how many of them are allowed."""
         ...
 
     def state(self, terms: Terms) -> None:
@@ -184,6 +188,52 @@ class Ledger:
                 self._write(tally.declaration(text))
             self._write(tally.spend(id, secure))
             return self._receipt(id, tally.texts[text], spent_again=earlier is not None)
+
+    def spend_all(self, spends: Iterable[tuple[Any, str]], *, terms: Terms | None = None) -> int:
+        """Count spends whose noise is never used: in order, as many as the budget allows; return how many.
+
+        A training run that stops early counts the steps that it does not take. They are written together and synced
+        once, which takes milliseconds where thousands of single spends take many seconds. Ids that were spent before
+        are counted once, as by `spend`.
+
+        Guarantee: none on its own; `guarantee` returns that of all spends together.
+        """
+        self._check_usable()
+        listed = [(event_to_json(event), event, name) for event, name in spends]
+        with self._thread:
+            self._check_usable()
+            tally, new = self._tally, dict[str, tuple[str, Any]]()
+            for text, event, name in listed:
+                known = tally.ids.get(name)
+                if (known is not None and known != tally.texts.get(text)) or new.get(name, (text,))[0] != text:
+                    raise LedgerError(
+                        f"Expected id={name!r} with the event it was spent with, got {event}. An id identifies one "
+                        "sample of randomness. Use another id."
+                    )
+                if known is None:
+                    new.setdefault(name, (text, event))
+            count = self._allowance.allowed([text for text, _ in new.values()])
+            allowed = [(event, name) for name, (_, event) in new.items()][:count]
+            if allowed and self.also is not None:
+                allowed = allowed[: self.also.spend_all(allowed, terms=terms)]
+            self._settled = not allowed  # until file and tally agree again, as in `_write`
+            lines = []
+            for _, name in allowed:
+                text = new[name][0]
+                if terms != tally.terms:
+                    lines.append(self._taken(tally.conditions(terms)))
+                if text not in tally.texts or tally.texts[text] != tally.in_force:
+                    lines.append(self._taken(tally.declaration(text)))
+                lines.append(self._taken(tally.spend(name, secure=False)))
+            if lines:
+                self._store.append(b"".join(lines))
+                self._settled = True
+            left_out = set(new) - {name for _, name in allowed}
+            return next((place for place, (_, _, name) in enumerate(listed) if name in left_out), len(listed))
+
+    def _taken(self, line: bytes) -> bytes:
+        self._tally.take(line[:-1])
+        return line
 
     def state(self, terms: Terms) -> None:
         """Record terms that apply to earlier spends, as when a step is repeated with other randomness.
@@ -444,6 +494,18 @@ class Allowance:
 
             count = max(count, most(total, limit, MOST_STEPS))
         return count
+
+    def allowed(self, texts: Sequence[str]) -> int:
+        """Return how many of these further spends the budget allows, in their order."""
+        now, budget = self.counts(), self._tally.budget
+
+        def cost(count: int) -> float:
+            assert budget is not None
+            return self.cost(now + Counts(texts[:count]), budget.delta).epsilon
+
+        if budget is None or not texts or cost(len(texts)) <= budget.epsilon:
+            return len(texts)
+        return most(cost, budget.epsilon, len(texts) - 1)
 
     def check(self, text: str, name: str) -> None:
         """Raise BudgetError if the budget does not allow one more spend of an event."""

@@ -30,6 +30,10 @@ with one of them. Without a current event nothing can have been spent. The line 
 spend of it, so the cost of a torn spend is always known. A torn line stays in the file. Opening the file for writing
 ends the line with a tab, which no other line contains, and a mark that continues the chain of checks; a torn mark is
 ended by another. A line with a newline but without a valid check is damage, not a crash, and the file is rejected.
+
+Spends whose noise is never used, those of the steps that a run does not take, are written together and synced once. A
+file that is cut off in them is read as above: what is lost was never used. If their blocks reach the disk in another
+order, a line in the middle is damaged, and the file is rejected.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ class Store(Protocol):
     """A store to which lines are appended."""
 
     def append(self, line: bytes) -> None:
-        """Store a line before returning; raise OutputError if nothing of it was stored."""
+        """Store a line, or several, before returning; raise OutputError if nothing of it was stored."""
 
     def close(self) -> None:
         """Close the store."""

@@ -11,6 +11,7 @@ import typer
 from discreet.cli.options import Json
 from discreet.cli.output import as_json, line, paragraph, working
 from discreet.core.errors import invalid
+from discreet.core.files import UNFINISHED
 from discreet.core.guarantee import LARGEST_DELTA, in_digits
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def ledger(
         if delta is not None or statement.budget is not None:
             guarantee = statement.guarantee(delta)
         restated = _restated(statement, delta)
-        budget, remaining = statement.budget, _remaining(statement)
+        budget, remaining, unfinished = statement.budget, _remaining(statement), _unfinished(path)
         spent = 0.0 if budget is None else statement.guarantee().epsilon
     if json:
         as_json(values)
@@ -66,7 +67,13 @@ def ledger(
     if guarantee is None:
         paragraph("Pass --delta to see the guarantee: the ledger has no budget that sets it.")
         return
-    paragraph(guarantee.sentence())
+    if unfinished:
+        paragraph(
+            "The run of this ledger is unfinished, and the figure below is that of its steps so far, not of a release. "
+            "It would be proven only if the number of steps had been fixed in advance; a run that is finished counts "
+            "all planned steps, also if it stops early."
+        )
+    paragraph(("So far. " if unfinished else "") + guarantee.sentence())
     if restated is not None:
         paragraph(
             f"At delta {in_digits(restated.delta)}, the largest default delta of new runs: epsilon "
@@ -108,12 +115,13 @@ def _all_releases(json: bool) -> None:
         )
         return
     what = "Training runs and sanitized files" if any(one.command == "sanitize" for one in records) else "Training runs"
-    paragraph(f"{what} recorded in {people.home}, not for release:" if records else "No release was recorded.")
+    private = f"{what} recorded in {people.home} (private detail, do not share this list):"
+    paragraph(private if records else "No release was recorded.")
     for record, own in pairs:
         study = record.kind == STUDY
         times = "spend" if record.spends == 1 else "spends"
         spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} {times}{_figure(own)}"
-        state = "" if record.finished or study else ", unfinished"
+        state = "" if record.finished or study else ", unfinished (its steps so far)"
         remark = (
             "" if record.kind in COUNTED else f" ({record.kind}, not in the total: for experiments, not for release)"
         )
@@ -163,6 +171,7 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
         "spent_again": statement.respent,
         "torn": statement.torn,
         "unfinished": statement.unfinished,
+        "unfinished_run": _unfinished(path),
         "guarantee": statement.guarantee(delta).as_dict() if has_delta else None,
         **({} if restated is None else {"guarantee_at_default_delta": restated.as_dict()}),
         "budget": None if statement.budget is None else vars(statement.budget),
@@ -170,6 +179,11 @@ def _values(path: Path, statement: Statement, delta: float | None) -> dict[str, 
             {"event": text.loads(event_to_json(event)), "spends": more} for event, more in _remaining(statement)
         ],
     }
+
+
+def _unfinished(path: Path) -> bool:
+    """Return whether a ledger is that of an unfinished run, or of a client of one."""
+    return any(name.endswith(UNFINISHED) for name in path.resolve().parent.parts)
 
 
 def _restated(statement: Statement, delta: float | None) -> Guarantee | None:

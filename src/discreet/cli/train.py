@@ -262,7 +262,7 @@ def read_text(
 
     The user is told about doubtful columns, and about defaults that train less than the whole model.
     """
-    from discreet.data.corpus import NOT_FOR_RELEASE, doubts
+    from discreet.data.corpus import PRIVATE_DETAIL, doubts
     from discreet.experiment import load_corpus
     from discreet.training.plan import model_settings
 
@@ -273,7 +273,7 @@ def read_text(
     with working("reading the text"):
         corpus = load_corpus(text_source, population)
     for doubt in doubts(corpus, source.label, source.unit):
-        note(f"{NOT_FOR_RELEASE}: " + doubt)
+        note(f"{PRIVATE_DETAIL}: " + doubt)
     units = population or (corpus.split("train").unit_count if "train" in corpus.split_names else 1)
     task = corpus.task if options.task is None else options.task
     chosen = model_settings(model, protection, units, task, pairs=corpus.is_pairs)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+UNFINISHED = ".unfinished"  # at the end of the name of the folder of an unfinished run
+
+
 def cache_folder() -> Path:
     """Return where encoded text and installed models are kept: $DISCREET_CACHE, or the user's cache folder."""
     if "DISCREET_CACHE" in os.environ:

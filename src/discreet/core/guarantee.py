@@ -118,7 +118,7 @@ _CAVEATS = {
     Caveat.PRIVATE_CLIENT: "the client's encoder or projection depends on private text",
     Caveat.UNSTEADY_KERNELS: (
         "on this device and in this precision, the rounding of a unit's gradient depends on the other units of the "
-        "batch; training in float32 or on another device may not have this"
+        "batch; training in float32, on another device or with more free memory may not have this"
     ),
     Caveat.UNCHECKED_LOSSES: (
         "it was not checked that the gradient of a unit depends on that unit alone; PrivateTraining.check does so on "
@@ -134,7 +134,8 @@ _CAVEATS = {
         "they learned from private rows has no noise"
     ),
     Caveat.PRIVATE_CLASSES: (
-        "the names of the classes were read from private labels, and that a name exists may depend on one unit"
+        "the names of the classes were read from private labels, and that a name exists may depend on one unit; names "
+        "that are set beforehand (classes) do not"
     ),
 }
 

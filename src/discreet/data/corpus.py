@@ -33,7 +33,8 @@ class Corpus:
     """Texts, or pairs of texts, with labels (classification), scores (regression) or neither.
 
     Every row is in one split. `units` holds the privacy unit of each row (`unit_name` is its name, such as "patient");
-    without it each row is a unit. `remarks` describe how the rows were selected.
+    without it each row is a unit. `remarks` describe how the rows were selected. `names_read` says that the names of
+    the classes were read from the labels, and were not known before: they may then depend on a single unit.
 
     Guarantee: none, this is the private data itself; its repr and its errors never show a text.
 
@@ -54,6 +55,7 @@ class Corpus:
     unit_name: str = "row"
     splits: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    names_read: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         """Reject invalid rows; errors name their numbers and never their texts."""
@@ -84,6 +86,7 @@ class Corpus:
         if not self.label_names:
             count = max(labels, default=-1) + 1 if len(set(labels)) > 1 else len(set(labels))
             object.__setattr__(self, "label_names", tuple(str(i) for i in range(count)))
+            object.__setattr__(self, "names_read", True)
         for row, label in enumerate(labels, start=1):
             if not 0 <= label < len(self.label_names) and len(self.label_names) > 1:
                 raise DataError(
@@ -305,7 +308,7 @@ class BadRows:
         ]
 
 
-NOT_FOR_RELEASE = "Not for release"
+PRIVATE_DETAIL = "Private detail, do not share this line"  # before a warning that depends on private rows
 _MANY_CLASSES = 20
 _PER_CLASS = 2  # rows a class has on average, at or below which the labels look like identifiers
 

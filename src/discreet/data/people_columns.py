@@ -15,7 +15,7 @@ from discreet.core.errors import DataError, Message, setting
 from discreet.data.tables import Table
 
 _PERSON = (
-    r"patient|subject|person|user|author|writer|speaker|customer|client|member|employee|worker|student|participant|"
+    r"patient(?:en|in|innen|e|i)?|subject|person|user|author|writer|speaker|customer|client|member|employee|worker|student|participant|"
     r"respondent|resident|citizen|applicant|account|reviewer|annotator|donor|tenant|physician|doctor|nurse"
 )
 _KEY = r"id|ids|no|nr|num|number|key|code|name|uid|uuid|guid|hash|ref"
@@ -35,6 +35,9 @@ _VALUES = (
 _NUMBERS = re.compile(
     r"[A-Za-z]{0,3}-?\d{5,12}|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 )
+# A code has letters and digits, such as P0123. Few different codes are those of wards or kinds of rows.
+_CODES = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[\w.:/#-]{2,40}")
+_MANY_CODES = 20
 _READ = 2_000  # values of a column
 _LARGE = 1_000_000  # rows of a table, above which only the names of its columns are read
 _FEW = 3  # distinct numbers, below which a column is a code or a year
@@ -53,13 +56,15 @@ def column_of_people(table: Table, used: Collection[str | None], *, read: bool =
     for name in table.names:
         if name in used or table.names.count(name) > 1:
             continue
-        what = kind_of(name, _values(table, name) if read and table.rows <= _LARGE else ())
+        values = _values(table, name) if read and table.rows <= _LARGE else []
+        what = kind_of(name, values)
         if what is not None:
+            what += "" if "repeat" in what or not _repeats(values) else " and its values repeat"
             shown = repr(name if len(name) <= _SHOWN else name[: _SHOWN - 1] + "…")
             return [
                 Message(
-                    f"Warning: the column {shown} {what}, and no unit was named: each row is protected by itself, and "
-                    "a person with several rows is protected less. Name the column "
+                    f"Warning: the column {shown} {what}, and no unit was named: a guarantee would be for each row, "
+                    "and a person with several rows is protected less. Name the column "
                     f"({setting('unit', name)}), or confirm that each row is one person ({setting('unit', 'row')})."
                 )
             ]
@@ -83,15 +88,23 @@ def kind_of(name: str, values: Sequence[Any]) -> str | None:
         if 2 * sum(pattern.fullmatch(text) is not None for text in texts) > len(texts):
             return f"looks like {what}"
     distinct = len(set(texts))
-    repeats = _FEW <= distinct < len(texts)
-    if repeats and all(_NUMBERS.fullmatch(text) for text in texts):
+    if not _repeats(values):
+        return None
+    if distinct >= _FEW and all(_NUMBERS.fullmatch(text) for text in texts):
         return "holds numbers that repeat, as those of persons do"
+    if distinct >= _MANY_CODES and all(_CODES.fullmatch(text) for text in texts):
+        return "holds codes that repeat, as those of persons do"
     return None
+
+
+def _repeats(values: Sequence[Any]) -> bool:
+    texts = [str(value).strip() for value in values if value is not None and str(value).strip()]
+    return len(set(texts)) < len(texts)
 
 
 def _in_words(name: str) -> str:
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
-    return re.sub(r"[\s.\-/]+", "_", spaced).lower()
+    return re.sub(r"[\s.\-/]+", "_", spaced).lower().strip("_")
 
 
 def _values(table: Table, name: str) -> list[Any]:

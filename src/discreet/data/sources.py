@@ -157,11 +157,12 @@ def load(
         corpus = corpus.unlabelled() if task == "unlabelled" else corpus
     else:
         corpus = _split_files(corpus, validation, near, label_names is None, strict)
-    corpus = _part_of(corpus, rows, share, seed, near)
+    every_class = label_names is None
+    corpus = _part_of(corpus, rows, share, seed, near, every_class)
     if max_per_unit is None:
         return corpus
     capped = keep_per_unit(corpus, max_per_unit, seed=seed)
-    if capped.labels is not None:
+    if every_class and capped.labels is not None:
         _check_train_classes(capped)
         _check_classes_left(corpus, capped)
     return capped
@@ -249,7 +250,9 @@ def _fraction(validation: float | str | Path | None) -> float | str | Path | Non
         return validation
 
 
-def _part_of(corpus: Corpus, rows: int | None, share: float | None, seed: int, adjacency: Adjacency) -> Corpus:
+def _part_of(
+    corpus: Corpus, rows: int | None, share: float | None, seed: int, adjacency: Adjacency, every_class: bool
+) -> Corpus:
     """Return the corpus with a share of its training units, a number of its training rows, or all of them."""
     if rows is None and share is None:
         return corpus
@@ -258,7 +261,7 @@ def _part_of(corpus: Corpus, rows: int | None, share: float | None, seed: int, a
     else:
         assert rows is not None
         fewer = keep_rows(corpus, rows, seed=seed, adjacency=adjacency)
-    if fewer.labels is not None and fewer is not corpus:
+    if every_class and fewer.labels is not None and fewer is not corpus:
         _check_train_classes(fewer)
         _check_classes_left(corpus, fewer)
     return fewer
@@ -370,7 +373,7 @@ def _from_tables(
             units += attempt(read_units, table, columns.unit)
         splits += [split] * table.rows
     if label_names is None and task != "regression" and columns.label is not None:
-        label_names = tables["train"].classes.get(columns.label)
+        label_names = tables["train"].classes.get(columns.label)  # the list of a data set's own description
     result = Outcome()
     if columns.label is not None and all(values for _, values in answers):
         try:
@@ -395,6 +398,7 @@ def _from_tables(
         unit_name=EACH_ROW if columns.unit is None else unit_word(columns.unit),
         splits=tuple(splits),
         remarks=tuple(remarks),
+        names_read=result.labels is not None and label_names is None,
     )
 
 

@@ -133,7 +133,7 @@ def updates_of_run(run: Run, protect: Any) -> Updates | None:
     units = int(metrics.get("units") or metrics.get("population") or 0)
     if not isinstance(stored, dict) or not metrics.get("steps") or not units:
         return None
-    steps = int(metrics["steps"])
+    steps = int(metrics.get("counted_steps") or metrics["steps"])  # a run that stopped early costs as much as its plan
     sampler: Poisson | FixedSize | None = None
     if "name" in stored:
         return None  # the updates of other samplers are not independent

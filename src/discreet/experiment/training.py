@@ -17,10 +17,10 @@ from discreet.audit.canaries import write as write_audit
 from discreet.audit.one_run import check_enough
 from discreet.core.errors import DataError, Message, UnsupportedError, invalid, one_of, setting
 from discreet.core.files import cannot_write
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.data.canaries import Planting, canaries_path, planted, read_canaries, write_canaries
-from discreet.data.corpus import NOT_FOR_RELEASE
+from discreet.data.corpus import PRIVATE_DETAIL
 from discreet.data.overlap import overlapping
 from discreet.data.sources import TextSource, files_of
 from discreet.models.base import LM, TextModel
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from discreet.data.corpus import Corpus
 
 _MANY_STEPS = 1_000_000
+_LONGEST_NAMES = 1_000  # characters of all class names together, up to which they are printed as a setting
 _MANY_TEXTS = 500  # public texts whose encoding takes noticeable time
 
 
@@ -108,6 +109,7 @@ def run_training(
         say(remark)
     if request.protect is not None:
         check_private_labels(request, corpus)
+        check_held_out(corpus)
     workspace = workspace_of(out, resume=options.resume)
     check_kind(workspace, search=False)
     if request.canaries is not None:
@@ -146,6 +148,12 @@ def run_training(
                 say(f"{trained.truncated} of {rows} texts were truncated to {model.max_length} tokens.")
             if not trained.finished:
                 return {"out": str(out), "finished": False, "steps": trained.steps}
+            if trained.untaken:
+                say(
+                    f"Training stopped after step {trained.steps:,} of {trained.counted:,}, because the held-out "
+                    "score no longer improved. The guarantee counts all planned steps: the noisy model decided when "
+                    "to stop."
+                )
             if trained.out_of_budget:
                 say(f"The budget allows no further step: training stopped after step {trained.steps}.")
             result: dict[str, Any] = {
@@ -156,6 +164,7 @@ def run_training(
                 "seconds": time.monotonic() - start,
                 "train_seconds": trained.seconds,
                 "steps": trained.steps,
+                **({"counted_steps": trained.counted} if trained.untaken else {}),
                 "trained": request.model.train,
                 **({} if private else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),
                 "device": str(device),
@@ -234,7 +243,7 @@ def model_for(request: RunRequest, corpus: Corpus, device: torch.device, options
         options.say(remark)
     unknown = unknown_words(unknown_share(model.tokenizer, corpus.texts), request.model.encoder)
     if unknown is not None:
-        options.say(f"{NOT_FOR_RELEASE}: " + unknown)
+        options.say(f"{PRIVATE_DETAIL}: " + unknown)
     return model
 
 
@@ -252,7 +261,7 @@ def make_plan(
             shared = len(overlapping(public, corpus.split("train")))
             if shared:
                 say(
-                    f"{NOT_FOR_RELEASE}: {shared:,} of the public texts occur in the training rows too. Noise does not "
+                    f"{PRIVATE_DETAIL}: {shared:,} of the public texts occur in the training rows too. Noise does not "
                     "protect what is public: use other text, unless these really are."
                 )
         elif request.model.frozen and len(public) > _MANY_TEXTS:
@@ -270,6 +279,7 @@ def make_plan(
         max_per_unit=request.data.max_per_unit,
     )
     warn_of_size(request, plan, corpus, say)
+    warn_of_classes(plan, corpus, say)
     if plan.notice is not None:
         say(plan.notice)
     if delta is not None and delta != delta_for(plan.units):
@@ -289,13 +299,19 @@ def make_plan(
 
 def _check_public(request: RunRequest) -> None:
     """Reject the private text itself as the public text that a model is trained on without noise."""
-    protect, source = request.protect, request.data.source
-    if protect is None or protect.public is None or not protect.starts_from_public:
+    protect = request.protect
+    if protect is not None and protect.starts_from_public:
+        check_other_text(protect.public, request.data.source, "public")
+
+
+def check_other_text(public: str | None, source: str, name: str) -> None:
+    """Reject the private text itself as the public text of a setting, which reads it without noise."""
+    if public is None:
         return
-    same = any(one.samefile(other) for one in files_of(protect.public) for other in files_of(source))
-    if protect.public == source or same:
-        remedy = "The model would be trained on the private text without noise; name other text, or leave it out."
-        raise invalid("public", protect.public, "other text than the private one", remedy)
+    same = any(one.samefile(other) for one in files_of(public) for other in files_of(source))
+    if public == source or same:
+        remedy = "The private text would be used without noise; name other text, or leave it out."
+        raise invalid(name, public, "other text than the private one", remedy)
 
 
 @contextmanager
@@ -411,7 +427,7 @@ def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: C
         if units > request.population or 2 * units < request.population:
             times = units / request.population
             warning = (
-                f"Not for release: the training rows hold {units:,} {corpus.unit_name}s, and the population is "
+                f"{PRIVATE_DETAIL}: the training rows hold {units:,} {corpus.unit_name}s, and the population is "
                 f"{request.population:,}. The guarantee holds; batches are {times:.2g} times as large as requested."
             )
             by_default = request.protect is not None and request.protect.delta is None
@@ -430,14 +446,27 @@ def warn_of_size(request: RunRequest, plan: TrainingPlan, corpus: Corpus, say: C
         )
 
 
+def warn_of_classes(plan: TrainingPlan, corpus: Corpus, say: Callable[[str], None]) -> None:
+    """Tell the owner how to name the classes, if they were read from private labels."""
+    if Caveat.PRIVATE_CLASSES not in plan.caveats:
+        return
+    names = ",".join(corpus.label_names)
+    example = setting("classes", names) if len(names) <= _LONGEST_NAMES else setting("classes")
+    say(
+        Message(
+            f"{PRIVATE_DETAIL}: the names of the classes were read from the labels, and that a name exists may depend "
+            f"on one {corpus.unit_name}, so the guarantee will be an estimate. If these names were known without the "
+            f"data, set them: {example}."
+        )
+    )
+
+
 def check_private_labels(request: RunRequest, corpus: Corpus) -> None:
-    """Reject class names that are read from the data of a protected run and depend on a single unit.
+    """Reject class names that are read from the data of a protected run and belong to a single unit.
 
-    The class names come from the labels and are written into the run folder. If every class has two training units, or
-    held-out rows, which are not protected, then replacing one unit gives the same names, or is rejected here. A single
-    decimal point decides whether labels are classes or scores, so scores must be requested.
+    A single decimal point decides whether labels are classes or scores, so scores must be requested.
 
-    Guarantee: two neighbouring corpora that are both accepted have the same names.
+    Guarantee: none; see `check_shared_classes`.
     """
     if request.data.built_in:
         return
@@ -450,10 +479,38 @@ def check_private_labels(request: RunRequest, corpus: Corpus) -> None:
         check_shared_classes(corpus)
 
 
+def check_held_out(corpus: Corpus) -> None:
+    """Reject validation rows of units that are trained on.
+
+    Utility figures and early stopping read validation rows without noise, and both are written into the run folder.
+    Texts that different rows share by chance are allowed, if each row is a unit.
+
+    Guarantee: no validation row belongs to a named unit of the train split.
+    """
+    if not {"train", "validation"} <= set(corpus.split_names):
+        return
+    train, held_out = corpus.split("train"), corpus.split("validation")
+    if corpus.units is not None:
+        shared = len(set(train.unit_names) & set(held_out.unit_names))
+        got = f"{shared:,} of them"
+    else:
+        texts, others = (set(zip(one.texts, one.second or one.texts, strict=True)) for one in (train, held_out))
+        shared, got = int(others <= texts), "nothing but training rows"
+    if shared:
+        raise DataError(
+            f"Expected validation rows of other {corpus.unit_name}s than the training rows, got {got}. Utility is "
+            "measured on validation rows without noise, and would reveal protected ones. Divide the rows by units, or "
+            f"leave {setting('validation')} out: a part of the units is then held out."
+        )
+
+
 def check_shared_classes(corpus: Corpus) -> None:
     """Reject a corpus whose class names come from its labels, if one of them belongs to a single unit.
 
-    Guarantee: two neighbouring corpora that are both accepted have the same names.
+    The names are written into the run folder, where such a name would reveal that unit to everybody.
+
+    Guarantee: none: that a run was accepted still tells whoever knows all other units that the last one of a class has
+        it. A plan therefore makes every figure an estimate if class names were read from the labels.
     """
     if corpus.labels is None:
         return
@@ -501,7 +558,7 @@ def describe_guarantee(plan: TrainingPlan, trained: Trained, ledger: Ledger | No
     }
     if isinstance(plan.protect, DirDPSGD):
         result["metric_epsilon_per_use"] = plan.protect.kappa
-        result["pure_epsilon"] = plan.protect.pure_epsilon(trained.steps)
+        result["pure_epsilon"] = plan.protect.pure_epsilon(trained.counted)
         result["dimension"] = plan.protect.dimension
     return result
 

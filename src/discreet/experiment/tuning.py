@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from discreet.accounting.events import event_to_json
 from discreet.core.errors import DataError, Message, invalid, setting
 from discreet.core.guarantee import in_digits
-from discreet.data.overlap import without_overlap
+from discreet.data.corpus import PRIVATE_DETAIL
+from discreet.data.overlap import overlapping, without_overlap
 from discreet.experiment.training import (
     RunOptions,
     RunRequest,
+    check_held_out,
+    check_other_text,
     check_private_labels,
     describe_guarantee,
     evaluate_utility,
@@ -22,6 +25,7 @@ from discreet.experiment.training import (
     model_for,
     run_settings,
     shared_accounting,
+    warn_of_classes,
     warn_of_size,
 )
 from discreet.protections.dp_sgd import DPSGD
@@ -69,6 +73,8 @@ def run_tuning(
     for remark in corpus.remarks:
         say(remark)
     check_private_labels(request, corpus)
+    check_held_out(corpus)
+    check_other_text(request.score_on, request.data.source, "score_on")
     workspace = workspace_of(out, resume=options.resume)
     check_kind(workspace, search=True)
     model = model_for(request, corpus, device, options)
@@ -81,7 +87,7 @@ def run_tuning(
             protect=request.protect,
             trials=request.trials,
             train=request.train,
-            public=_scored_on(request, corpus),
+            public=_scored_on(request, corpus, say),
             population=request.population,
             seed=request.seed,
             noise_seed=request.noise_seed,
@@ -89,6 +95,7 @@ def run_tuning(
         )
         plan = search.whole
         warn_of_size(request, plan, corpus, say)
+        warn_of_classes(plan, corpus, say)
         say(sentence(search))
         secret = plan.secret(workspace)
         planned = {event_to_json(search.event): 1}
@@ -142,7 +149,7 @@ def _winner(search: SearchPlan, tuned: Tuned) -> dict[str, Any]:
     return {"chosen": dict(search.candidates[tuned.winner]), "chosen_score": tuned.score}
 
 
-def _scored_on(request: TuneRequest, corpus: Corpus) -> Corpus | None:
+def _scored_on(request: TuneRequest, corpus: Corpus, say: Callable[[str], None]) -> Corpus | None:
     """Return the public text that trials are scored on, without texts of held-out rows, or None."""
     if request.score_on is None:
         return None
@@ -154,5 +161,11 @@ def _scored_on(request: TuneRequest, corpus: Corpus) -> Corpus | None:
             f"with the label column {request.data.label!r}, or leave {setting('score_on')} out."
         )
     # What is chosen is released, so it must not depend on which public texts are in the train split.
+    shared = len(overlapping(public, corpus.split("train")))
+    if shared:
+        say(
+            f"{PRIVATE_DETAIL}: {shared:,} of the public texts that trials are scored on occur in the training rows "
+            "too. No noise protects these scores: use other text, unless these really are public."
+        )
     held_out = [row for row, name in enumerate(corpus.splits) if name != "train"]
     return without_overlap(public, corpus.take(held_out)) if held_out else public

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from discreet.accounting.ledger import Budget, Ledger
+from discreet.accounting.ledger import Budget, Ledger, Terms
 from discreet.core.errors import BudgetError, DataError, DiscreetError, invalid, setting
 from discreet.core.files import save_tensors, write_atomic
-from discreet.core.guarantee import Adjacency
+from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng, digest
 from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload, Round, RoundError, Total, numbers_of
 from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task
@@ -355,6 +355,9 @@ class Server:
         }
         if ledger is not None:
             stated = ledger.guarantee(aggregation.delta, assumptions=aggregation.assumptions)
+            if self.settings.names_read:
+                ledger.state(Terms(aggregation.assumptions, frozenset({Caveat.PRIVATE_CLASSES})))
+                stated = stated.with_caveats({Caveat.PRIVATE_CLASSES})
             result["client_guarantee"] = stated.as_dict()
         save_tensors({name: torch.from_numpy(value) for name, value in weights.items()}, self.folder / FINAL)
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")

@@ -97,6 +97,11 @@ class Federation:
         """Task and class names, which every client's data must have."""
         return Target(self.task, self.label_names)
 
+    @property
+    def names_read(self) -> bool:
+        """Whether the names of the classes are read from the labels of the clients, and may depend on one of them."""
+        return self.task == "classification" and self.data.label_names is None and not self.data.built_in
+
     def build(self) -> TextModel:
         """Return the model with its initial weights, the same on every side."""
         rng = Rng(self.seed).fork("model")

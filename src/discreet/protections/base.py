@@ -162,6 +162,11 @@ class Protection(ABC):
         return "each"
 
     @property
+    def protects_labels(self) -> bool:
+        """Whether its guarantee covers the labels too; if not, they are declared public."""
+        return True
+
+    @property
     def rewrites_queries(self) -> bool:
         """Whether held-out text is rewritten too before the model reads it."""
         return False
@@ -310,6 +315,11 @@ class TextProtection(Protection):
     """A protection of text: rewrite the train split first; ordinary training on it is post-processing."""
 
     place: ClassVar[Place] = "text"
+
+    @property
+    def protects_labels(self) -> bool:
+        """No: only texts are rewritten."""
+        return False
 
     @abstractmethod
     def cost(self, corpus: Any) -> DpEvent:

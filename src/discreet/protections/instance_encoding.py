@@ -201,6 +201,11 @@ class InstanceEncoding(RepresentationProtection):
         return None if self.projection is None else self.projection.width
 
     @property
+    def protects_labels(self) -> bool:
+        """Whether labels are reported by randomized response."""
+        return self.labels == "noisy"
+
+    @property
     def spent_on_labels(self) -> float:
         """Part of epsilon used for randomized response on the labels; 0 if labels are public."""
         if self.labels == "public":

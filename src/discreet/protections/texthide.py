@@ -80,6 +80,7 @@ class TextHide(RepresentationProtection):
     )
     name: ClassVar[str] = "texthide"
     priced: ClassVar[bool] = False
+    protects_labels: ClassVar[bool] = False
     adjacency: ClassVar[Adjacency] = Adjacency.REPLACE_ONE
     default_head: ClassVar[str] = "mlp"
     default_pair_head: ClassVar[str] = "absolute"  # features of pairs are mostly positive, so a mask hides nothing

@@ -166,9 +166,14 @@ def _original(facts: Facts) -> dict[str, Any]:
     return {
         "settings": dict(facts.protection or {}),
         "sampler": dict(sampler) if isinstance(sampler, Mapping) else None,
-        "steps": facts.metrics.get("steps"),
+        "steps": _steps(facts),
         "events": _events(facts.ledger),
     }
+
+
+def _steps(facts: Facts) -> Any:
+    """Return the number of steps that the guarantee covers: of a run that stopped early, all planned ones."""
+    return facts.metrics.get("counted_steps", facts.metrics.get("steps"))
 
 
 def _events(ledger: Statement | None) -> list[dict[str, Any]]:
@@ -382,7 +387,10 @@ def _chosen_with(facts: Facts) -> list[str]:
         chosen.append(f"{values}: by a private search, whose cost is in epsilon")
     train = facts.settings.get("train")
     if isinstance(train, Mapping) and train.get("patience") is not None:
-        chosen.append("when training stopped, by the utility on held-out rows, which are not protected")
+        chosen.append(
+            "when training stopped, by the utility of the noisy model on held-out rows, which are not protected; "
+            "epsilon counts all planned steps"
+        )
     return chosen
 
 
@@ -624,8 +632,8 @@ def _template_values(facts: Facts) -> dict[str, Any]:
         values |= {name: sampler[name] for name in _SAMPLERS if name in sampler}
         if "rate" in sampler:
             values["rate"] = float(sampler["rate"])
-    if facts.metrics.get("steps") is not None:
-        values["steps"] = facts.metrics["steps"]
+    if _steps(facts) is not None:
+        values["steps"] = _steps(facts)
     if isinstance(protection.get("mix"), int):
         values["others"] = protection["mix"] - 1
     drawing = next((name for setting, name in _SAMPLERS.items() if setting in values), "")

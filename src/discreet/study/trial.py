@@ -201,13 +201,13 @@ def _trained(settings: Mapping[str, Any], seed: int) -> _Trained:
         event = None if ledger is None else ledger.event
         details: dict[str, Any] = {
             "evaluated_rows": len(held_out),
-            "steps": done.steps,
+            "steps": done.counted,
             "trained": request.model.train,
             **beside,
-            **_privacy(plan, done.steps),
+            **_privacy(plan, done.counted),
             "roc": _roc(model, corpus, plan, guarantee, event),
         }
-        updates = _updates(plan, done.steps, guarantee, event)
+        updates = _updates(plan, done.counted, guarantee, event)
     target = Target(private, request, event, plan.adjacency, guarantee, cache_folder(), canaries)
     scene = Scene.of(private, model.eval(), origin=f"the trained {request.model.encoder}", target=target)
     return _Trained(utility, guarantee, details, plan.protect, updates, scene)

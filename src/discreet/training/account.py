@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from discreet.accounting.ledger import Ledger, Terms
-from discreet.core.errors import BudgetError
 from discreet.core.guarantee import FLOATING_POINT, HELD_OUT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.protections.base import Live, Once, TextProtection
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import terms_of
+from discreet.training.private import spend_all, terms_of
 
 ASSUMPTIONS = (
     "the number of rows of every unit, the settings and the encoder's first weights are public",
@@ -28,17 +26,10 @@ def spend_rest(
 ) -> None:
     """Count the planned steps from `first` on that a run does not take because it was stopped early.
 
-    When to stop may have been decided by looking at the noisy model. The epsilon of the steps so far is proven only for
-    a number of steps that was fixed in advance, so a run that is cut short costs as much as its plan.
-
-    Guarantee: afterwards the ledger holds every planned step under the name `run`, or as many as its budget allows.
+    Guarantee: that of `spend_all`: afterwards the ledger holds every planned step under the name `run`, or as many as
+        its budget allows.
     """
-    with suppress(BudgetError):  # the plan could not have taken more steps than the budget allows
-        for step in range(first, plan.steps):
-            event, name = plan.step_cost(step)
-            if limit is not None:
-                limit.spend(event, f"{run} {name}".strip())
-            ledger.spend(event, f"{run} {name}".strip(), terms=terms)
+    spend_all(ledger, run, map(plan.step_cost, range(first, plan.steps)), terms, limit)
 
 
 @dataclass
@@ -47,7 +38,8 @@ class Account:
 
     `release` adds its own assumptions and caveats to the guarantee. `paid` says whether everything that depends on
     private text is in the ledger, which is not so for a trained encoder. `limit` enforces the budget of the training if
-    the ledger does not. `facts` are sentences that the plan adds to the guarantee.
+    the ledger does not. `facts` are sentences that the plan adds to the guarantee, and `caveats` its reasons why the
+    figure is an estimate.
     """
 
     ledger: Ledger
@@ -57,6 +49,7 @@ class Account:
     paid: bool = True
     limit: Ledger | None = None
     facts: tuple[str, ...] = ()
+    caveats: frozenset[Caveat] = frozenset()
 
     @classmethod
     def of(
@@ -69,7 +62,8 @@ class Account:
     ) -> Account:
         """Return the account of a training run."""
         assert plan.delta is not None
-        return cls(ledger, secret, plan.delta, release, paid, plan.limit_beside(ledger), plan.facts)
+        limit = plan.limit_beside(ledger)
+        return cls(ledger, secret, plan.delta, release, paid, limit, plan.facts, plan.caveats)
 
     def epsilon(self) -> float:
         """Return an upper bound on the epsilon spent so far, infinite if nothing is guaranteed."""
@@ -100,5 +94,5 @@ class Account:
 
     @property
     def _base_terms(self) -> Terms:
-        terms = terms_of(self.secret, (*ASSUMPTIONS, *self.facts))
+        terms = terms_of(self.secret, (*ASSUMPTIONS, *self.facts), self.caveats)
         return terms if self.paid else Terms(terms.assumptions, terms.caveats | {Caveat.TRAINED_ENCODER})

@@ -116,12 +116,15 @@ def represent_apart(
     precision: str = "auto",
     encoded: Callable[[int, int], None] | None = None,
     shapes: Shapes | None = None,
+    alone: bool = True,
 ) -> tuple[Tensor, bool]:
     """Return the sentence vectors of a tokenized corpus, and whether each is a function of its own text alone.
 
     Rows are read in parts of fixed shapes, as in a private step, and synthetic rows of each shape show whether a vector
     stays the same, bit for bit, when the other rows are replaced and all rows are permuted. If memory runs out, all
-    rows are read again in parts of half the size.
+    rows are read again in parts of half the size. On a GPU all shapes are tested first, so that made-up rows decide
+    about their sizes. That private rows exhaust the memory may be due to one of them, and the vectors of all others
+    are then rounded otherwise: they are not functions of their own text alone.
 
     Guarantee: none, the vectors of an encoder reveal the text.
     """
@@ -144,8 +147,11 @@ def represent_apart(
 
         return bitwise_invariant(values_of, rows, UNPADDED)
 
-    done = 0
+    done, private = 0, False
     try:
+        if model.device.type == "cuda":
+            steady = {width: is_steady(rows, width) for width, rows in shapes.rows}
+        private = True
         for part in shapes.parts(np.arange(len(tokens)), np.arange(len(tokens) + 1), tokens.lengths):
             if part.width not in steady:
                 steady[part.width] = is_steady(part.units, part.width)
@@ -159,13 +165,13 @@ def represent_apart(
         if smaller is None:
             raise
     else:
-        return out, all(steady.values())
+        return out, alone and all(steady.values())
     finally:
         model.train(training)
     del out
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
-    return represent_apart(model, tokens, precision, encoded, smaller)
+    return represent_apart(model, tokens, precision, encoded, smaller, alone and not private)
 
 
 def _read(path: Path) -> tuple[Tensor, bool] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ from discreet.training.account import Account
 from discreet.training.checkpoint import identity
 from discreet.training.encode import encode
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import check_spent
+from discreet.training.private import check_spent, spend_all
 from discreet.training.steps import GraphedStep, Parts, PlainStep, Step
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
 
 _PUBLIC, _DRAWS = "public.", "drawn."
 
@@ -84,6 +88,19 @@ class HiddenStep(Step):
         spends = [self.live.cost(step, step // self.per_epoch) for step in range(steps)]
         check_spent(self.account.ledger, self.run, spends, self.account.limit)
 
+    def spend_rest(self, first: int) -> int:
+        """Count the planned steps from `first` on, which the run does not take; return how many are allowed."""
+        costs = [self.cost(step, len(self.draw(step))) for step in range(first, self.steps)]
+        return spend_all(self.account.ledger, self.run, costs, self.account.terms, self.account.limit)
+
+    def cost(self, step: int, size: int) -> tuple[DpEvent, str]:
+        """Return the event of a step that samples `size` rows, and the name under which it is recorded."""
+        return self.live.cost(step, step // self.per_epoch, size)
+
+    def draw(self, step: int) -> Rows:
+        """Return the rows of a step."""
+        return draw_hidden(self.plan.sampler, step, len(self.rows), self.source)
+
     def epsilon(self) -> float:
         """Return an upper bound on the epsilon spent so far, infinite if nothing is guaranteed."""
         return self.account.epsilon()
@@ -94,8 +111,8 @@ class HiddenStep(Step):
 
     def __call__(self, step: int) -> tuple[Tensor | None, int]:
         """Sample a batch, record its cost, protect its vectors and train on them."""
-        rows = draw_hidden(self.plan.sampler, step, len(self.rows), self.source)
-        event, name = self.live.cost(step, step // self.per_epoch, len(rows))
+        rows = self.draw(step)
+        event, name = self.cost(step, len(rows))
         self.account.spend(event, f"{self.run} {name}".strip())
         if not len(rows):  # recorded all the same: its cost includes that a step may send nothing
             return None, 0

@@ -51,8 +51,10 @@ PUBLIC_ROWS = 60_000  # public text of fewer rows is read more than once, at mos
 class Trained:
     """Result of a training run.
 
-    `finished` is False if it was stopped before its last step; `out_of_budget` is True if its budget allowed no further
-    step, which also finishes a training run.
+    `finished` is False if it was stopped before its last step; it has no `guarantee` before it is resumed and finished.
+    `out_of_budget` is True if its budget allowed no further step, which also finishes a training run. `untaken` is the
+    number of planned steps that it did not take because its results stopped improving, and that the guarantee counts
+    all the same.
     """
 
     finished: bool
@@ -62,6 +64,12 @@ class Trained:
     history: tuple[dict[str, Any], ...]
     guarantee: Guarantee | None = None
     out_of_budget: bool = False
+    untaken: int = 0
+
+    @property
+    def counted(self) -> int:
+        """The number of steps that the guarantee covers."""
+        return self.steps + self.untaken
 
 
 @dataclass(frozen=True)
@@ -362,10 +370,13 @@ class _Run:
                 saved = time.monotonic()
             if stop:
                 return self.result(at, False, step, time.monotonic() - start)
+        # The noisy model decided when to stop, and the best epoch: both are covered by the cost of all planned steps.
+        untaken = self.step.spend_rest(step) if over else 0
         if at.best_weights or at.averaged:
             restore_weights(self.model, at.best_weights or at.averaged)
         self.model.eval()
-        return self.result(at, True, step, time.monotonic() - start, out_of_budget)
+        result = self.result(at, True, step, time.monotonic() - start, out_of_budget)
+        return replace(result, untaken=untaken)
 
     def save(self, at: Progress) -> Progress:
         assert self.workspace is not None
@@ -374,7 +385,8 @@ class _Run:
         return at
 
     def result(self, at: Progress, finished: bool, steps: int, seconds: float, out_of_budget: bool = False) -> Trained:
-        truncated, guarantee = self.step.rows.truncated, self.step.guarantee()
+        # A figure of the steps so far would be proven only if their number had been fixed in advance.
+        truncated, guarantee = self.step.rows.truncated, self.step.guarantee() if finished else None
         return Trained(finished, steps, seconds, truncated, at.history, guarantee, out_of_budget)
 
     def end_of_epoch(self, at: Progress, meter: Meter) -> Progress:

@@ -48,11 +48,14 @@ _TEST_TOKENS = 2048  # tokens in the smaller of two synthetic parts whose peak m
 class PrivateParts:
     """Divide the units of a batch into parts of fixed shapes.
 
-    Before a shape is used for the first time, synthetic rows show whether the kernels compute every unit independently,
-    bit for bit. If not, attention is computed by ordinary matrix products from then on; if that does not help either,
-    `unsteady` is True, and the guarantee is an estimate.
+    Synthetic rows of each shape show whether the kernels compute every unit independently, bit for bit. On a GPU all
+    shapes of the public grid are tested before the first private row is read: if one fails, attention is computed by
+    ordinary matrix products for all of them, whatever shapes the private units have. If that does not help either,
+    `unsteady` is True, and the guarantee is an estimate. On a CPU there are no other kernels to change to, and a shape
+    is tested when it is used for the first time. `most_rows` is the largest number of rows of a unit if that is public.
 
-    Guarantee: none of its own. The parts depend on public facts, and on the lengths and rows of each unit alone.
+    Guarantee: none of its own. The parts depend on public facts, and on the lengths and rows of each unit alone; if
+        memory runs out in a private step, all parts are halved, and `unsteady` says so.
     """
 
     model: TextModel
@@ -62,16 +65,25 @@ class PrivateParts:
     shapes: Shapes
     plain_attention: bool = False
     unsteady: bool = False
+    most_rows: int | None = None
+    _prepared: bool = False
     _steady: dict[tuple[int, int, int], bool] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, model: TextModel, tape: Tape, rows: Tokens | Vectors, precision: str, expected_units: int
+        cls,
+        model: TextModel,
+        tape: Tape,
+        rows: Tokens | Vectors,
+        precision: str,
+        expected_units: int,
+        most_rows: int | None = None,
     ) -> PrivateParts:
         """Return the parts for a model, from the expected number of units and the memory of a synthetic step."""
         tokens = isinstance(rows, Tokens)
         device = model.device.type if tokens else "cuda"  # vectors are cheap: few large parts on any device
-        parts = cls(model, tape, rows, precision, Shapes.of(device, model.max_length if tokens else 1, expected_units))
+        shapes = Shapes.of(device, model.max_length if tokens else 1, expected_units)
+        parts = cls(model, tape, rows, precision, shapes, most_rows=most_rows)
         return parts.fitted() if tokens else parts
 
     def fitted(self) -> PrivateParts:
@@ -92,9 +104,35 @@ class PrivateParts:
         self.shapes = replace(self.shapes, rows=tuple((int(w), int(r)) for w, r in layout["rows"]))
         self.plain_attention = bool(layout["plain_attention"])
         self._steady.clear()
+        self._prepared = False
+
+    @property
+    def has_other_kernels(self) -> bool:
+        """Whether attention can be computed by other kernels, if those of a shape let one unit change another."""
+        return self.model.device.type == "cuda"
+
+    def prepare(self) -> None:
+        """Choose the kernels by a test of all shapes of the public grid, before a private row is read.
+
+        If one unit's shape decided about the kernels, that unit would change how the gradients of all others are
+        rounded. The sizes of the parts are chosen here too: made-up rows that exhaust the memory halve them.
+        """
+        while self.has_other_kernels and not self._prepared:
+            try:
+                self._test(self.shapes.grid(self.most_rows), change=True)
+                self._prepared = True
+            except torch.OutOfMemoryError:
+                self._halve()
 
     def shrink(self) -> None:
-        """Halve the number of rows of each part, after memory ran out."""
+        """Halve the number of rows of each part, after memory ran out in a private step.
+
+        That it did may be due to one unit, and smaller parts round the gradients of all units otherwise.
+        """
+        self._halve()
+        self.unsteady = True
+
+    def _halve(self) -> None:
         smaller = self.shapes.halved()
         if smaller is None:
             raise ModelError(
@@ -102,15 +140,18 @@ class PrivateParts:
                 "alone, or limit the rows of each unit."
             )
         self.shapes = smaller
+        self._steady.clear()
+        self._prepared = False
         gc.collect()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def of_units(self, rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> list[Part]:
         """Return the parts of a batch in which unit u owns `rows[starts[u] : starts[u + 1]]`; test new shapes."""
+        self.prepare()
         lengths = self.rows.lengths if isinstance(self.rows, Tokens) else np.ones(len(self.rows), dtype=np.int64)
         parts = list(self.shapes.parts(rows, starts, lengths))
-        self._test({part.shape for part in parts})
+        self._test({part.shape for part in parts}, change=False)
         return parts
 
     def record(self, part: Part) -> tuple[Record, Tensor]:
@@ -129,15 +170,18 @@ class PrivateParts:
                 owners = torch.arange(units, device=self.model.device).repeat_interleave(rows_each)
             return self.tape.backward(losses, owners, seeds=seeds), losses
 
-    def _test(self, shapes: set[tuple[int, int, int]]) -> None:
+    def _test(self, shapes: set[tuple[int, int, int]], *, change: bool) -> None:
+        """Test shapes; if one fails, change the kernels for all where that is allowed, else set `unsteady`."""
+        if self.unsteady:
+            return
         for shape in sorted(shapes - self._steady.keys()):
             self._steady[shape] = self._is_steady(shape)
-        if all(self._steady[shape] for shape in shapes) or self.unsteady:
+        if all(self._steady[shape] for shape in shapes):
             return
-        if self.model.device.type == "cuda" and not self.plain_attention:
+        if change and not self.plain_attention:
             self.plain_attention = True
             self._steady.clear()
-            self._test(shapes)
+            self._test(shapes, change=change)
             return
         self.unsteady = True
 
@@ -331,6 +375,22 @@ class Shapes:
     def units_of(self, rows_each: int, width: int) -> int:
         """Return the number of units of a part, for a number of rows per unit and a width."""
         return max(1, dict(self.rows)[width] // rows_each)
+
+    def grid(self, most_rows: int | None = None) -> set[tuple[int, int, int]]:
+        """Return the shapes of all parts of several units: units, rows of each, and padded width.
+
+        `most_rows` is the largest number of rows of a unit, if that is public. A part of a single unit needs no test.
+
+        >>> sorted(Shapes.of("cuda", max_length=32, expected_units=4).at_most({16: 4, 32: 2}).grid())
+        [(2, 1, 32), (2, 2, 16), (4, 1, 16)]
+        """
+        shapes = set()
+        for width, _ in self.rows:
+            each = self.rows_of(1)
+            while (units := self.units_of(each, width)) > 1 and (most_rows is None or each <= self.rows_of(most_rows)):
+                shapes.add((units, each, width))
+                each = self.rows_of(each + 1)
+        return shapes
 
     def at_most(self, rows: dict[int, int]) -> Shapes:
         """Return the same shapes with at most `rows[width]` rows for each width, but at least one."""

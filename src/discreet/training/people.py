@@ -599,6 +599,15 @@ class Entry:
                 self.people.write(self.record, self.marks)
         self.used[text] = needed
 
+    def spend_all(self, spends: Sequence[tuple[Any, str]], *, terms: Terms | None = None) -> int:
+        """Record spends whose noise is never used, and return how many the budget allows."""
+        for count, (event, id) in enumerate(spends):  # noqa: A001
+            try:
+                self.spend(event, id, terms=terms)
+            except BudgetError:
+                return count
+        return len(spends)
+
     def state(self, terms: Terms) -> None:
         """Add terms to those of earlier spends, on disk before returning."""
         record = _with_terms(self.record, terms)
@@ -698,6 +707,19 @@ class Shared:
         if self.budget is not None and text not in self.planned and not self.ledger.holds(id):
             self._allow({text: 1}, repr(id))
         self.ledger.spend(event, id, secure=secure, terms=terms)
+
+    def spend_all(self, spends: Sequence[tuple[Any, str]], *, terms: Terms | None = None) -> int:
+        """Record spends whose noise is never used in the shared ledger, and return how many the budget allows."""
+        allowed = len(spends)
+        for count, (event, id) in enumerate(spends):  # noqa: A001
+            text = event_to_json(event)
+            if self.budget is not None and text not in self.planned and not self.ledger.holds(id):
+                try:
+                    self._allow(Counter(event_to_json(one) for one, _ in spends[: count + 1]), repr(id))
+                except BudgetError:
+                    allowed = count
+                    break
+        return self.ledger.spend_all(spends[:allowed], terms=terms)
 
     def state(self, terms: Terms) -> None:
         """Add terms to those of earlier spends in the shared ledger."""

@@ -22,7 +22,7 @@ from discreet.core.errors import (
     setting,
     whole,
 )
-from discreet.core.guarantee import LARGEST_DELTA, Adjacency
+from discreet.core.guarantee import LARGEST_DELTA, Adjacency, Caveat
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import FixedSize, Poisson, Sampler, Shuffled
@@ -84,6 +84,7 @@ class TrainingPlan:
     notice: str | None = field(default=None, repr=False)  # for the user, about how the budget is used
     max_per_unit: int | None = None  # largest number of rows of one unit, chosen without looking at the data
     head_steps: int = 0  # first steps, included in `steps`, in which only the head is trained
+    caveats: frozenset[Caveat] = frozenset()  # why the guarantee will be an estimate, as far as the plan can know
 
     @classmethod
     def make(
@@ -178,6 +179,7 @@ class TrainingPlan:
             protect.notice(conditions, split.unit_name),
             max_per_unit,
             int((settings.head_share or 0.0) * steps),
+            caveats=_caveats(split, resolved),
         )
 
     @classmethod
@@ -501,6 +503,16 @@ def check_most_rows(split: Corpus, most: int | None) -> None:
             f"Expected at most {most} training rows of each {split.unit_name}, got more of one. Load the corpus with "
             f"the same cap ({setting('max_per_unit', most)})."
         )
+
+
+def _caveats(split: Corpus, protect: Protection) -> frozenset[Caveat]:
+    """Return why a training run on these rows can only have an estimate.
+
+    The names of the classes are written into the model. If they were read from protected labels, a name may exist
+    because of one unit, and no noise hides that.
+    """
+    private = split.labels is not None and split.names_read and protect.protects_labels
+    return frozenset({Caveat.PRIVATE_CLASSES}) if private else frozenset()
 
 
 def _conditions(

@@ -21,6 +21,7 @@ from discreet.core.guarantee import FLOATING_POINT, HELD_OUT, Adjacency, Caveat,
 from discreet.core.randomness import Rng
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
+from discreet.data.sources import EACH_ROW
 from discreet.models.base import HEAD_NAMES, TextModel
 from discreet.protections.base import GradientProtection, Release
 from discreet.training.encode import encode
@@ -104,7 +105,9 @@ class PrivateStep(Step):
         self.tape = Tape(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         expected = max(1, math.ceil(self.plan.sampler.expected_size(self.count)))
-        self.parts = PrivateParts.of(self.model, self.tape, self.rows, self.plan.settings.precision, expected)
+        most_rows = 1 if self.plan.unit == EACH_ROW else self.plan.max_per_unit
+        precision = self.plan.settings.precision
+        self.parts = PrivateParts.of(self.model, self.tape, self.rows, precision, expected, most_rows)
         self.limit = self.plan.limit_beside(self.ledger)
         self._releaser: tuple[str, Release] | None = None
 
@@ -162,6 +165,11 @@ class PrivateStep(Step):
         """Reject resuming from a checkpoint whose steps are not in the ledger."""
         check_spent(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
 
+    def spend_rest(self, first: int) -> int:
+        """Count the planned steps from `first` on, which the run does not take; return how many are allowed."""
+        costs = map(self.plan.step_cost, range(first, self.steps))
+        return spend_all(self.ledger, self.run, costs, self.terms, self.limit)
+
     def epsilon(self) -> float:
         """Return an upper bound on the epsilon spent so far."""
         return self.ledger.epsilon(self.delta)
@@ -174,7 +182,7 @@ class PrivateStep(Step):
     @property
     def terms(self) -> Terms:
         """Assumptions and caveats of the guarantee of every step, as written into the ledger."""
-        terms = terms_of(self.secret, (*assumptions(self.plan.population), *self.plan.facts))
+        terms = terms_of(self.secret, (*assumptions(self.plan.population), *self.plan.facts), self.plan.caveats)
         if not self.parts.unsteady and (isinstance(self.rows, Tokens) or self.rows.steady):
             return terms
         return Terms(terms.assumptions, terms.caveats | {Caveat.UNSTEADY_KERNELS})
@@ -197,6 +205,7 @@ class PrivateStep(Step):
         if self.zeroed is not None:
             units = units[~self.zeroed[units]]
         event, name = self.plan.step_cost(step)
+        self.parts.prepare()  # an empty batch has no shapes to test
         gathered = None
         while gathered is None:
             with suppress(torch.OutOfMemoryError):
@@ -294,11 +303,11 @@ def with_seed_caveat(guarantee: Guarantee, source: Rng) -> Guarantee:
     return guarantee if source.is_secret or not guarantee.exists else guarantee.with_caveats({Caveat.FIXED_SEED})
 
 
-def terms_of(source: Rng, assumptions: tuple[str, ...]) -> Terms:
-    """Return the assumptions with that of a secret seed, or with the caveat of a fixed one."""
+def terms_of(source: Rng, assumptions: tuple[str, ...], caveats: frozenset[Caveat] = frozenset()) -> Terms:
+    """Return assumptions and caveats with the assumption of a secret seed, or with the caveat of a fixed one."""
     if source.is_secret:
-        return Terms((SECRET_SEED, *assumptions))
-    return Terms(assumptions, frozenset({Caveat.FIXED_SEED}))
+        return Terms((SECRET_SEED, *assumptions), caveats)
+    return Terms(assumptions, caveats | {Caveat.FIXED_SEED})
 
 
 def unit_numbers(corpus: Corpus) -> Rows:
@@ -335,6 +344,23 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
             f"({setting('population')}), or open the ledger under zero-out."
         )
         raise invalid("population", None, "set under add/remove", remedy)
+
+
+def spend_all(
+    ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], terms: Terms, limit: Ledger | None = None
+) -> int:
+    """Count the planned steps that a run does not take because it was stopped early; return how many are allowed.
+
+    When to stop may have been decided by looking at the noisy model. The epsilon of the steps so far is proven only for
+    a number of steps that was fixed in advance, so a run that is cut short costs as much as its plan.
+
+    Guarantee: afterwards the ledger holds all of them under the name `run`, or as many as its budget or that of `limit`
+        allows: the plan could not have taken more.
+    """
+    named = [(event, f"{run} {name}".strip()) for event, name in spends]
+    if limit is not None:
+        named = named[: limit.spend_all(named)]
+    return ledger.spend_all(named, terms=terms)
 
 
 def check_spent(ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], limit: Ledger | None = None) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from discreet.catalog import protection_from_table
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line, setting
-from discreet.core.files import cannot_write, load_tensors, save_tensors, sync_path, sync_tree, write_atomic
+from discreet.core.files import UNFINISHED, cannot_write, load_tensors, save_tensors, sync_path, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
 from discreet.core.model_card import front_matter
 from discreet.core.randomness import Rng
@@ -43,7 +43,6 @@ from discreet.training.settings import TrainSettings
 SECRET = "secret"
 SEARCH = "search.json"  # progress of an unfinished search for settings, with files and folders that begin with:
 BEST, TRIAL = "best-", "trial-"
-_SUFFIX = ".unfinished"
 _FORMAT = 3
 _UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
 _STABLE_SPLITS = 2  # since this format, each unit is held out by a keyed hash of its own identity
@@ -110,7 +109,7 @@ def workspace_of(out: Path, *, resume: bool) -> Path:
     """Return the folder in which a run with output `out` is prepared; reject an existing output or unfinished run."""
     if not out.name or out.name == "..":
         raise OutputError(f"Expected out={str(out)!r} to name a new folder. Give it a name, such as runs/a.")
-    workspace = out.with_name(out.name + _SUFFIX)
+    workspace = out.with_name(out.name + UNFINISHED)
     if out.exists():
         raise OutputError(
             f"Expected no folder at {str(out)!r}. It exists; choose another {setting('out')}, or delete it."
@@ -327,7 +326,7 @@ def load_run(folder: Path, device: torch.device | str = "cpu") -> Run:
     Guarantee: that of the run, unchanged; reading is post-processing.
     """
     if not (folder / "settings.toml").exists():
-        unfinished = folder.with_name(folder.name + _SUFFIX)
+        unfinished = folder.with_name(folder.name + UNFINISHED)
         hint = (
             f"It is unfinished: resume it ({setting('resume', True)}, {setting('out', folder)})."
             if unfinished.exists()
@@ -444,4 +443,7 @@ def protection(metrics: dict[str, Any], guarantee: Guarantee | None) -> str:
         f"{name} {'not defined' if value is None else in_digits(value)}"
         for name, value in metrics["epsilon_by_adjacency"].items()
     )
-    return f"\nProtection: {settings}; {metrics['steps']} steps. {kind} at the same delta: {columns}.\n"
+    steps = f"{metrics['steps']} steps"
+    if "counted_steps" in metrics:
+        steps = f"stopped early after {steps}, all {metrics['counted_steps']} planned steps counted"
+    return f"\nProtection: {settings}; {steps}. {kind} at the same delta: {columns}.\n"

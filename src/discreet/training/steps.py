@@ -91,6 +91,13 @@ class Step(ABC):
     def check(self, steps: int) -> None:  # noqa: B027
         """Reject resuming after this many steps if they were not accounted for."""
 
+    def spend_rest(self, first: int) -> int:
+        """Count the planned steps from `first` on, which a run that stops early does not take; return how many.
+
+        It is 0 where a step costs nothing: without protection, or if everything private was released before training.
+        """
+        return 0
+
     def layout(self) -> dict[str, Any] | None:
         """Return how batches are divided into parts, if that depends on the machine; a checkpoint stores it."""
         return None

@@ -295,7 +295,8 @@ class _Search:
     def terms(self) -> Terms:
         """Assumptions and caveats of the guarantee, as written into the ledger."""
         scored = () if self.public is not None else (ROUNDED,)
-        return terms_of(self.secret, (*assumptions(self.plan.population), *self.plan.facts, *scored))
+        stated = (*assumptions(self.plan.population), *self.plan.facts, *scored)
+        return terms_of(self.secret, stated, self.plan.caveats)
 
     def run(self) -> Tuned:
         """Take every trial, and restore the best."""

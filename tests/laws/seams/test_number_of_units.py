@@ -160,6 +160,7 @@ def test_the_adjacency_is_said_in_terminal_folder_card_and_ledger(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     words: list[object] = ["train", toy_csv, "--model", tiny_encoder("bert"), "--train", "head", "--device", "cpu"]
+    words += ["--classes", "clinic,ward"]
     words += ["--protect", "dp-sgd", "--epsilon", 3, "--epochs", 2, "--out", tmp_path / "a"]
     words += [] if population is None else ["--population", population]
     name = "zero-out" if population is None else "add/remove"
@@ -185,7 +186,7 @@ def test_the_true_number_goes_to_the_owner_alone(
     words = ["train", toy_csv, "--model", tiny_encoder("bert"), "--train", "head", "--device", "cpu"]
     words += ["--protect", "dp-sgd", "--epsilon", 3, "--epochs", 2, "--population", 400, "--out", tmp_path / "a"]
     err = trained(capfd, *words)[1]
-    assert "Not for release: the training rows hold" in err
+    assert "Private detail, do not share this line: the training rows hold" in err
     found = err.split("the training rows hold ")[1].split()[0]
     for path in (tmp_path / "a").rglob("*"):
         if path.suffix in {".json", ".jsonl", ".toml", ".md"} and path.parent.name != "tokenizer":

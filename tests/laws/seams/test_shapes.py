@@ -15,7 +15,7 @@ from discreet.clipping.independence import bitwise_invariant, recorded
 from discreet.clipping.slots import Pair
 from discreet.core.guarantee import Caveat
 from discreet.core.randomness import Rng
-from discreet.data.batches import tokenise
+from discreet.data.batches import Tokens, tokenise
 from discreet.data.corpus import Corpus
 from discreet.data.samplers import Poisson
 from discreet.models.classifier import Classifier
@@ -144,6 +144,86 @@ def test_kernels_that_tell_places_apart_make_the_guarantee_an_estimate(
         step(0)
         assert Caveat.UNSTEADY_KERNELS in step.ledger.statement.terms.caveats
         assert not step.guarantee().certified
+
+
+def test_one_units_shape_changes_no_kernel_for_the_others(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU whose fused attention mixes units in one shape, which only one person has: it is changed for everybody."""
+    tested: list[tuple[int, int, int]] = []
+
+    def is_steady(self: parts.PrivateParts, shape: tuple[int, int, int]) -> bool:
+        tested.append(shape)
+        return self.plain_attention or shape[2] < 44
+
+    monkeypatch.setattr(parts.PrivateParts, "has_other_kernels", property(lambda self: True))
+    monkeypatch.setattr(parts.PrivateParts, "_is_steady", is_steady)
+    seen, layouts, shapes = {}, [], []
+    for odd in ("short", "long"):
+        tested.clear()
+        with step_of(tiny_encoder("bert"), corpus_of(odd, 1), "bf16") as step:
+            step.parts.prepare()
+            layouts.append(step.layout())
+            shapes.append(sorted(tested))
+            seen[odd] = contributions(step)
+            assert step.layout() == layouts[-1] and not step.parts.unsteady
+    assert layouts[0] == layouts[1] and layouts[0]["plain_attention"]
+    assert shapes[0] == shapes[1] and len(shapes[0]) > 2 * UNITS  # the whole grid, with either kernel
+    assert all(torch.equal(seen["short"][unit], seen["long"][unit]) for unit in range(UNITS) if unit != 5)
+
+
+def test_a_shape_that_is_found_later_is_a_caveat_and_changes_nothing(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts.PrivateParts, "has_other_kernels", property(lambda self: True))
+    monkeypatch.setattr(parts.Shapes, "grid", lambda self, most_rows=None: set())
+    monkeypatch.setattr(parts.PrivateParts, "_is_steady", lambda self, shape: False)
+    with step_of(tiny_encoder("bert"), corpus_of("long", 1), "float32") as step:
+        step(0)
+        assert not step.parts.plain_attention
+        assert Caveat.UNSTEADY_KERNELS in step.ledger.statement.terms.caveats
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["made-up rows", "private rows"])
+def test_memory_that_private_rows_exhaust_makes_the_guarantee_an_estimate(
+    private: bool, tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smaller parts round the gradients of all units otherwise; made-up rows decide nothing about anybody."""
+    name = "record" if private else "_is_steady"
+    original, failed = getattr(parts.PrivateParts, name), []
+
+    def short_of_memory(self: parts.PrivateParts, *rest: object) -> object:
+        if not failed:
+            failed.append(self.layout())
+            raise torch.OutOfMemoryError
+        return original(self, *rest) if private else True
+
+    monkeypatch.setattr(parts.PrivateParts, "has_other_kernels", property(lambda self: True))
+    monkeypatch.setattr(parts.PrivateParts, "_is_steady", lambda self, shape: True)
+    monkeypatch.setattr(parts.PrivateParts, name, short_of_memory)
+    with step_of(tiny_encoder("bert"), corpus_of(None, 1), "float32") as step:
+        step(0)
+        assert failed and step.layout() != failed[0]
+        assert (Caveat.UNSTEADY_KERNELS in step.ledger.statement.terms.caveats) is private
+        assert step.ledger.statement.spends == 1
+
+
+def test_vectors_that_were_read_again_in_smaller_parts_are_not_those_of_their_texts_alone(
+    tiny_encoder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = corpus_of(None, 1)
+    model = Classifier.build(corpus, rng=Rng(1), encoder=str(tiny_encoder("bert")), train="head")
+    assert encode(model, corpus).steady
+    read, failed = Tokens.part, []
+
+    def short_of_memory(self: Tokens, *rest: object) -> object:
+        if not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError
+        return read(self, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tokens, "part", short_of_memory)
+    assert not encode(model, corpus).steady and failed
 
 
 def test_a_probe_finds_what_depends_on_others_or_on_places() -> None:

@@ -60,6 +60,7 @@ def trained(
         more = ["--public", str(public)] if name.startswith("ldp") else []
         more += ["--noise-seed", "3"] if fixed else []
         model = ["--model", str(tiny_encoder("bert")), "--epochs", "1", "--batch-size", "20"]
+        model += ["--classes", "clinic,ward"]
         assert main(["train", str(toy_csv), "--out", str(tmp_path / "run"), *model, *RUNS[name], *more]) == 0
         return tmp_path / "run"
 
@@ -120,7 +121,7 @@ def test_a_fixed_seed_taints_every_later_statement_of_a_shared_ledger(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ["--model", str(tiny_encoder("bert")), "--epochs", "1", "--batch-size", "20", *RUNS["dp-sgd"]]
-    shared = ["--ledger", str(tmp_path / "all.jsonl")]
+    shared = ["--classes", "clinic,ward", "--ledger", str(tmp_path / "all.jsonl")]
     for name, more in (("a", []), ("b", ["--noise-seed", "3"]), ("c", [])):
         assert main(["train", str(toy_csv), "--out", str(tmp_path / name), *model, *shared, *more]) == 0
         assert main(["ledger", str(tmp_path / "all.jsonl"), "--delta", "1e-5"]) == 0

@@ -112,6 +112,11 @@ class LocalLayer(RepresentationProtection):
         }
 
     @property
+    def protects_labels(self) -> bool:
+        """Whether labels are reported by randomized response."""
+        return self.label_epsilon is not None
+
+    @property
     def stored(self) -> bool:
         """Whether every vector is sent once."""
         return self.sending.sampling == "once"
