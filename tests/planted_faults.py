@@ -361,6 +361,30 @@ FAULTS = (
         "return True",
         ("test_noise_of_the_clients_is_in_the_ledger_of_the_server",),
     ),
+    Fault(
+        "the gate believes the stated epsilon without the ledger",
+        'figures["epsilon"] = (in_digits(stated.epsilon) + at, in_digits(computed.epsilon) + at)',
+        "pass",
+        ("test_the_gate_finds_the_same_figure_in_the_ledger_and_rejects_another",),
+    ),
+    Fault(
+        "other weights pass the gate",
+        "if found != recorded_digest:",
+        "if found is None:",
+        ("test_an_edit_of_one_file_fails_the_gate",),
+    ),
+    Fault(
+        "a ledger that was cut at its end passes the gate",
+        "if found is None or found.spends != spends or (whole.spends != spends and not grows):",
+        "if False:",
+        ("test_the_error_names_both_figures",),
+    ),
+    Fault(
+        "an edited figure without a counterpart in the ledger passes the gate",
+        "if own != now:",
+        "if False:",
+        ("test_an_edit_of_one_file_fails_the_gate",),
+    ),
 )
 
 

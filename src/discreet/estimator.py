@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from discreet.core.errors import DataError, positive
+from discreet.core.files import write_atomic
 from discreet.core.guarantee import Guarantee
 from discreet.core.randomness import Rng
 from discreet.data.corpus import Corpus
@@ -26,6 +27,7 @@ from discreet.experiment.training import (
 )
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.protections.base import RepresentationProtection
+from discreet.training.checkpoint import LEDGER
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
 from discreet.training.parts import find_device
@@ -111,7 +113,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             noise_seed=self.noise_seed,
         )
         if plan.protect is None:
-            trained, metrics = train_model(model, corpus, plan), {}
+            trained, metrics, self._ledger = train_model(model, corpus, plan), {}, None
         else:
             shared = None if self.ledger is None else Path(self.ledger)
             options = RunOptions(ledger=shared, budget=self.budget, say=_warn)
@@ -121,6 +123,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ):
                 trained = train_model(model, corpus, plan, ledger=own)
                 metrics = describe_guarantee(plan, trained, own)
+                self._ledger = own.content
                 total()
         if isinstance(plan.protect, RepresentationProtection):
             plan.protect.end(model)
@@ -151,6 +154,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         workspace = workspace_of(out, resume=False)
         with prepared(workspace):
             metrics = {**self._metrics, _CLASSES: self.classes_.tolist()}
+            if self._ledger is not None:
+                write_atomic(workspace / LEDGER, self._ledger)
             finish(workspace, out, self.model_, self._settings, metrics, self.guarantee_)
 
     @classmethod
@@ -170,6 +175,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         classifier.model_ = classifier_of(run.model, "TextClassifier")
         classifier._settings, classifier._metrics = run.settings, run.metrics
+        ledger = Path(folder) / LEDGER
+        classifier._ledger = ledger.read_bytes() if ledger.exists() else None
         classifier.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
         classifier.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
         return classifier
