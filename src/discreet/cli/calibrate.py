@@ -213,7 +213,7 @@ def _print_verdict(files: Written) -> None:
         from discreet.report.page import WIDTH, command_text
 
         line()
-        line("Train it for release with:")
+        paragraph(files.brief.step)
         document(command_text(files.brief.command, WIDTH) + "\n")
         line()
     line(f"Report: {files.page}")

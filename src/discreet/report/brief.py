@@ -96,7 +96,7 @@ def brief_of(result: StudyResult) -> Brief:
     if result.recommended is None:
         return Brief(answer, sentence, tuple(rows), _without_recommendation(result), caveats)
     command = train_command(result.study, {**result.recommended.protection, **_older_delta(result.recommended)})
-    step = "Train the model for release, with the same setting and with noise from a secret seed:"
+    step = "The trials drew their noise from fixed seeds: train the model for release with noise from a secret seed:"
     if result.recommended.name == "none":
         step = "Train the model. It has no protection:"
     if command.missing:

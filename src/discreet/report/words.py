@@ -285,8 +285,6 @@ def caveats(chosen: Point, goal: Goal | None, utility: str) -> list[str]:
         limit = leakage.bound if proven and leakage.bound is not None else safe_limit(leakage)
         found.append(_stronger(chosen, goal, limit))
     found += useless([chosen], utility)
-    if chosen.name != "none":
-        found.append("The trials of a study draw their noise from fixed seeds and are not for release.")
     return [text for text in found if text]
 
 
