@@ -244,11 +244,11 @@ def finish(
         recorded = with_digests(metrics, files_of_release(workspace), ledgers_of(workspace))
         write_atomic(workspace / "metrics.json", json.dumps(recorded, indent=2) + "\n", private=False)
         sync_tree(workspace)
-        if (workspace / SEARCH).exists():
-            # The ledger was written before the first trial: its time would show how many there were.
-            now = time.time_ns()
-            for path in workspace.rglob("*"):
-                os.utime(path, ns=(now, now))
+        # The ledger is written during training: its time would show how long private rows took, or how many trials
+        # there were.
+        now = time.time_ns()
+        for path in workspace.rglob("*"):
+            os.utime(path, ns=(now, now))
         workspace.rename(out)
         sync_path(out.parent)
         # Only now: a run that could not be renamed must still be able to resume with the same noise.
