@@ -7,6 +7,7 @@ what a list calls noised, held-out or random differs.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from discreet.core.files import load_tensors
 from discreet.core.guarantee import Adjacency
 from discreet.data.sources import TextSource
 from discreet.estimator import TextClassifier
+from discreet.models.encoder import load_tokenizer
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.settings import TrainSettings
 
@@ -81,7 +83,8 @@ def contents(folder: Path) -> dict[tuple[str, str], Any]:
     """Return everything in a folder by file and key; tensors by their names and shapes too."""
     found: dict[tuple[str, str], Any] = {}
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
+        # A checkpoint of the Trainer is a folder of the same kind.
+        name = re.sub(r"^checkpoint-\d+/", "", path.relative_to(folder).as_posix())
         if path.is_dir():
             continue
         for key, value in parts(path):
@@ -278,6 +281,45 @@ def test_a_sanitized_file_is_listed_and_differs_only_in_its_texts(
     assert {file for file, _ in differing} == {"clean.csv", "clean.csv.privacy.json"}
     found = set(contents(folders[0]))
     assert all(any(one.matches(*name) for name in found) for one in listed(SANITIZED))
+
+
+@pytest.mark.filterwarnings("ignore")  # those of transformers and accelerate
+def test_a_folder_of_the_trainer_is_listed_and_differs_only_where_the_list_says(
+    tmp_path: Path, tiny_encoder: Callable[[str], Path]
+) -> None:
+    from tests.integrations.test_transformers import arguments, bert, padded, rows
+
+    from discreet.integrations.transformers import PrivateTrainer
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    people, tokenizer = rows(24), load_tokenizer(tiny_encoder("bert"))
+    folders = []
+    for version in ("first", "second"):
+        place = tmp_path / version
+        place.mkdir()
+        private = [dict(row) for row in people]
+        if version == "second":  # one patient has other tokens, more of them, and other labels
+            for row in private:
+                if row["patient_id"] == "p1":
+                    row |= {"input_ids": [7] * 8, "attention_mask": [1] * 8, "labels": 0}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(place)
+            patch.setattr(os, "urandom", lambda count: b"s" * count)
+            given = arguments(Path(), max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
+            trainer = PrivateTrainer(
+                bert(), given, train_dataset=private, data_collator=padded, unit="patient_id", protect=DPSGD(1.0),
+                processing_class=tokenizer,
+            )  # fmt: skip
+            trainer.train()
+            trainer.save_model()
+            trainer.save_state()
+        folders.append(place / "out")
+    differing = check_neighbours(listed(TRAINER), folders[0], folders[1])
+    assert ("model.safetensors", WHOLE) in differing
+    assert any(path.parent.name == "checkpoint-2" for path in folders[0].rglob("optimizer.pt"))
+    found = set(contents(folders[0]))
+    unused = [one for one in listed(TRAINER) if not any(one.matches(*name) for name in found)]
+    assert [(one.file, one.key) for one in unused] == []
 
 
 def test_a_study_is_for_its_owner(tmp_path: Path) -> None:
