@@ -385,6 +385,18 @@ FAULTS = (
         "if False:",
         ("test_an_edit_of_one_file_fails_the_gate",),
     ),
+    Fault(
+        "the folder of a private run counts truncated texts",
+        '**({} if private else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),',
+        '"truncated": trained.truncated,',
+        ("test_runs_on_neighbouring_corpora_differ_only_where_the_list_says",),
+    ),
+    Fault(
+        "the page that is signed omits what limits the recommendation",
+        "rows.append(Row(CAVEATS, caveats))",
+        "pass",
+        ("test_every_output_has_the_same_caveats",),
+    ),
 )
 
 

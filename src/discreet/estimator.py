@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from discreet.core.digests import check_digests
 from discreet.core.errors import DataError, positive
 from discreet.core.files import write_atomic
 from discreet.core.guarantee import Guarantee
@@ -162,6 +163,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, folder: str | Path) -> TextClassifier:
         """Load a fitted classifier from a run folder."""
         run = load_run(Path(folder))
+        check_digests(run.metrics, Path(folder) / "metrics.json")  # `save` would state an edited figure as its own
         if run.model.task != "classification":
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
         settings, stated = run.settings, run.metrics.get("guarantee")

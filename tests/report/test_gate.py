@@ -149,6 +149,15 @@ def test_a_classifier_is_saved_with_its_ledger(
     assert check(tmp_path / "again") == (0, "")
     changed(tmp_path / "again" / "metrics.json", guarantee__epsilon=0.1)
     assert check(tmp_path / "again")[0] == 2
+    with pytest.raises(ModelError, match="It was edited"):
+        TextClassifier.load(tmp_path / "again")
+
+
+def test_an_edited_figure_is_not_exported(run_of: Callable[..., Path], tmp_path: Path) -> None:
+    run = run_of("dp-sgd")
+    changed(run / "metrics.json", guarantee__epsilon=0.1)
+    assert main(["export", str(run), "--out", str(tmp_path / "exported")]) == 2
+    assert not (tmp_path / "exported").exists()
 
 
 def test_a_sanitized_file_is_compared_with_its_statement(

@@ -402,8 +402,8 @@ def _agreed_ledger(
         if found is None or found.spends != spends or (whole.spends != spends and not grows):
             raise LedgerError(
                 f"Expected the {spends:,} spends that {file.name} records of the ledger of {str(file.parent)!r}, got "
-                f"{whole.spends:,} in {str(path)!r}, {'others' if found is None else 'more'}. It was cut, continued or "
-                f"exchanged; restore it, or name the one that the release was counted in ({setting('ledger')})."
+                f"{whole.spends:,} in {str(path)!r}. It was cut, continued or exchanged; restore it, or name the one "
+                f"that the release was counted in ({setting('ledger')})."
             )
         then = found
     shared = recorded is None and path == given  # an earlier version wrote no ledger into some folders
