@@ -547,6 +547,42 @@ FAULTS = (
         "if False:",
         ("test_rows_of_a_training_unit_never_choose_the_model",),
     ),
+    Fault(
+        "the gate believes the stated epsilon without the ledger",
+        'figures["epsilon"] = (in_digits(stated.epsilon) + at, in_digits(computed.epsilon) + at)',
+        "pass",
+        ("test_the_gate_finds_the_same_figure_in_the_ledger_and_rejects_another",),
+    ),
+    Fault(
+        "other weights pass the gate",
+        "if found != recorded_digest:",
+        "if found is None:",
+        ("test_an_edit_of_one_file_fails_the_gate",),
+    ),
+    Fault(
+        "a ledger that was cut at its end passes the gate",
+        "if found is None or found.spends != spends or (whole.spends != spends and not grows):",
+        "if False:",
+        ("test_the_error_names_both_figures",),
+    ),
+    Fault(
+        "an edited figure without a counterpart in the ledger passes the gate",
+        "if own != now:",
+        "if False:",
+        ("test_an_edit_of_one_file_fails_the_gate",),
+    ),
+    Fault(
+        "the folder of a private run counts truncated texts",
+        '**({} if private else {"rows": len(corpus.split("train")), "truncated": trained.truncated}),',
+        '"truncated": trained.truncated,',
+        ("test_runs_on_neighbouring_corpora_differ_only_where_the_list_says",),
+    ),
+    Fault(
+        "the page that is signed omits what limits the recommendation",
+        "rows.append(Row(CAVEATS, caveats))",
+        "pass",
+        ("test_every_output_has_the_same_caveats",),
+    ),
 )
 
 

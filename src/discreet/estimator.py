@@ -12,7 +12,9 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from discreet.core.digests import check_digests
 from discreet.core.errors import DataError, positive, setting
+from discreet.core.files import write_atomic
 from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, weights_digest
 from discreet.data.corpus import Corpus
@@ -26,6 +28,7 @@ from discreet.experiment.training import (
 )
 from discreet.models.classifier import Classifier, classifier_of
 from discreet.protections.base import RepresentationProtection
+from discreet.training.checkpoint import LEDGER
 from discreet.training.evaluate import predict
 from discreet.training.loop import train as train_model
 from discreet.training.parts import find_device
@@ -111,7 +114,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             noise_seed=self.noise_seed,
         )
         if plan.protect is None:
-            trained, metrics = train_model(model, corpus, plan), {}
+            trained, metrics, self._ledger = train_model(model, corpus, plan), {}, None
         else:
             shared = None if self.ledger is None else Path(self.ledger)
             options = RunOptions(ledger=shared, budget=self.budget, say=_warn)
@@ -121,6 +124,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ):
                 trained = train_model(model, corpus, plan, ledger=own)
                 metrics = describe_guarantee(plan, trained, own)
+                self._ledger = own.content
                 total()
         if isinstance(plan.protect, RepresentationProtection):
             plan.protect.end(model)
@@ -159,12 +163,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         workspace = workspace_of(out, resume=False)
         with prepared(workspace):
             metrics = {**stated, _CLASSES: self.classes_.tolist()}
+            if self._ledger is not None:
+                write_atomic(workspace / LEDGER, self._ledger)
             finish(workspace, out, self.model_, self._settings, metrics, guarantee)
 
     @classmethod
     def load(cls, folder: str | Path) -> TextClassifier:
         """Load a fitted classifier from a run folder."""
         run = load_run(Path(folder))
+        check_digests(run.metrics, Path(folder) / "metrics.json")  # `save` would state an edited figure as its own
         if run.model.task != "classification":
             raise DataError(f"Expected a run of a classifier at {str(folder)!r}, got one for {run.model.task}.")
         settings, stated = run.settings, run.metrics.get("guarantee")
@@ -179,6 +186,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classifier.model_ = classifier_of(run.model, "TextClassifier")
         classifier._settings, classifier._metrics = run.settings, run.metrics
         classifier._weights = weights_digest(classifier.model_)
+        ledger = Path(folder) / LEDGER
+        classifier._ledger = ledger.read_bytes() if ledger.exists() else None
         classifier.classes_ = np.asarray(run.metrics.get(_CLASSES) or run.model.label_names)
         classifier.guarantee_ = None if stated is None else Guarantee.from_dict(stated)
         return classifier

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import WORDS
+from tests.doors.edits import restated
 from tests.planned import train
 from torch import Tensor, nn
 
@@ -24,12 +27,13 @@ import discreet
 from discreet.accounting.events import ComposedDpEvent, RandomizedResponseDpEvent, SelfComposedDpEvent
 from discreet.accounting.interpret import epsilon as price
 from discreet.accounting.ledger import Ledger
-from discreet.core.errors import DiscreetError, SettingError, UnsupportedError
+from discreet.core.errors import DiscreetError, LedgerError, SettingError, UnsupportedError
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng, digest
 from discreet.data.corpus import Corpus
 from discreet.data.sources import TextSource
 from discreet.models.classifier import Classifier, ModelSettings
+from discreet.report.run_facts import read_facts
 from discreet.training.checkpoint import LEDGER
 from discreet.training.settings import TrainSettings
 
@@ -654,3 +658,20 @@ def test_every_public_class_with_a_budget_is_a_protection_or_rejected_by_name(en
             assert expected in str(error)
         else:
             assert type(value) in {discreet.DPSGD, discreet.TextHide}
+
+
+@pytest.mark.parametrize("noise_seed", [None, 5])
+@pytest.mark.parametrize("case", CASES)
+def test_the_gate_finds_the_same_figure_in_the_ledger_and_rejects_another(
+    case: str, noise_seed: int | None, runs: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    folder = runs(case, "rows", noise_seed).folder
+    stated = read_facts(folder).guarantee
+    assert stated is not None and stated.certified is (noise_seed is None and stated.exists)
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    metrics = json.loads((copy / "metrics.json").read_text())
+    smaller = {**metrics["guarantee"], "epsilon": 0.9 * stated.epsilon if stated.exists else 1.0, "reason": "edited"}
+    restated(copy, {**metrics, "guarantee": smaller})  # with digests that fit
+    with pytest.raises(LedgerError, match="Expected epsilon in .* to agree"):
+        read_facts(copy)

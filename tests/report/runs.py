@@ -41,24 +41,38 @@ def run_of(
     tiny_encoder: Callable[[str], Path],
     toy_rows: list[tuple[str, str]],
 ) -> Callable[..., Path]:
-    """Return a function from the name of a protection to a copy of a finished run."""
+    """Return a function from the name of a protection to a copy of a finished run.
+
+    Besides settings of the text it takes `protect` (more settings of the protection), `part` (what is trained),
+    `ledger` (a shared one), `noise_seed`, `audit` and `population`.
+    """
 
     def make(name: str, **more: Any) -> Path:
         key = f"{name} {sorted(more.items())}"
         if key not in MADE:
             folder = tmp_path_factory.mktemp("runs")
             data = rows_with_people(folder / "rows.csv", toy_rows)
+            request_settings = {k: more[k] for k in ("noise_seed", "audit", "population") if k in more}
+            others = {"protect", "part", "ledger", *request_settings}
             settings = SETTINGS[name]
-            protect = None if settings is None else protection(name, settings)
-            noise_seed, data_settings = more.get("noise_seed"), {k: v for k, v in more.items() if k != "noise_seed"}
+            protect = None if settings is None else protection(name, {**settings, **more.get("protect", {})})
+            model = {"encoder": str(tiny_encoder("bert")), "train": more.get("part", "head")}
             request = RunRequest(
-                TextSource(str(data), unit="patient_id", **{"label_names": ("clinic", "ward"), **data_settings}),
-                model_settings({"encoder": str(tiny_encoder("bert")), "train": "head"}, protect, 30),
+                TextSource(
+                    str(data),
+                    **{
+                        "unit": "patient_id",
+                        "label_names": ("clinic", "ward"),
+                        **{k: v for k, v in more.items() if k not in others},
+                    },
+                ),
+                model_settings(model, protect, 30),
                 TrainSettings(epochs=1, batch_size=8),
                 protect,
-                noise_seed=noise_seed,
+                **request_settings,
             )
-            run_training(request, folder / "run", options=RunOptions(device="cpu", cache=False))
+            options = RunOptions(device="cpu", cache=False, ledger=more.get("ledger"))
+            run_training(request, folder / "run", options=options)
             MADE[key] = folder / "run"
         copy = tmp_path / f"{name} {len(list(tmp_path.iterdir()))}"
         shutil.copytree(MADE[key], copy)

@@ -51,7 +51,8 @@ def test_the_first_screen_answers_every_question(result: StudyResult) -> None:
     assert brief.answer is Answer.YES and brief.sentence.startswith("Yes, with ")
     chosen = result.recommended
     assert chosen is not None and chosen.label in brief.sentence and "(your ceiling is 10%)" in brief.sentence
-    assert set(rows) == {"Released", "To whom", "About whom", "Attacker", "Proven", "Only measured", "Noise"}
+    names = {"Released", "To whom", "About whom", "Attacker", "Proven", "Only measured", "Noise", "Caveats"}
+    assert set(rows) == names
     assert "300 updates" in rows["Released"] and "everyone who gets the model" in rows["To whom"]
     assert "for each patient over the whole training" in rows["Proven"]
     measured = chosen.utility["accuracy"]

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browser import CHROMIUM, Browser
 from sample import NOISES, NOTE, write_sample
 
+from discreet.cli.main import main
 from discreet.core.errors import DataError
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.report.figures import noise_curves
@@ -23,10 +24,11 @@ from discreet.report.page import cell, write_report
 from discreet.report.reading import pieces
 from discreet.report.tables import blanks
 from discreet.report.texts import readings
-from discreet.report.words import at_most, badge_of, verdict, verdict_of
+from discreet.report.words import at_most, badge_of, caveats, caveats_of, verdict, verdict_of
 from discreet.study.file import Goal
 from discreet.study.frontier import Measured, Point
 from discreet.study.result import read_result
+from discreet.study.sweep import FAILURES
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
@@ -255,8 +257,39 @@ def test_the_verdict_says_which_other_attack_reads_more_under_the_setting_chosen
         ("draws/rouge_1", 0.6, False),
     ):
         point = Point("a", {"name": "a"}, useful, {"lamp/rouge_l": leak(0.2), other: leak(value)}, None)
-        told = verdict([point], point, goal, "accuracy")[1]
-        assert ("but draws reaches 60% there by the same metric: name draws in the goal." in told) is warned
+        told = " ".join(caveats(point, goal, "accuracy"))
+        assert ("draws reaches 60% under this setting by the same metric: name draws in the goal." in told) is warned
+
+
+def plain(text: str) -> str:
+    """Return a text of a page or of Markdown without its escapes, on one line."""
+    return " ".join(html.unescape(text).replace("\\", "").split())
+
+
+@pytest.mark.parametrize("source", ["notes", "own.csv"])
+def test_every_output_has_the_same_caveats(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files, what is printed, and the page that the PDF is printed from; on text of one's own choosing costs."""
+    write_sample(tmp_path, seeds=1)
+    study = json.loads((tmp_path / "study.json").read_text())
+    (tmp_path / "study.json").write_text(json.dumps({**study, "data": {**study["data"], "source": source}}))
+    (tmp_path / FAILURES).write_text(json.dumps({"dp-sgd 9, seed 0": "out of memory"}))
+    printed: list[Path] = []
+    monkeypatch.setattr("discreet.cli.pdf.find_browser", lambda: "a browser")
+    monkeypatch.setattr("discreet.cli.pdf.write_pdf", lambda page, pdf: printed.append(page))
+    assert main(["report", str(tmp_path), "--pdf"]) == 0
+    terminal = capsys.readouterr().out
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    expected = caveats_of(read_result(tmp_path))
+    assert any(text.startswith("1 trial failed") for text in expected) and values["caveats"] == list(expected)
+    choosing = "Choosing costs nothing here" if source == "notes" else "1 of them has no guarantee: the choice has no"
+    assert choosing in expected[-1]
+    pages = {name: plain((tmp_path / name).read_text()) for name in ("report.html", "report.md", "model_card.md")}
+    assert printed == [tmp_path / "report.html"]
+    for name, text in {**pages, "the terminal": plain(terminal)}.items():
+        assert [one for one in expected if one not in text] == [], name
 
 
 def test_a_proven_share_is_never_rounded_down() -> None:

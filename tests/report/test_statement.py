@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.doors.edits import restated, without_lines
 from tests.report.runs import SETTINGS, rows_with_people
 from tests.report.runs import run_of as run_of
 from tests.report.structure import faults
@@ -19,13 +20,13 @@ from discreet.accounting.ledger import Ledger
 from discreet.catalog import PROTECTIONS
 from discreet.cli.main import main
 from discreet.core.errors import LedgerError, ModelError
-from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.samplers import Poisson
 from discreet.protections.dp_sgd import DPSGD
 from discreet.report.methods import METHODS, method_of
 from discreet.report.run_facts import read_facts
 from discreet.report.statement import schema, statement
 from discreet.report.statement_markdown import markdown
+from discreet.training.run_folder import guarantee_with_digests
 
 OLD = Path(__file__).parents[1] / "fixtures" / "format_1"
 # What NIST SP 800-226 asks for, and where a statement says it.
@@ -93,8 +94,7 @@ def test_a_statement_says_how_batches_and_noise_of_dp_sgd_are_drawn(
     metrics = json.loads((path / "metrics.json").read_text())
     protect = DPSGD(noise_multiplier=metrics["protection"]["noise_multiplier"], **settings)
     sampler = protect.sampler_for(2, 8)  # a rate of 1/4
-    metrics |= {"protection": protect.facts(), "sampler": sampler.facts}
-    (path / "metrics.json").write_text(json.dumps(metrics))
+    restated(path, metrics | {"protection": protect.facts(), "sampler": sampler.facts})
     algorithm = statement_of(path)["algorithm"]
     assert words in algorithm["description"] and "not recorded" not in algorithm["description"]
     independent = "In every step each patient is drawn with probability 0.25. "
@@ -107,7 +107,7 @@ def test_a_statement_says_from_what_training_started(run_of: Callable[..., Path]
     assert "trained only the head" not in statement_of(path)["algorithm"]["description"]
     metrics = json.loads((path / "metrics.json").read_text())
     metrics["protection"]["public"] = "reviews.csv"
-    (path / "metrics.json").write_text(json.dumps(metrics))
+    restated(path, metrics)
     facts = read_facts(path)
     settings = {**facts.settings, "task": "regression"}
     settings |= {"model": {**settings["model"], "pairs": "separate"}, "train": {**settings["train"], "head_share": 0.2}}
@@ -117,16 +117,16 @@ def test_a_statement_says_from_what_training_started(run_of: Callable[..., Path]
 
 
 @pytest.mark.parametrize("name", ["random-allocation", "truncated-poisson"])
-def test_an_own_loop_with_another_sampler_is_dp_sgd(run_of: Callable[..., Path], tmp_path: Path, name: str) -> None:
+def test_an_own_loop_with_another_sampler_is_dp_sgd(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "out" / "checkpoint-1"
     folder.mkdir(parents=True)
-    stated = json.loads((run_of("dp-sgd") / "metrics.json").read_text())["guarantee"]
-    (folder / "guarantee.json").write_text(json.dumps(stated))
     protect = DPSGD(noise_multiplier=2.0, sampler=name)
     sampler = protect.sampler_for(10, 40)
-    with Ledger.open(folder / "ledger.jsonl", unit=stated["unit"], adjacency="zero-out") as ledger:
+    with Ledger.open(folder / "ledger.jsonl", unit="patient", adjacency="zero-out") as ledger:
         for step in range(8):
             ledger.spend(*protect.step_cost(sampler, step, 40))
+        stated = guarantee_with_digests(ledger.guarantee(1e-5), folder, ledger.statement)
+    (folder / "guarantee.json").write_text(json.dumps(stated))
     algorithm = statement_of(folder, delta=1e-5)["algorithm"]
     words = ["At most 8 steps", "In every 4 steps"]
     if name == "truncated-poisson":
@@ -224,22 +224,24 @@ def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
         (run / f"client-{client}").mkdir()
     shutil.copy(run / "ledger.jsonl", run / "client-0")
     shutil.move(run / "ledger.jsonl", run / "client-1")
-    small = {**stated, "epsilon": stated["epsilon"] / 2}
+    without_lines(run / "client-0" / "ledger.jsonl", -1, 1)  # a step less
+    less = Ledger.read(run / "client-0" / "ledger.jsonl").guarantee(stated["delta"])
+    small = {**stated, "epsilon": less.epsilon}
     clients = {"0": {"client": 0, "units": 9, "guarantee": small}, "1": {"client": 1, "units": 11, "guarantee": stated}}
     metrics |= {"clients": clients, "client_guarantee": None}
     for key in ("protection", "sampler", "units"):
         metrics.pop(key)
-    (run / "metrics.json").write_text(json.dumps(metrics))
     settings = 'clients = 2\n[aggregation]\nname = "{}"\n[protect]\nname = "dp-sgd"\nclip_norm = 0.1\n'
     for aggregation, model in (("mean", "federated"), ("secure-sum", "encrypted")):
         (run / "federation.toml").write_text(settings.format(aggregation))
+        restated(run, metrics)
         found = statement_of(run)
         follows = any("server follows the protocol" in one for one in found["trust"]["trusted"])
         assert follows == (aggregation == "secure-sum")
         assert found["trust"]["model"] == model and found["release"]["kind"] == "federated run"
         assert found["unit"]["count"] == 20 and len(found["releases"]["clients"]) == 2
-        for client in found["releases"]["clients"]:  # of every client, not of one
-            assert client["spends"] > 0 and client["events"] == found["parameters"]["original"]["events"]
+        spends = [client["spends"] for client in found["releases"]["clients"]]  # of every client, not of one
+        assert spends[0] == spends[1] - 1 and all(client["events"] for client in found["releases"]["clients"])
         assert markdown(found).count("- client ") == 2 * len(found["parameters"]["original"]["events"])
         assert "not recorded" not in found["algorithm"]["description"]  # the ledger knows rate and noise
     (run / "client-1" / "ledger.jsonl").unlink()
@@ -250,22 +252,21 @@ def test_a_federated_run_is_read_with_the_ledger_of_the_largest_epsilon(
 def test_the_noise_of_a_secure_sum_is_described_as_that_of_the_clients(run_of: Callable[..., Path]) -> None:
     run = run_of("plain")
     metrics = json.loads((run / "metrics.json").read_text())
-    stated = Guarantee(3.0, 1e-3, "client", Adjacency.ZERO_OUT, "pld")
-    metrics |= {"clients": {}, "client_guarantee": stated.as_dict()}
-    (run / "metrics.json").write_text(json.dumps(metrics))
     (run / "server").mkdir()
     with Ledger.open(run / "server" / "ledger.jsonl", unit="client", adjacency="zero-out") as ledger:
         ledger.spend(GaussianDpEvent(2.0), "round 1")
+        metrics |= {"clients": {}, "client_guarantee": ledger.guarantee(1e-3).as_dict()}
     for name, words in (("secure-sum", "Every client clips"), ("central-dp", "The server clips")):
         (run / "federation.toml").write_text(f'clients = 3\n[aggregation]\nname = "{name}"\nclip_norm = 0.5\n')
+        restated(run, metrics)
         found = statement_of(run)
         assert found["algorithm"]["name"] == name and words in found["algorithm"]["description"]
         assert found["parameters"]["original"]["settings"]["clip_norm"] == 0.5
         server = next(one["what"] for one in found["trust"]["sees"] if one["who"] == "the server")
         assert ("own noise" in server) == (name == "secure-sum") and found["unit"]["count"] == 3
     metrics |= {"clients": {"0": {"client": 0, "units": 9, "unit": "patient"}}, "client_guarantee": None}
-    (run / "metrics.json").write_text(json.dumps(metrics))
     (run / "federation.toml").write_text('clients = 1\n[aggregation]\nname = "mean"\n')
+    restated(run, metrics)
     found = statement_of(run)
     assert (found["unit"]["name"], found["unit"]["count"]) == ("patient", 9)
     assert any("the server" in who for who in found["trust"]["trusted"])  # it sees updates that nothing protects

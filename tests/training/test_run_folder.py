@@ -58,7 +58,7 @@ def test_the_held_out_rows_of_an_old_run_are_not_taken_for_unseen_ones(
 ) -> None:
     run_training(request(toy_csv, str(tiny_encoder("bert")), train="head"), tmp_path / "a")
     path = tmp_path / "a" / "settings.toml"
-    path.write_text(path.read_text(encoding="utf-8").replace("format = 3", "format = 1"), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace("format = 4", "format = 1"), encoding="utf-8")
     old = load_run(tmp_path / "a")
     assert old.settings.format == 1 and len(predict(old.model, load(toy_csv)).values) == 120
     with pytest.raises(DataError, match="selected held-out rows in another way"):

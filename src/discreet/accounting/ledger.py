@@ -117,7 +117,7 @@ class Ledger:
         relation = Adjacency(one_of("adjacency", adjacency, [member.value for member in Adjacency]))
         first = ledger_file.header(unit, relation, budget)
         if path is None:
-            return cls(None, Memory(), ledger_file.read(first, "memory"))
+            return cls(None, Memory(first), ledger_file.read(first, "memory"))
         resolved = Path(path).resolve()
         file = LedgerFile.open(resolved, first)
         try:
@@ -136,11 +136,16 @@ class Ledger:
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Statement:
         """Return the contents of a ledger without taking the lock, for example while a training run writes to it."""
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise LedgerError(f"Expected a ledger at {str(path)!r}: {error.strerror}. Check the path.") from error
-        return ledger_file.read(data, str(path)).statement()
+        return ledger_file.read(_bytes(path), str(path)).statement()
+
+    @staticmethod
+    def read_until(path: str | os.PathLike[str], check: str) -> Statement | None:
+        """Return the contents of a ledger up to the line with a check (`Statement.check`), or None without that line.
+
+        A ledger only grows, so what a release recorded of it at its end can be found later too.
+        """
+        data = ledger_file.up_to(_bytes(path), check)
+        return None if data is None else ledger_file.read(data, str(path)).statement()
 
     def spend(
         self,
@@ -299,6 +304,11 @@ class Ledger:
         return self._tally.statement()
 
     @property
+    def content(self) -> bytes:
+        """The bytes of the ledger so far, as in its file; also those of a ledger in memory."""
+        return self._store.read() if self.path is None else self.path.read_bytes()
+
+    @property
     def budget(self) -> Budget | None:
         """The budget, or None without a limit."""
         return self._tally.budget
@@ -404,6 +414,13 @@ class Ledger:
             raise
         self._tally.take(line[:-1])
         self._settled = True
+
+
+def _bytes(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise LedgerError(f"Expected a ledger at {str(path)!r}: {error.strerror}. Check the path.") from error
 
 
 def _check_same(path: Path, name: str, stored: object, value: object) -> None:

@@ -66,15 +66,28 @@ class Store(Protocol):
     def append(self, line: bytes) -> None:
         """Store a line, or several, before returning; raise OutputError if nothing of it was stored."""
 
+    def read(self) -> bytes:
+        """Return all bytes."""
+        ...
+
     def close(self) -> None:
         """Close the store."""
 
 
 class Memory:
-    """A store that discards its lines, for a ledger in memory."""
+    """A store that keeps its lines, for a ledger in memory."""
+
+    def __init__(self, first_line: bytes) -> None:
+        """Start with the first line."""
+        self._lines = [first_line]
 
     def append(self, line: bytes) -> None:
-        """Accept the line."""
+        """Keep the line."""
+        self._lines.append(line)
+
+    def read(self) -> bytes:
+        """Return all bytes, which are those of a file with the same spends."""
+        return b"".join(self._lines)
 
     def close(self) -> None:
         """Do nothing."""
@@ -272,7 +285,16 @@ class Tally:
         for stored in self.all_terms:
             terms, unstated = (terms, True) if stored is None else (terms | stored, unstated)
         return Statement(
-            self.unit, self.adjacency, self.budget, spent, self.respent, self.torn, self.ends_torn, terms, unstated
+            self.unit,
+            self.adjacency,
+            self.budget,
+            spent,
+            self.respent,
+            self.torn,
+            self.ends_torn,
+            terms,
+            unstated,
+            self.chain.decode(),
         )
 
     @property
@@ -408,6 +430,16 @@ def read(data: bytes, where: str) -> Tally:
     return tally
 
 
+def up_to(data: bytes, check: str) -> bytes | None:
+    """Return the bytes of a ledger up to and including the line with a check, or None if it has no such line."""
+    end = 0
+    for line in data.splitlines(keepends=True):
+        end += len(line)
+        if line.rstrip(b"\n")[1 - _TAIL : -2] == check.encode():
+            return data[:end]
+    return None
+
+
 def _read_header(line: bytes, complete: bool, where: str) -> Tally:
     try:
         value = json.loads(line)
@@ -507,7 +539,7 @@ class Statement:
     """The contents of a ledger: its unit and adjacency, and each distinct event with its count in order of first use.
 
     `terms` are those of all spends together. `unstated` is true if a spend has no terms, as in a ledger that was
-    written before terms were recorded.
+    written before terms were recorded. `check` is that of the last line, which depends on all lines before it.
     """
 
     unit: str
@@ -519,6 +551,7 @@ class Statement:
     unfinished: bool = False
     terms: Terms = Terms()
     unstated: bool = False
+    check: str = ""
 
     @property
     def spends(self) -> int:

@@ -193,21 +193,27 @@ def report(
         line(f"PDF: {printed}")
 
 
-def _first_screen(files: Written) -> dict[str, str | None]:
-    """Return the answer of a report and the next command, as JSON values."""
-    return {"answer": str(files.brief.answer), "command": files.command}
+def _first_screen(files: Written) -> dict[str, str | list[str] | None]:
+    """Return the answer of a report, what limits it, and the next command, as JSON values."""
+    brief = files.brief
+    return {"answer": str(brief.answer), "caveats": list(brief.caveats), "command": files.command}
 
 
 def _print_verdict(files: Written) -> None:
-    """Print the answer, the verdict, the command to run next, and where the report is."""
+    """Print the answer, the verdict, what limits it, the command to run next, and where the report is."""
     paragraph(files.brief.sentence)
     line()
     paragraph(" ".join(files.verdict))
+    if files.brief.caveats:
+        line()
+        line("Caveats:")
+        for text in files.brief.caveats:
+            paragraph(text)
     if files.brief.command is not None:
         from discreet.report.page import WIDTH, command_text
 
         line()
-        line("Train it for release with:")
+        paragraph(files.brief.step)
         document(command_text(files.brief.command, WIDTH) + "\n")
         line()
     line(f"Report: {files.page}")

@@ -22,9 +22,12 @@ def export(
     guarantee, in words and in its front matter.
     """
     with working("exporting"):
+        from discreet.core.digests import check_digests
         from discreet.training.run_folder import load_run
 
-        kind = load_run(run).save_pretrained(out)
+        loaded = load_run(run)
+        check_digests(loaded.metrics, run / "metrics.json")  # the model card of the export states the guarantee again
+        kind = loaded.save_pretrained(out)
     if json:
         as_json({"run": str(run), "out": str(out), "class": kind})
         return

@@ -101,12 +101,13 @@ def sanitize(
     """
     from json import dumps
 
+    from discreet.core.digests import with_digests
     from discreet.core.files import write_atomic
     from discreet.core.randomness import Rng
     from discreet.data.separated import Layout
     from discreet.data.sources import EACH_ROW, unit_word
     from discreet.data.tables import check_fits, format_of, read_columns, render, write_whole
-    from discreet.report.run_facts import sidecar_of
+    from discreet.report.run_facts import TEXT, sidecar_of
     from discreet.training.sanitized import counted_file, privacy_of
 
     positive(
@@ -147,7 +148,8 @@ def sanitize(
     copied = [name for name in file.names if name not in file.texts]
     if path is not None:
         privacy = privacy_of(swap, file.texts, owners, word, delta=options.delta, secret=rng.is_secret, copied=copied)
-        write_atomic(sidecar_of(path), dumps(privacy, indent=2) + "\n", private=False)
+        recorded = with_digests(privacy, {TEXT: path} if path.is_file() else {})
+        write_atomic(sidecar_of(path), dumps(recorded, indent=2) + "\n", private=False)
     _account(swap, changes, copied, options.delta, rng, out, json, len(file.texts), {**people, "sentence": sentence})
 
 

@@ -42,6 +42,7 @@ from discreet.integrations.rows import Rows
 from discreet.integrations.torch import PrivateTraining, make_private
 from discreet.protections.base import Protection, check_protection
 from discreet.training.plan import sampler_for
+from discreet.training.run_folder import guarantee_with_digests
 
 STATE = "private_state.json"  # in a checkpoint: how far the ledger had come
 START = "private_start.json"  # in the output folder, from before the first step
@@ -281,7 +282,8 @@ class PrivateTrainerMixin(_Trainer):  # type: ignore[misc]
             return
         folder = Path(output_dir if output_dir is not None else self.args.output_dir)
         guarantee = self.guarantee
-        write_atomic(folder / GUARANTEE, json.dumps(guarantee.as_dict(), indent=2) + "\n", private=False)
+        values = guarantee_with_digests(guarantee, folder, self.private.ledger.statement)
+        write_atomic(folder / GUARANTEE, json.dumps(values, indent=2) + "\n", private=False)
         add_to_card(folder / "README.md", guarantee, type(self.model).__name__)
         if _internal_call:  # of a checkpoint, whose other files are written after this one
             write_atomic(folder / STATE, json.dumps(self.private.state_dict()), private=False)

@@ -6,7 +6,6 @@ and the share of tokens that a tokenizer does not know.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from discreet.core.digests import sha256
 from discreet.core.errors import Message, ModelError, first_line, setting
 from discreet.core.randomness import Rng
 from discreet.models.bilstm import BiLSTM, BiLSTMConfig
@@ -238,12 +238,6 @@ def check_sha256(path: Path, expected: str) -> None:
             f"Expected SHA-256 {expected} for {path.name}, got {actual}. "
             "The weights are changed or damaged; reinstall their package."
         )
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 LEAST_UNKNOWN_SHARE = 0.01  # no warning below this share of unknown tokens

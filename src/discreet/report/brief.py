@@ -15,6 +15,7 @@ from discreet.releases.description import GRADIENT, REPRESENTATION, TEXT
 from discreet.report.command import Command, train_command
 from discreet.report.words import (
     advice,
+    caveats_of,
     ceiling_words,
     constant_words,
     measured_on,
@@ -30,6 +31,7 @@ from discreet.study.frontier import Measured, Point, safe_limit
 from discreet.study.grid import STRENGTHS
 from discreet.study.result import StudyResult
 
+CAVEATS = "Caveats"  # the name of their row
 MOST = 4  # attacks on the first screen; all are in the tables below
 _RECEIVERS = {
     TRAINING: "a server, or anyone else who watches the training; everyone who gets the model",
@@ -63,13 +65,15 @@ class Row:
 class Brief:
     """The first screen: the answer, a sentence with its reason, the rows below, and the next step.
 
-    `command` trains the recommended setting for release; None where none is recommended.
+    `caveats` is the one list of what limits the recommendation; it is also the last of the rows. `command` trains the
+    recommended setting for release; None where none is recommended.
     """
 
     answer: Answer
     sentence: str
     rows: tuple[Row, ...]
     step: str
+    caveats: tuple[str, ...] = ()
     command: Command | None = None
 
 
@@ -86,15 +90,18 @@ def brief_of(result: StudyResult) -> Brief:
         Row("Only measured", tuple(_measured(result, shown)), "estimate"),
         Row("Noise", (noise_words(shown),)),
     ]
+    caveats = caveats_of(result)
+    if caveats:
+        rows.append(Row(CAVEATS, caveats))
     if result.recommended is None:
-        return Brief(answer, sentence, tuple(rows), _without_recommendation(result))
+        return Brief(answer, sentence, tuple(rows), _without_recommendation(result), caveats)
     command = train_command(result.study, {**result.recommended.protection, **_older_delta(result.recommended)})
-    step = "Train the model for release, with the same setting and with noise from a secret seed:"
+    step = "The trials drew their noise from fixed seeds: train the model for release with noise from a secret seed:"
     if result.recommended.name == "none":
         step = "Train the model. It has no protection:"
     if command.missing:
         step += f" (no option sets {', '.join(command.missing)}; train from Python to set it)"
-    return Brief(answer, sentence, tuple(rows), step, command)
+    return Brief(answer, sentence, tuple(rows), step, caveats, command)
 
 
 def _older_delta(point: Point) -> dict[str, float]:

@@ -13,12 +13,13 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from discreet.core.digests import DIGESTS, check_digests, recorded_ledger
 from discreet.core.errors import DataError, LedgerError, ModelError, first_line, invalid, setting
-from discreet.core.guarantee import Adjacency, Guarantee
+from discreet.core.guarantee import Adjacency, Caveat, Guarantee, in_digits
 
 if TYPE_CHECKING:
     from discreet.accounting.ledger_file import Statement
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 LEDGER, METRICS, SETTINGS = "ledger.jsonl", "metrics.json", "settings.toml"
 FEDERATION, TRAINER = "federation.toml", "guarantee.json"
 SIDECAR = ".privacy.json"  # added to the name of a sanitized file
+TEXT = "text"  # name of a sanitized file in its digests
+_DIGESTS = 4  # the first format of run folders with digests
+_CLOSE = 1e-6  # relative difference of two epsilons that is due to the arithmetic of another machine
 RESULTS = "attacks"  # folder of a run with results of attacks and audits, one JSON object in each file
 
 
@@ -142,8 +146,8 @@ def _run(path: Path, ledger: Path | None, delta: float | None) -> Facts:
         )
     spent = None
     if guarantee is not None:
-        spent = _ledger(ledger or path / LEDGER, path)
-        guarantee = _agreed(guarantee, spent, path)
+        spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, LEDGER), path / LEDGER, ledger)
+    _check_files(metrics, settings, path)
     return Facts(
         Kind.RUN,
         path,
@@ -168,17 +172,19 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
     if stated is not None:
         guarantee = Guarantee.from_dict(stated)
         if ledger is None:
-            spent, others, by_client = _client_ledgers(path, metrics, guarantee.delta)
+            spent, others, by_client = _client_ledgers(path, metrics, guarantee)
         else:
             spent = _ledger(ledger, path)
     elif metrics.get("client_guarantee") is not None:  # noise that hides whole clients
         guarantee = Guarantee.from_dict(metrics["client_guarantee"])
-        spent = _ledger(ledger or path / "server" / LEDGER, path)
+        own = f"server/{LEDGER}"
+        spent = _agreed_ledger(guarantee, path / METRICS, recorded_ledger(metrics, own), path / own, ledger)
+    _check_files(metrics, settings, path)
     return Facts(
         Kind.FEDERATED,
         path,
         "a model trained by several clients",
-        guarantee if spent is None or guarantee is None else _agreed(guarantee, spent, path),
+        guarantee,
         _protection(metrics, federation.get("protect")) or (None if guarantee is None else aggregation),
         spent,
         settings,
@@ -192,20 +198,30 @@ def _federated(path: Path, ledger: Path | None, delta: float | None) -> Facts:
 
 
 def _client_ledgers(
-    path: Path, metrics: Mapping[str, Any], delta: float
+    path: Path, metrics: Mapping[str, Any], joint: Guarantee
 ) -> tuple[Statement, tuple[Statement, ...], dict[str, Statement]]:
     """Return the ledger of the client with the largest epsilon, those of the others, and all of them by client.
 
-    A client that was gone at the end is not in the metrics, but has a ledger.
+    A client that was gone at the end is not in the metrics, but has a ledger. The joint guarantee must hold for every
+    client, by its own statement and by its ledger.
     """
-    stated = {name: _guarantee_of(values) for name, values in metrics.get("clients", {}).items()}
-    epsilons = {name: one.epsilon for name, one in stated.items() if one is not None}
-    ledgers = {name: _ledger(path / f"client-{name}" / LEDGER, path) for name in epsilons}
+    epsilons, ledgers, where = {}, {}, path / METRICS
+    for name, values in metrics.get("clients", {}).items():
+        stated = _guarantee_of(values)
+        if stated is not None:
+            own = f"client-{name}/{LEDGER}"
+            ledgers[name] = _agreed_ledger(stated, where, recorded_ledger(metrics, own), path / own)
+            epsilons[name] = stated.epsilon
+            _check_same(joint, stated, where, f"its client {name}", least=True)
     for file in path.glob(f"client-*/{LEDGER}"):
         name = file.parent.name.removeprefix("client-")
         if name not in ledgers:
             ledgers[name] = _ledger(file, path)
-            epsilons[name] = ledgers[name].guarantee(delta).epsilon if ledgers[name].spends else 0.0
+            epsilons[name] = 0.0
+            if ledgers[name].spends:
+                total = _computed(ledgers[name], joint.delta)
+                epsilons[name] = total.epsilon
+                _check_same(joint, total, where, f"the ledger of client {name}", least=True)
     most = max(epsilons, key=lambda name: epsilons[name], default="0")
     if most not in ledgers:
         return _ledger(path / f"client-{most}" / LEDGER, path), (), {}
@@ -219,9 +235,13 @@ def _guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:
 
 
 def _trainer(path: Path, ledger: Path | None, delta: float | None) -> Facts:
-    guarantee = _read_guarantee(_json(path / TRAINER), path / TRAINER)
+    values = _json(path / TRAINER)
+    guarantee = _read_guarantee(values, path / TRAINER)
     beside = [folder / LEDGER for folder in (path, path.parent)]  # a checkpoint lies in the folder of its run
-    spent = _ledger(ledger or next((one for one in beside if one.exists()), beside[0]), path)
+    own = ledger or next((one for one in beside if one.exists()), beside[0])
+    # Later steps, and other trainings in the same ledger, are in it but not in the figure of this folder.
+    spent = _agreed_ledger(guarantee, path / TRAINER, recorded_ledger(values, LEDGER), own, grows=True)
+    check_digests(values, path / TRAINER)
     return Facts(
         Kind.TRAINER,
         path,
@@ -249,13 +269,16 @@ def innermost(event: Any) -> Any:
 
 
 def _sanitized(path: Path, ledger: Path | None, delta: float | None) -> Facts:
-    values = _json(sidecar_of(path))
+    values, where = _json(sidecar_of(path)), sidecar_of(path)
     statement = _composed(values["spent"], values["unit"], values["adjacency"])
+    stated = _read_guarantee(values["guarantee"], where)
+    _check_same(stated, _computed(statement, stated.delta), where, "the spent events in it")
+    check_digests(values, where, {TEXT: path})
     return Facts(
         Kind.SANITIZED,
         path,
         "rewritten texts",
-        Guarantee.from_dict(values["guarantee"]),
+        stated,
         values["protection"],
         statement,
         metrics=values,
@@ -349,19 +372,96 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return [{**one, "file": path.name} for one in parts]
 
 
-def _agreed(guarantee: Guarantee, spent: Statement, path: Path) -> Guarantee:
-    """Return the guarantee, if the ledger spent no more than it says.
+def _agreed_ledger(
+    stated: Guarantee,
+    file: Path,
+    recorded: tuple[int, str] | None,
+    own: Path,
+    given: Path | None = None,
+    *,
+    grows: bool = False,
+) -> Statement:
+    """Return the ledger of a release, `own` or the `given` one, if the guarantee that `file` states follows from it.
 
-    A ledger that several runs share may have spent more: then the guarantee is that of the run alone.
+    `recorded` are the spends and the last check that the release recorded of its own ledger, which may have been moved
+    to `given`. A ledger that several releases share has other spends too, so only the own one is compared. `grows`:
+    spends after the recorded ones are not of this release.
     """
-    if spent.unit != guarantee.unit or not guarantee.exists:
-        return guarantee
-    if spent.spends == 0:
+    from discreet.accounting.ledger import Ledger
+
+    path = own if given is None or own.exists() else given
+    whole = then = _ledger(path, file.parent)
+    if whole.spends == 0 and 0 < stated.epsilon < math.inf:
         raise LedgerError(
-            f"Expected the spends of {str(path)!r} in its ledger, which is empty. It is that of another run; restore "
-            f"its own, or name the shared one ({setting('ledger')})."
+            f"Expected the spends of {str(file.parent)!r} in its ledger, which is empty. It is that of another run; "
+            f"restore its own, or name the shared one ({setting('ledger')})."
         )
-    return guarantee
+    if recorded is not None:
+        spends, check = recorded
+        found = Ledger.read_until(path, check)
+        if found is None or found.spends != spends or (whole.spends != spends and not grows):
+            raise LedgerError(
+                f"Expected the {spends:,} spends that {file.name} records of the ledger of {str(file.parent)!r}, got "
+                f"{whole.spends:,} in {str(path)!r}. It was cut, continued or exchanged; restore it, or name the one "
+                f"that the release was counted in ({setting('ledger')})."
+            )
+        then = found
+    shared = recorded is None and path == given  # an earlier version wrote no ledger into some folders
+    _check_same(stated, _computed(then, stated.delta), file, f"the ledger {path.name}", least=grows, most=shared)
+    return whole if path == given or given is None else _ledger(given, file.parent)
+
+
+def _computed(spent: Statement, delta: float) -> Guarantee:
+    """Return the guarantee of recorded spends, with the assumptions that were recorded with them and no others.
+
+    How the accountant words its own assumptions may differ between versions.
+    """
+    return replace(spent.guarantee(delta), assumptions=spent.terms.assumptions)
+
+
+def _check_same(
+    stated: Guarantee, computed: Guarantee, file: Path, source: str, *, least: bool = False, most: bool = False
+) -> None:
+    """Raise unless a stated guarantee is the one that was computed from the recorded spends.
+
+    `least`: the stated one may be weaker. `most`: the recorded spends may be those of other releases too.
+    """
+    figures = {"unit": (stated.unit, computed.unit)}
+    figures["adjacency"] = (stated.adjacency.value, computed.adjacency.value)
+    # The claim of a paper is an estimate with its own assumptions; the spends have the proven figure.
+    claimed = Caveat.PAPER_CALIBRATION in stated.caveats
+    if not claimed and not _close(stated.epsilon, computed.epsilon):
+        understated = stated.epsilon < computed.epsilon
+        if not (most if understated else least):
+            at = f" at delta {in_digits(stated.delta)}"
+            figures["epsilon"] = (in_digits(stated.epsilon) + at, in_digits(computed.epsilon) + at)
+    if not most:
+        if stated.certified and not computed.certified:
+            figures["certified"] = ("certified", "an estimate")
+        if missing := computed.caveats - stated.caveats:
+            figures["caveats"] = (", ".join(sorted(stated.caveats)) or "none", ", ".join(sorted(missing)))
+        absent = [text for text in computed.assumptions if text not in stated.assumptions]
+        if absent and not claimed:
+            figures["assumptions"] = ("not all of them", f"also {absent[0]!r}")
+    for name, (first, second) in figures.items():
+        if first != second:
+            raise LedgerError(
+                f"Expected {name} in {str(file)!r} and in {source} to agree, got {first} and {second}. One of them was "
+                "edited or belongs to another release; restore it. No figure of this release can be relied on."
+            )
+
+
+def _close(first: float, second: float) -> bool:
+    return first == second or abs(first - second) <= _CLOSE * max(abs(first), abs(second)) < math.inf
+
+
+def _check_files(metrics: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
+    """Raise if a file of a run is not the one that the run wrote; runs of earlier formats recorded no digests."""
+    if not check_digests(metrics, path / METRICS) and settings.get("format", 1) >= _DIGESTS:
+        raise ModelError(
+            f"Expected {DIGESTS!r} in {str(path / METRICS)!r}, which every run of format {settings['format']} records, "
+            "got none. The file was edited; restore it."
+        )
 
 
 def _ledger(path: Path, run: Path) -> Statement:

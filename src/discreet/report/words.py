@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from discreet.core.guarantee import Guarantee, Strength, in_digits, strength
+from discreet.core.guarantee import Guarantee, Strength, in_digits, strength, words_for_size
 from discreet.core.types import MODEL, TRAINING, UPDATE
 from discreet.metrics.table import METRICS, label_of
 from discreet.study.file import Goal
@@ -249,11 +249,43 @@ def unmeasured_goal(points: Sequence[Point], goal: Goal) -> bool:
 
 
 def verdict_of(result: StudyResult) -> tuple[str, str, str]:
-    """Return the verdict on the result of a study; the cost of choosing stands beside the recommended epsilon."""
-    risk, advice, cost = verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
-    point = result.recommended
-    stated = point is not None and point.guarantee is not None and point.guarantee.exists
-    return risk, advice, f"{cost} {result.choosing.sentence()}" if stated else cost
+    """Return the verdict on the result of a study; `caveats_of` says what limits it."""
+    return verdict(result.points, result.recommended, result.goal, result.utility, result.noise)
+
+
+def caveats_of(result: StudyResult) -> tuple[str, ...]:
+    """Return everything that limits the recommendation of a study, in sentences; every output of a report shows all."""
+    missing = len(result.failures)
+    found = []
+    if missing:
+        trials, verb = ("trial", "is") if missing == 1 else ("trials", "are")
+        found.append(f"{missing:,} {trials} failed in the last run and {verb} missing here.")
+    chosen = result.recommended
+    if chosen is None:
+        return tuple(found)
+    found += caveats(chosen, result.goal, result.utility)
+    if chosen.guarantee is not None and chosen.guarantee.exists:
+        found.append(result.choosing.sentence())
+    return tuple(found)
+
+
+def caveats(chosen: Point, goal: Goal | None, utility: str) -> list[str]:
+    """Return what limits the recommendation of a setting, except how it was chosen, in sentences."""
+    found = []
+    guarantee = chosen.guarantee
+    if guarantee is not None and guarantee.exists:
+        if not guarantee.certified:
+            found.append(f"Epsilon {in_digits(guarantee.epsilon)} is an estimate because {guarantee.reason}.")
+        found.append(words_for_size(guarantee.epsilon).strip())
+    if goal is not None and goal.leakage in chosen.leakage:
+        leakage, attack = chosen.leakage[goal.leakage], goal.leakage.partition("/")[0]
+        proven = leakage.bound is not None and (goal.ceiling is None or leakage.bound <= goal.ceiling)
+        if not proven and leakage.n is not None and leakage.n < ENOUGH:
+            found.append(f"The leakage under {attack} was {measured_on(goal.leakage, leakage)}.")
+        limit = leakage.bound if proven and leakage.bound is not None else safe_limit(leakage)
+        found.append(_stronger(chosen, goal, limit))
+    found += useless([chosen], utility)
+    return [text for text in found if text]
 
 
 def _risk(point: Point | None) -> str:
@@ -332,8 +364,7 @@ def _advice(
     return (
         f"Recommended: {chosen.label}, with {utility} {interval(chosen.utility[utility])} "
         f"({of_rows(chosen.utility[utility], utility)}); "
-        f"{what} {often} {percent(leakage.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})"
-        f"{_stronger(chosen, goal, limit)}."
+        f"{what} {often} {percent(leakage.value)}{of}, at most {percent_at_most(limit)} ({kept}; {how})."
     )
 
 
@@ -375,7 +406,7 @@ def _unsure(points: Sequence[Point], goal: Goal) -> str:
 
 
 def _stronger(chosen: Point, goal: Goal, limit: float) -> str:
-    """Return the attack that reads more than the rule allows under the chosen setting, by the same metric."""
+    """Return a sentence about an attack that reads more than the rule allows under the chosen setting, or nothing."""
     most = limit if goal.ceiling is None else max(limit, goal.ceiling)
     metric = goal.leakage.partition("/")[2]
     others = [(m.value, name) for name, m in chosen.leakage.items() if name.partition("/")[2] == metric]
@@ -383,7 +414,7 @@ def _stronger(chosen: Point, goal: Goal, limit: float) -> str:
     if value <= most:
         return ""
     attack = name.partition("/")[0]
-    return f"; but {attack} reaches {percent(value)} there by the same metric: name {attack} in the goal"
+    return f"{attack} reaches {percent(value)} under this setting by the same metric: name {attack} in the goal."
 
 
 def _cost(open_point: Point | None, chosen: Point | None, goal: Goal | None, utility: str) -> str:

@@ -1,4 +1,4 @@
-"""What choosing a setting by a study costs, beside the epsilon of the setting itself.
+"""What choosing a setting by a study costs, in addition to the epsilon of the setting itself.
 
 A study trains many times on the same text and attacks the results. The epsilon of the recommended setting is that of
 one training with it, as if it had been fixed in advance. Choosing it looked at all other trials too.
@@ -21,7 +21,7 @@ class Choosing:
     """The cost of choosing by the trials of a study: epsilon and delta of all of them, by basic composition.
 
     `unbounded` counts the trials without a guarantee; with one of them, or with several adjacencies or units, epsilon
-    is infinite. `public` text belongs to nobody, so that choosing on it costs nothing.
+    is infinite. `public` text belongs to nobody, and choosing on it costs nothing.
 
     Guarantee: none; attacks that were measured on the text are in no epsilon.
     """
@@ -43,8 +43,8 @@ class Choosing:
         count = "1 trial" if self.trials == 1 else f"{self.trials:,} trials"
         if self.unbounded:
             verb = "has" if self.unbounded == 1 else "have"
-            cost = f"{count} on the same text were compared, of which {self.unbounded:,} {verb} no guarantee, so that "
-            cost += "the choice has no bound"
+            cost = f"{count} on the same text were compared, and {self.unbounded:,} of them {verb} no guarantee: the "
+            cost += "choice has no bound"
         elif not math.isfinite(self.epsilon):
             cost = f"{count} under several adjacencies or units were compared, which cannot be added up"
         else:

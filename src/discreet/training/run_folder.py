@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from discreet.catalog import protection_from_table
+from discreet.core.digests import sha256, with_digests
 from discreet.core.errors import DataError, DiscreetError, ModelError, OutputError, first_line, setting
 from discreet.core.files import UNFINISHED, cannot_write, load_tensors, save_tensors, sync_path, sync_tree, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee, in_digits
@@ -31,7 +32,7 @@ from discreet.metrics.utility import in_sentences
 from discreet.models.base import LM, TextModel
 from discreet.models.bilstm import BiLSTM
 from discreet.models.classifier import Classifier, ModelSettings
-from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer, sha256
+from discreet.models.encoder import BILSTM, CAUSAL, WRONG_KIND, assemble, fresh_module, load_tokenizer
 from discreet.models.language_model import LanguageModel
 from discreet.models.pretrained import HEAD, save_pretrained
 from discreet.protections.base import Protection, in_words
@@ -40,10 +41,14 @@ from discreet.training.checkpoint import LEDGER, trained
 from discreet.training.public_row import in_sentences as beside_public
 from discreet.training.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from discreet.accounting.ledger import Statement
+
 SECRET = "secret"
 SEARCH = "search.json"  # progress of an unfinished search for settings, with files and folders that begin with:
 BEST, TRIAL = "best-", "trial-"
-_FORMAT = 3
+_FORMAT = 4
+_DIGESTS = 4  # since this format, metrics.json has digests of the files and the ledger of the run
 _UNIT_BUDGETS = 3  # since this format, the epsilon of ldp is that of a unit, not of each sentence
 _STABLE_SPLITS = 2  # since this format, each unit is held out by a keyed hash of its own identity
 
@@ -231,23 +236,56 @@ def finish(
         texts = {
             "encoder.json": encoder_config(model),
             "settings.toml": settings_text(settings),
-            "metrics.json": json.dumps(metrics, indent=2) + "\n",
             "README.md": model_card(model, settings, metrics, guarantee),
         }
         for name, text in texts.items():
             write_atomic(workspace / name, text, private=False)
+        recorded = with_digests(metrics, files_of_release(workspace), ledgers_of(workspace))
+        write_atomic(workspace / "metrics.json", json.dumps(recorded, indent=2) + "\n", private=False)
         sync_tree(workspace)
-        if (workspace / SEARCH).exists():
-            # The ledger was written before the first trial: its time would show how many there were.
-            now = time.time_ns()
-            for path in workspace.rglob("*"):
-                os.utime(path, ns=(now, now))
+        # The ledger is written during training: its time would show how long private rows took, or how many trials
+        # there were.
+        now = time.time_ns()
+        for path in workspace.rglob("*"):
+            os.utime(path, ns=(now, now))
         workspace.rename(out)
         sync_path(out.parent)
         # Only now: a run that could not be renamed must still be able to resume with the same noise.
         forget_secrets(out)
     except OSError as error:
         raise cannot_write(out, error) from None
+
+
+def files_of_release(folder: Path) -> dict[str, Path]:
+    """Return the files of a run folder by name that its digests cover: what the model is made of, and its settings.
+
+    Left out are the model card, which people complete, the two sides of a locally private run, which are given to
+    others, what only the owner keeps, and ledgers, which are recorded by their spends.
+    """
+    names = ("model.safetensors", "encoder.json", "settings.toml", "federation.toml")
+    paths = [*(folder / name for name in names), *(folder / "tokenizer").rglob("*")]
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+
+
+def guarantee_with_digests(guarantee: Guarantee, folder: Path, ledger: Statement) -> dict[str, Any]:
+    """Return a guarantee as plain values for a file next to the weights in `folder`, with their digests.
+
+    `ledger` holds what was spent when the weights were saved; it may grow later.
+    """
+    weights = [path for pattern in ("*.safetensors", "*model*.bin") for path in folder.glob(pattern)]
+    spent = {LEDGER: (ledger.spends, ledger.check)}
+    return with_digests(guarantee.as_dict(), {path.name: path for path in weights}, spent)
+
+
+def ledgers_of(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return the number of spends and the last check of every ledger of a run, by its name in the folder."""
+    from discreet.accounting.ledger import Ledger
+
+    found = {}
+    for path in sorted((*folder.glob(LEDGER), *folder.glob(f"client-*/{LEDGER}"), *folder.glob(f"server/{LEDGER}"))):
+        statement = Ledger.read(path)
+        found[path.relative_to(folder).as_posix()] = (statement.spends, statement.check)
+    return found
 
 
 def _reset(tokenizer: Any) -> Any:
