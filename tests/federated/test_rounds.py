@@ -423,7 +423,7 @@ def test_the_same_weights_get_the_same_answer_and_others_new_noise_at_a_cost(tin
     client = Client(settings, 0, tmp_path / "client")
     weights = {n: p.detach().numpy().copy() for n, p in trained(client.model).items()}
     other = {name: value + np.float32(1e-3) for name, value in weights.items()}
-    task = Task(1, 0, 1, 8, 10)
+    task = Task(1, 0, 1, 1, 10)  # a plan of one step
     first = client.update(task, weights).arrays
     client.close()
     client = Client(settings, 0, tmp_path / "client")  # a client that was restarted
@@ -433,6 +433,8 @@ def test_the_same_weights_get_the_same_answer_and_others_new_noise_at_a_cost(tin
     moved = client.update(task, other).arrays
     back = client.update(task, weights).arrays  # computed again, with the noise of the first time
     assert Ledger.read(tmp_path / "client" / LEDGER).spends == 2
+    stated = client.training(task).step.guarantee()
+    assert stated is not None and stated.caveats == {Caveat.UNPLANNED_STEPS}  # no budget limits what a server may ask
     scale = client.training(task).plan.protect.noise_scale / 10  # type: ignore[union-attr]
     name = "head.weight"
     assert np.abs(moved[name] - first[name]).std() > 0.5 * scale  # the noise does not cancel
@@ -457,6 +459,7 @@ def test_an_interrupted_run_is_not_deleted_and_resumes(tiny: Tiny, tmp_path: Pat
         federate(settings, tmp_path / "fed", FederateOptions(in_process=True))
     result = federate(settings, tmp_path / "fed", FederateOptions(in_process=True, resume=True))
     assert any("Resumed after round 3" in line for line in result["log"])
+    assert "log" not in load_run(tmp_path / "fed").metrics
     for number in range(3):
         assert Ledger.read(client_folder(tmp_path / "fed", number) / LEDGER).spends == result["steps"]
 

@@ -368,10 +368,8 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
         # stderr may be a file here: the loss of a protected run is private and is not written to it.
         shown_facts = facts(report if report.epsilon is None else replace(report, loss=None))
         unit = {"encoding": "text", "rounds": "round"}.get(report.stage, "step")
-        note(
-            f"{report.stage}: {unit} {report.step:,}/{report.steps:,}  {shown_facts}  "
-            f"about {report.seconds_left:.0f} s left"
-        )
+        left = "" if report.seconds_left is None else f"  about {report.seconds_left:.0f} s left"
+        note(f"{report.stage}: {unit} {report.step:,}/{report.steps:,}  {shown_facts}{left}")
 
     return show
 

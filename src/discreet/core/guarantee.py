@@ -95,6 +95,7 @@ class Caveat(enum.StrEnum):
     OWN_BATCHES = "own-batches"
     UNPROTECTED_STATE = "unprotected-state"
     PRIVATE_CLASSES = "private-classes"
+    UNPLANNED_STEPS = "unplanned-steps"
 
     @property
     def sentence(self) -> str:
@@ -131,6 +132,10 @@ _CAVEATS = {
     ),
     Caveat.PRIVATE_CLASSES: (
         "the names of the classes were read from private labels, and that a name exists may depend on one unit"
+    ),
+    Caveat.UNPLANNED_STEPS: (
+        "more steps were asked for than planned, perhaps because of what earlier ones had released, and no budget "
+        "limits their number"
     ),
 }
 
