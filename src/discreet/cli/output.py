@@ -358,6 +358,8 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
     printed: dict[str, float] = {}
 
     def show(report: Report) -> None:
+        if report.seconds_left is None:
+            return  # lines at regular times would show how long the steps take
         now = clock()
         start = starts.setdefault(report.stage, now)
         due = printed[report.stage] + _SECONDS_BETWEEN_LINES if report.stage in printed else start + _SECONDS_TO_FIRST
@@ -368,8 +370,10 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
         # stderr may be a file here: the loss of a protected run is private and is not written to it.
         shown_facts = facts(report if report.epsilon is None else replace(report, loss=None))
         unit = {"encoding": "text", "rounds": "round"}.get(report.stage, "step")
-        left = "" if report.seconds_left is None else f"  about {report.seconds_left:.0f} s left"
-        note(f"{report.stage}: {unit} {report.step:,}/{report.steps:,}  {shown_facts}{left}")
+        note(
+            f"{report.stage}: {unit} {report.step:,}/{report.steps:,}  {shown_facts}  "
+            f"about {report.seconds_left:.0f} s left"
+        )
 
     return show
 

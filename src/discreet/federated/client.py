@@ -62,7 +62,7 @@ from discreet.training.private import PrivateStep, check_ledger
 from discreet.training.run_folder import secret_of
 from discreet.training.steps import OpenStep, Parts, Step
 
-HELLO, FINISH = "hello", "finish"  # requests besides those of the aggregation
+HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides those of the aggregation
 STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
 LOSS, GUARANTEE = "loss", "guarantee"
 AVERAGED = "averaged_"  # begins the name of a score whose predictions are averaged over the client's masks
@@ -143,6 +143,11 @@ class Client:
         """
         if stage == HELLO:
             return Payload(values=self.describe())
+        if stage == EVALUATE:
+            raise UnsupportedError(
+                f"Expected a round or the stage {FINISH!r}, got {EVALUATE!r}. Held-out rows have no noise, so they are "
+                "scored once, at the end of a run."
+            )
         if stage == FINISH:
             return Payload(values=self.finish(Task.of(values), weights))
         number = whole("round", values.get("round", -1), 0)  # type: ignore[arg-type]
