@@ -59,8 +59,8 @@ def test_federated_sgd_takes_the_steps_of_central_training(
 ) -> None:
     """The mean of the clients' gradients is the gradient of their batches together.
 
-    AdamW divides by the size of a gradient. Where the exact gradient is zero, as in some biases of attention, that turns
-    rounding errors into whole steps, so it is compared for the head alone.
+    AdamW divides by the size of a gradient. Where the exact gradient is zero, as in some biases of attention, that
+    turns rounding errors into whole steps, so it is compared for the head alone.
     """
     settings = tiny(train=part)
     train = dataclasses.replace(settings.train, gradient_norm=1e6, optimizer=optimizer)
