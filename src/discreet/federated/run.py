@@ -27,7 +27,7 @@ from discreet.core.errors import DataError, ExtraError, ModelError, setting
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
-from discreet.federated.client import AVERAGED, ERRORS, GUARANTEE, Client, guarantee_of
+from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
 from discreet.federated.planned import ANSWERS
 from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
@@ -41,6 +41,7 @@ from discreet.training.plan import delta_for
 from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
+_RECORDED = f"the recorded batches, in {BATCHES} of each client, are not released"
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,8 @@ def write_run(
     if protect is not None:  # a client that did not answer at the end has a ledger all the same
         guarantees += [in_ledger(workspace, one) for one in range(settings.clients) if one not in clients]
     stated = joint(guarantees)
+    if stated is not None and settings.record and isinstance(protect, GradientProtection):
+        stated = replace(stated, assumptions=(*stated.assumptions, _RECORDED))
     if stated is not None and settings.files:
         stated = replace(stated, assumptions=(*stated.assumptions, f"each {stated.unit} is at one client"))
     for values in clients.values():

@@ -53,6 +53,7 @@ SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
 )
 PRIVATE = "private.txt"
 PID, FAILED = "pid", "failed.txt"  # of a ServerApp: its process, and why it failed
+_RECORDED = "the recorded messages of the clients, in server/record, are not released: they have no noise"
 _TOKEN = "token"
 _TRIES = 5  # times that a round is tried before the run stops
 _SMALL = 4_000_000  # weights that are saved after every round
@@ -370,7 +371,8 @@ class Server:
             },
         }
         if ledger is not None:
-            stated = ledger.guarantee(aggregation.delta, assumptions=aggregation.assumptions)
+            unshared = (_RECORDED,) if self.recorder is not None and aggregation.visible == "each" else ()
+            stated = ledger.guarantee(aggregation.delta, assumptions=(*aggregation.assumptions, *unshared))
             result["client_guarantee"] = stated.as_dict()
         save_tensors({name: torch.from_numpy(value) for name, value in weights.items()}, self.folder / FINAL)
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
