@@ -583,6 +583,39 @@ FAULTS = (
         "pass",
         ("test_every_output_has_the_same_caveats",),
     ),
+    Fault(
+        "a federated run says which sampled clients took part",
+        "                if aggregation.secret_clients:\n",
+        "                if False:\n",
+        ("test_nothing_that_is_written_or_printed_depends_on_who_took_part_or_failed",),
+    ),
+    Fault(
+        "sampling of clients that are public reduces epsilon",
+        "return 1.0 if self.public_clients else self.rate",
+        "return self.rate",
+        ("test_if_it_is_public_who_took_part_sampling_does_not_reduce_epsilon",),
+    ),
+    Fault(
+        "a federated ledger holds only the steps so far",
+        "        self.reserve(event, terms)\n",
+        "",
+        (
+            "test_a_server_that_stops_after_one_round_does_not_make_the_figure_of_a_client_smaller",
+            "test_a_run_that_is_stopped_costs_as_much_as_its_plan",
+        ),
+    ),
+    Fault(
+        "a federated client scores its held-out rows for any weights",
+        'return dict(entry["scores"]) if self.is_seen and entry["weights"] == request else {}',
+        "return self.evaluate(weights) if self.is_seen else {}",
+        ("test_held_out_rows_are_scored_once_and_not_for_any_weights",),
+    ),
+    Fault(
+        "a client whose noisy update is invalid drops out",
+        "if reason is None or not self.settings.aggregation.is_noisy:",
+        "if reason is not False:",
+        ("test_a_client_whose_update_is_nan_answers_as_always_if_noise_protects_clients",),
+    ),
 )
 
 

@@ -106,3 +106,24 @@ def test_a_round_goes_on_without_a_client_whose_update_is_nan(
     monkeypatch.setattr(Client, "update", lambda self, *arguments: update(self, *arguments) if self.number else 1 / 0)
     with pytest.raises(RoundError):
         run_in_process(tiny(clients=4, aggregation=SecureSum(), epochs=1), tmp_path / "again")
+
+
+def test_a_client_whose_update_is_nan_answers_as_always_if_noise_protects_clients(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That an update is invalid depends on the client's text, and the noise of a sum without it would not hide that."""
+    from discreet.federated.client import Client
+
+    honest = Client.update
+
+    def update(self: Client, *arguments: Any) -> Any:
+        result = honest(self, *arguments)
+        for array in result.arrays.values() if self.number == 2 else ():
+            array.fill(np.nan)
+        return result
+
+    monkeypatch.setattr(Client, "update", update)
+    result = run_in_process(tiny(aggregation=SecureSum(noise_multiplier=1.0), epochs=0.5), tmp_path)
+    assert [row["rounds"] for row in result["clients"].values()] == [result["rounds"]] * 3
+    assert not (tmp_path / "server" / "log.txt").exists()
+    assert "counts as zero" in (tmp_path / "client-2" / "errors.txt").read_text()

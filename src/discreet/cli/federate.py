@@ -270,6 +270,7 @@ def _write_app(settings: Federation, folder: str | None) -> None:
 
 def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
     from discreet.federated.client import ERRORS
+    from discreet.federated.run import private_folder
 
     if result["utility"]:
         table(result["utility"], title=f"Utility on the {result['evaluated_on']} split")
@@ -291,13 +292,17 @@ def _print(result: dict[str, Any], settings: Federation, out: Path) -> None:
         paragraph("Privacy of clients: " + Guarantee.from_dict(result["client_guarantee"]).sentence())
     for entry in result["log"][-10:]:
         note(entry)
-    idle = [str(number) for number, values in sorted(result["clients"].items()) if not values["rounds"]]
+    idle = [str(number) for number, values in sorted(result["clients"].items()) if values.get("rounds") == 0]
     if idle:
         note(f"Warning: no update of client {', '.join(idle)} was used in any round; the model learned nothing there.")
     for path in sorted(out.glob(f"client-*/{ERRORS}")):
         note(f"Errors of {path.parent.name} are in {path}.")
+    if settings.aggregation.secret_clients:
+        note(f"Errors of clients, if there were any, are in {private_folder(out)}. It must not be shared: epsilon")
+        note("assumes that nobody learns which clients took part in a round.")
     line(f"The server saw {'only the sum of updates' if settings.aggregation.visible == 'sum' else 'each update'}.")
-    line(f"Written to {out} in {result['seconds']:.1f} s, after {result['rounds']} rounds.")
+    took = f" in {result['seconds']:.1f} s," if "seconds" in result else ""
+    line(f"Written to {out}{took} after {result['rounds']} rounds.")
 
 
 def _print_clients(clients: dict[int, dict[str, Any]], *, noisy: bool) -> None:
@@ -313,6 +318,6 @@ def _print_clients(clients: dict[int, dict[str, Any]], *, noisy: bool) -> None:
             "-" if guarantee is None else "inf" if guarantee["epsilon"] is None else in_digits(guarantee["epsilon"])
         )
         loss = f"{values['loss']:.3f}" if "loss" in values else "private" if guarantee or noisy else "-"
-        rows, rounds = str(values.get("rows", "private")), str(values["rounds"])
+        rows, rounds = str(values.get("rows", "private")), str(values.get("rounds", "private"))
         shown.add_row(str(number), f"{values['units']:,}", rows, rounds, epsilon, loss)
     console().print(shown)

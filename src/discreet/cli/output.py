@@ -358,6 +358,8 @@ def lines(clock: Callable[[], float] = time.monotonic) -> Callable[[Report], Non
     printed: dict[str, float] = {}
 
     def show(report: Report) -> None:
+        if report.seconds_left is None:
+            return  # lines at regular times would show how long the steps take
         now = clock()
         start = starts.setdefault(report.stage, now)
         due = printed[report.stage] + _SECONDS_BETWEEN_LINES if report.stage in printed else start + _SECONDS_TO_FIRST

@@ -98,6 +98,7 @@ class Caveat(enum.StrEnum):
     OWN_BATCHES = "own-batches"
     UNPROTECTED_STATE = "unprotected-state"
     PRIVATE_CLASSES = "private-classes"
+    UNPLANNED_STEPS = "unplanned-steps"
 
     @property
     def sentence(self) -> str:
@@ -136,6 +137,10 @@ _CAVEATS = {
     Caveat.PRIVATE_CLASSES: (
         "the names of the classes were read from private labels, and that a name exists may depend on one unit; names "
         "that are set beforehand (classes) do not"
+    ),
+    Caveat.UNPLANNED_STEPS: (
+        "more steps were asked for than planned, perhaps because of what earlier ones had released, and no budget "
+        "limits their number"
     ),
 }
 

@@ -90,7 +90,8 @@ class Round:
     """The server's side of one round.
 
     `template` holds an array of zeros for every array of an update. `clients` are the numbers of the clients that take
-    part. `weights` are their public weights in the mean. `log` records what happened, for the owner of the server.
+    part. `weights` are their public weights in the mean. `log` records what happened to single clients, for the owner
+    of the server.
     """
 
     number: int
@@ -140,6 +141,19 @@ class Aggregation(ABC):
     def is_noisy(self) -> bool:
         """Whether noise protects clients; clients then send no loss, which nothing protects."""
         return False
+
+    @property
+    def secret_clients(self) -> bool:
+        """Whether the guarantee needs it to be secret which clients take part in a round.
+
+        Then nothing that the run writes for others or prints may depend on it: no rounds and no errors of a client, and
+        no durations.
+        """
+        return False
+
+    def recorded(self) -> Aggregation:
+        """Return the aggregation if all messages are recorded, which shows who took part in each round."""
+        return self
 
     @property
     def epsilon(self) -> float | None:

@@ -46,9 +46,13 @@ class CentralDP(Aggregation):
     update that has NaN or the wrong shape counts as zero. No update is judged by the others, because the sum would then
     change by more than one clipped update if one client were missing.
 
-    Guarantee: for one client (its whole data set), the epsilon of its event composed over the rounds, under zero-out:
-        the number of clients is public. The server is trusted: it sees every update, and who takes part. The model that
-        it sends out is protected, not the messages of the clients.
+    Sampling reduces epsilon only if nobody learns which clients took part, so the run writes and prints nothing that
+    depends on it. With `public_clients`, or if messages are recorded, it does, and epsilon is that of a client that
+    takes part in every round.
+
+    Guarantee: for one client (its whole training data), the epsilon of its event composed over the rounds, under
+        zero-out: the number of clients is public. The server is trusted: it sees every update, and who takes part. The
+        model that it sends out is protected, not the messages of the clients.
     """
 
     epsilon: float | None = option_field(None, "Privacy budget of one client for the whole run.", "Aggregation")
@@ -58,6 +62,9 @@ class CentralDP(Aggregation):
     )
     clip_norm: float = option_field(1.0, "Updates of a client are clipped to this norm.", "Aggregation")
     rate: float = option_field(1.0, "Probability that a client takes part in a round.", "Aggregation")
+    public_clients: bool = option_field(
+        False, "Say which clients took part in each round; sampling then does not reduce epsilon.", "Aggregation"
+    )
     expected: float | None = None  # number of clients in a round, set by `resolve`
     name: ClassVar[str] = "central-dp"
     visible: ClassVar[Visible] = "each"
@@ -82,6 +89,32 @@ class CentralDP(Aggregation):
         """Whether noise protects clients: always."""
         return True
 
+    @property
+    def secret_clients(self) -> bool:
+        """Whether it must stay secret who takes part: unless it is public and counted so."""
+        return not self.public_clients
+
+    def recorded(self) -> CentralDP:
+        """Return the aggregation with public clients: recorded messages name them."""
+        return replace(self, public_clients=True)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee for a client assumes."""
+        trust: tuple[str, ...] = ("the server is trusted: it sees every update",)
+        if not self.public_clients:
+            trust = (
+                "the server is trusted: it sees every update and which clients take part in a round, and both stay "
+                "secret",
+                "no client tells others in which rounds it took part, and nobody else sees its messages",
+                "how long a round takes is not released",
+            )
+        return (
+            *trust,
+            "held-out rows are not protected: utility figures are computed on them",
+            "the number of clients, the size of each client's data and the settings are public",
+        )
+
     def resolve(self, clients: int, rounds: int, parameters: int) -> CentralDP:
         """Return the aggregation with its noise: the one that was set, or the least that the budget allows."""
         noise = self.noise_multiplier
@@ -89,7 +122,7 @@ class CentralDP(Aggregation):
             from discreet.protections.dp_sgd import DPSGD
 
             assert self.epsilon is not None
-            noise = DPSGD.for_budget(self.epsilon, self.delta, sampling_rate=self.rate, steps=rounds).noise
+            noise = DPSGD.for_budget(self.epsilon, self.delta, sampling_rate=self._secret_rate, steps=rounds).noise
         return replace(self, noise_multiplier=noise, expected=self.rate * clients)
 
     @property
@@ -99,7 +132,13 @@ class CentralDP(Aggregation):
 
         if self.noise_multiplier is None:
             raise UnsupportedError("Expected a resolved aggregation, got one with a budget only. Call resolve.")
-        return Poisson(self.rate).amplify(ClippedSumDpEvent(self.noise_multiplier), 1)
+        event = ClippedSumDpEvent(self.noise_multiplier)
+        return event if self._secret_rate == 1 else Poisson(self._secret_rate).amplify(event, 1)
+
+    @property
+    def _secret_rate(self) -> float:
+        """Rate of the sampling that nobody sees, which is the one that reduces epsilon."""
+        return 1.0 if self.public_clients else self.rate
 
     def choose(self, clients: Sequence[int], secret: Rng) -> tuple[int, ...]:
         """Return the clients that take part: each with probability `rate`, independently."""
@@ -121,7 +160,6 @@ class CentralDP(Aggregation):
             raise UnsupportedError("Expected a resolved aggregation, got one with a budget only. Call resolve.")
         answers = about.ask(UPDATE, {client: Payload() for client in about.clients})
         sums = {name: np.zeros(value.shape, np.float64) for name, value in about.template.items()}
-        counted = []
         for client in sorted(answers):
             reason = why_invalid(answers[client].arrays, about.template)
             if reason is not None:
@@ -129,11 +167,10 @@ class CentralDP(Aggregation):
                 continue
             for name, value in clipped(answers[client].arrays, self.clip_norm).items():
                 sums[name] += value
-            counted.append(client)
         tensors = {name: torch.from_numpy(value).to(torch.float32) for name, value in sums.items()}
         noisy = add_normals(tensors, self.noise_multiplier * self.clip_norm, secret.fork("noise"))
         arrays = {name: value.numpy().astype(np.float64) for name, value in noisy.items()}
-        return Total(arrays, self.expected, tuple(counted))
+        return Total(arrays, self.expected, tuple(sorted(answers)))
 
 
 def clipped(arrays: Mapping[str, Array], norm: float) -> dict[str, np.ndarray]:

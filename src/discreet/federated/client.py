@@ -3,26 +3,33 @@
     FOLDER/ledger.jsonl       what was spent for each unit of this client, written before its noise is used
     FOLDER/client.jsonl       with noise in a secure sum, what was spent for this client as a whole
     FOLDER/secret             seed of batches, masks and noise, readable by the owner only
+    FOLDER/answers.jsonl      which of the planned steps were taken, and for which weights
     FOLDER/answer.safetensors the last protected update, which is sent again if the server asks again
     FOLDER/vectors/           outputs of a frozen encoder, deleted at the end
     FOLDER/memory/            what an aggregation keeps between the requests of one round
     FOLDER/errors.txt         messages of errors; the server gets only their types
+    FOLDER/utility.json       scores of the final weights on the held-out rows of this client
     FOLDER/batches.jsonl      with `record`, the rows of each batch, for scoring attacks; never sent
 
 The noise of a round depends on the weights that the server sent. If the server asks for the same round with the same
 weights, because it was restarted, it receives the same update again and nothing is spent. If it asks for the same round
 with other weights, the noise is new and its cost is counted: equal noise on two gradients would reveal their
 difference.
+
+All planned steps are in the ledger before the first update leaves, because the server may stop whenever it likes
+(`discreet.federated.planned`). Held-out rows have no noise, so the server gets their scores once in a run, for the
+weights of its first request at the end, and not at all if it sees only sums.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +39,15 @@ import torch
 from torch import nn
 
 from discreet.accounting.events import DpEvent
-from discreet.accounting.ledger import Budget, Ledger
+from discreet.accounting.ledger import Budget
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, whole
 from discreet.core.files import load_tensors, save_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
-from discreet.federated.aggregation import Arrays, Local, Payload, Update, Value, why_invalid
+from discreet.federated.aggregation import UPDATE, Arrays, Local, Payload, Update, Value, why_invalid
+from discreet.federated.planned import PlannedLedger
 from discreet.federated.settings import GRADIENTS, Federation, at_client
 from discreet.models.classifier import classifier_of
 from discreet.protections.base import GradientProtection, RepresentationProtection, plain_defaults
@@ -58,9 +66,12 @@ HELLO, EVALUATE, FINISH = "hello", "evaluate", "finish"  # requests besides thos
 STOPPED = "stopped"  # key of an answer that explains why a client takes no further part
 LOSS, GUARANTEE = "loss", "guarantee"
 AVERAGED = "averaged_"  # begins the name of a score whose predictions are averaged over the client's masks
+ANSWERS_ALWAYS = "whether a client answers, and the type of its errors, do not depend on its text"
 CLIENT_UNIT, CLIENT_LEDGER = "client", "client.jsonl"
-BATCHES, ERRORS = "batches.jsonl", "errors.txt"
-_ANSWER, _MEMORY, _CACHE = "answer.safetensors", "memory", "vectors"
+BATCHES, ERRORS, UTILITY = "batches.jsonl", "errors.txt", "utility.json"
+_ANSWER, _MEMORY, _CACHE, _OWN = "answer.safetensors", "memory", "vectors", "whole"
+_NAME_DIGITS = 16
+_MOST_STEPS = 1_000_000  # of a plan: each is a line in the ledger before the first one is taken
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,11 @@ class Task:
         """Return the task as values of a message."""
         return dict(vars(self))
 
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the run."""
+        return -(-self.steps // self.local_steps)
+
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Task:
         """Return the task of a message; reject a task outside its range."""
@@ -85,6 +101,8 @@ class Task:
         task = cls(**numbers)
         whole("batch_size", task.batch_size)
         whole("local_steps", task.local_steps)
+        if task.steps > _MOST_STEPS:
+            raise invalid("steps", task.steps, f"<= {_MOST_STEPS}", "Use fewer epochs or larger batches.")
         if task.first + task.local_steps > task.steps:
             raise invalid("steps", task.steps, f">= {task.first + task.local_steps}", "The round would exceed it.")
         return task
@@ -112,8 +130,9 @@ class Client:
         self.model = settings.build()
         self.split = matched_split(self.corpus, self.model, "train")
         self.memory = FolderMemory(folder / _MEMORY)
+        self.start = weights_digest(self.model, leave_out="encoder" if self.model.settings.frozen else None)
         self._training: _Training | None = None
-        self._own: Ledger | None = None
+        self._own: PlannedLedger | None = None
         self._held_out: Tokens | Vectors | None = None
         self.loss: float | None = None  # of the last update, if it is not protected
 
@@ -125,16 +144,22 @@ class Client:
         if stage == HELLO:
             return Payload(values=self.describe())
         if stage == EVALUATE:
-            return Payload(values=self.evaluate(weights))
+            raise UnsupportedError(
+                f"Expected a round or the stage {FINISH!r}, got {EVALUATE!r}. Held-out rows have no noise, so they are "
+                "scored once, at the end of a run."
+            )
         if stage == FINISH:
             return Payload(values=self.finish(Task.of(values), weights))
         number = whole("round", values.get("round", -1), 0)  # type: ignore[arg-type]
         self.memory.begin(number)
 
         def update() -> Update:
-            return self.update(Task.of(values), weights)
+            return self._valid(self.update(Task.of(values), weights))
 
-        local = Local(number, self.number, update, self.memory, Rng.secret(), partial(self.spend, number))
+        def spend(event: DpEvent) -> None:
+            self.spend(Task.of(values), event)
+
+        local = Local(number, self.number, update, self.memory, Rng.secret(), spend)
         self.loss = None
         try:
             answer = self.settings.aggregation.respond(stage, request, local)
@@ -142,18 +167,32 @@ class Client:
             return Payload(values={STOPPED: str(error)})
         return self._with_loss(answer)
 
-    def spend(self, number: int, event: DpEvent) -> None:
+    def spend(self, task: Task, event: DpEvent) -> None:
         """Record the cost of noise that protects this client as a whole; raise BudgetError beyond the budget.
 
-        Guarantee: that of the client's own ledger, which counts every answer of every round, whether the server
-            announced it or not.
+        Guarantee: that of the client's own ledger, which counts all rounds that the server announced, and every answer
+            beyond them.
         """
         if self._own is None:
             aggregation = self.settings.aggregation
             budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
             path = self.folder / CLIENT_LEDGER
-            self._own = Ledger.open(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
-        self._own.spend(event, f"round {number}", secure=True)
+            self._own = PlannedLedger.begin(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+        name = f"{_OWN} {digest(event_to_json(event), task.rounds)[:_NAME_DIGITS]}"
+        if self._own.name_of_plan != name:
+            self._own.plan(name, task.rounds, self.folder)
+        self._own.spend(event, f"round {task.round}", secure=True)
+
+    def _valid(self, update: Update) -> Update:
+        """Return an update, with zeros in place of one that has NaN if noise protects clients.
+
+        That an update is invalid depends on private text, and noise hides it only if the client answers as always.
+        """
+        reason = why_invalid(update.arrays, {name: np.zeros_like(value) for name, value in update.arrays.items()})
+        if reason is None or not self.settings.aggregation.is_noisy:
+            return update
+        note_error(self.folder, UPDATE, DataError(f"The update counts as zero: {reason}."))
+        return Update({name: np.zeros_like(value) for name, value in update.arrays.items()}, update.weight)
 
     def _with_loss(self, answer: Payload) -> Payload:
         """Return an answer with the loss of the update that it holds, if there is one and the server may see it."""
@@ -236,18 +275,36 @@ class Client:
     def finish(self, task: Task, weights: Arrays) -> dict[str, Value]:
         """Return the client's row of the final table: its facts, the guarantee of its ledger and its utility.
 
-        If the server sees only sums, the row has no utility.
+        If the server sees only sums, or was told the utility of other weights in this run, the row has no utility.
+
+        Guarantee: that of the ledger, which has all planned steps; held-out rows are not protected.
         """
         training = self.training(task)
-        stated, views = training.step.guarantee(), training.views()
-        values: dict[str, Value] = {**self.describe(), **(self.evaluate(weights) if self.is_seen else {})}
-        if self.is_seen and views is not None:
-            values |= {AVERAGED + name: value for name, value in self.evaluate(weights, views).items()}
+        training.reserve()
+        stated = training.step.guarantee()
+        values: dict[str, Value] = {**self.describe(), **self._scores(training, weights)}
         if stated is not None:
+            stated = replace(stated, assumptions=(*stated.assumptions, ANSWERS_ALWAYS))
             values[GUARANTEE] = json.dumps(stated.as_dict())
         self.close(finished=True)
         shutil.rmtree(self.folder / _CACHE, ignore_errors=True)
         return values
+
+    def _scores(self, training: _Training, weights: Arrays) -> dict[str, Value]:
+        """Return the utility of the weights for the server: once for a plan, and only if it sees single updates.
+
+        The scores are exact. For weights that the server chooses, any number of them would reveal the held-out rows.
+        """
+        path, request = self.folder / UTILITY, digest(dict(weights))
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        entry = known.get(training.plan_name)
+        if entry is None:
+            scores = self.evaluate(weights)
+            if (views := training.views()) is not None:
+                scores |= {AVERAGED + name: value for name, value in self.evaluate(weights, views).items()}
+            entry = {"weights": request, "scores": scores}
+            write_atomic(path, json.dumps({**known, training.plan_name: entry}, indent=2) + "\n")
+        return dict(entry["scores"]) if self.is_seen and entry["weights"] == request else {}
 
     def close(self, *, finished: bool = False) -> None:
         """Close the ledger; the next request opens it again."""
@@ -285,14 +342,17 @@ class _Training:
         if self.plan.steps != steps:
             raise UnsupportedError(f"Expected a plan of {steps} steps, got {self.plan.steps}. Use fewer epochs.")
         self.peak = self.plan.settings.learning_rate or 0.0
-        self.ledger: Ledger | None = None
+        self.ledger: PlannedLedger | None = None
         self.entry: Entry | None = None
         secret: Rng | None = None
         if self.plan.protect is not None:
             secret = secret_of(self.folder)
             if settings.noise_seed is not None:
                 secret = Rng(settings.noise_seed).fork("secret", client.number)
-            self.ledger = self.plan.open_ledger(self.folder / LEDGER)
+            assert self.plan.adjacency is not None
+            self.ledger = PlannedLedger.begin(
+                self.folder / LEDGER, unit=self.plan.unit, adjacency=self.plan.adjacency, budget=self.plan.budget
+            )
             check_ledger(self.plan, self.ledger)
             fixed = settings.noise_seed is not None
             self.entry = entry_of(self.plan, client.split, self.ledger, out=self.folder, secret=not fixed)
@@ -302,7 +362,7 @@ class _Training:
             if isinstance(self.plan.protect, RepresentationProtection):
                 self.plan.protect.begin(classifier_of(self.model, self.plan.protect.name), secret)
         self.secret = secret
-        start = weights_digest(self.model, leave_out="encoder" if self.model.settings.frozen else None)
+        start = client.start
         rows = ready(self.model, client.split, client.cache, self.plan.settings.precision)
         self.gradients = settings.exchange == GRADIENTS
         # A step with rate 0 leaves the weights as they are, and the gradient that would have been used.
@@ -314,6 +374,19 @@ class _Training:
             kind = PrivateStep if isinstance(self.plan.protect, GradientProtection) else HiddenStep
             self.step = kind.of(parts, self.ledger, secret)
         self.name = identity(self.model, self.step.rows, self.plan.settings, self.step.describe(), self.plan.rng, start)
+        self.plan_name = digest("plan", self.name, steps)[:_NAME_DIGITS]
+        if self.ledger is not None and secret is not None:
+            self.plan_name = spend_name(digest("plan", self.name, steps), secret, self.ledger)
+            planned = 0  # without a cost of its own (TextHide), every step is recorded as it is taken
+            if isinstance(self.plan.protect, GradientProtection):
+                names = {(step // settings.local_steps, self.plan.step_cost(step)[1]) for step in range(steps)}
+                planned = len(names)
+            self.ledger.plan(self.plan_name, planned, self.folder, trusted=not planned)
+
+    def reserve(self) -> None:
+        """Count all planned steps in the ledger."""
+        if self.ledger is not None and isinstance(self.step, PrivateStep):
+            self.ledger.reserve(self.plan.step_cost(0)[0], self.step.terms)
 
     def take(self, task: Task, request: str) -> tuple[dict[str, npt.NDArray[np.float32]], float | None]:
         """Return the update of a task, and the mean loss if it is not protected."""
@@ -358,7 +431,7 @@ class _Training:
         else:
             rows = self.plan.sampler.draw(step, len(self.step.rows), self.plan.rng.fork("sampler"))
         entry = {"round": task.round, "step": step, "rows": rows.tolist()}
-        with (self.folder / BATCHES).open("a", encoding="utf-8") as file:
+        with open(self.folder / BATCHES, "a", encoding="utf-8", opener=owner_only) as file:
             file.write(json.dumps(entry) + "\n")
 
     def stored(self, request: str) -> dict[str, npt.NDArray[np.float32]] | None:
@@ -437,6 +510,19 @@ class FolderMemory(MutableMapping[str, bytes]):
 
     def _path(self, name: str) -> Path:
         return self._round / name.encode().hex()
+
+
+def note_error(folder: Path, stage: str, error: Exception) -> None:
+    """Write an error into the client's own folder, which the server cannot read."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with open(folder / ERRORS, "a", encoding="utf-8", opener=owner_only) as file:
+        file.write(f"{now} {stage}: {type(error).__name__}: {error}\n")
+
+
+def owner_only(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, for `open`."""
+    return os.open(path, flags, 0o600)
 
 
 def guarantee_of(values: Mapping[str, Any]) -> Guarantee | None:

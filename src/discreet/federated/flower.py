@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from discreet.core.errors import DataError, DiscreetError, LedgerError, UnsupportedError
 from discreet.core.files import write_atomic
 from discreet.federated.aggregation import Array, Payload
-from discreet.federated.client import ERRORS, EVALUATE, FINISH, HELLO, Client
+from discreet.federated.client import FINISH, HELLO, Client, note_error
 from discreet.federated.server import ERROR, FAILED, PID, Outgoing, RoundReport, Server
 from discreet.federated.settings import Federation
 
 WHO = "who"  # asks a node for its client number
 _VALUES, _WEIGHTS, _REQUEST, _SCALARS = "values", "weights", "request", "scalars"
 _STAGE, _TOKEN = "stage", "token"
-_KINDS = {WHO: MessageType.QUERY, HELLO: MessageType.QUERY, FINISH: MessageType.QUERY, EVALUATE: MessageType.EVALUATE}
+_KINDS = {WHO: MessageType.QUERY, HELLO: MessageType.QUERY, FINISH: MessageType.QUERY}
 _DELTA = 1e-5  # largest delta that a node with a limit accepts, besides the default for its number of units
 _SHORTEST, _LONGEST_PAUSE = 0.01, 0.5  # seconds between looks for answers
 _CHECK_SECONDS = 2.0  # between looks for nodes that are gone or back
@@ -122,21 +121,8 @@ def client_app(
         return Message(to_records(stage, sent), reply_to=message)
 
     app.train()(handle)
-    app.evaluate()(handle)
     app.query()(handle)
     return app
-
-
-def note_error(folder: Path, stage: str, error: Exception) -> None:
-    """Write an error into the client's own folder, which the server cannot read."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with open(folder / ERRORS, "a", encoding="utf-8", opener=_private) as file:
-        file.write(f"{now} {stage}: {type(error).__name__}: {error}\n")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def app_of_file(path: Path) -> ClientApp:
@@ -212,7 +198,7 @@ def serve(
     """Run the server of a federation on a grid, and return its result."""
     transport = Transport(grid, settings.wait_seconds)
     server = Server(settings, folder, transport.send, transport.lookup, watch, should_stop)
-    transport.log = server.log
+    transport.log = server.log_client
     return server.run()
 
 

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 from discreet.core.errors import ModelError, first_line
 from discreet.core.files import write_atomic
 from discreet.federated.app import write_app
+from discreet.federated.client import owner_only
 from discreet.federated.node import FLAG
-from discreet.federated.server import FAILED, LOG, PID, PROGRESS, RESULT, RoundReport, StoppedError
+from discreet.federated.server import FAILED, LOG, PID, PRIVATE, PROGRESS, RESULT, RoundReport, StoppedError
 from discreet.federated.settings import Federation
 
 if TYPE_CHECKING:
@@ -79,16 +80,16 @@ class Cluster:
             "TOKENIZERS_PARALLELISM": "false",
         }
 
-    def log(self, text: str) -> None:
+    def log(self, text: str, name: str = LOG) -> None:
         """Write a line into the server's log."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        (self.workspace / "server").mkdir(exist_ok=True)
-        with (self.workspace / "server" / LOG).open("a", encoding="utf-8") as file:
+        (self.workspace / "server").mkdir(exist_ok=True, mode=0o700)
+        with open(self.workspace / "server" / name, "a", encoding="utf-8", opener=owner_only) as file:
             file.write(f"{now} {text}\n")
 
     def child(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         """Start a child process whose output goes to a log file."""
-        with (self.folder / f"{name}.log").open("ab") as log:
+        with open(self.folder / f"{name}.log", "ab", opener=owner_only) as log:
             return subprocess.Popen(arguments, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment)
 
     def start(self) -> None:
@@ -173,12 +174,13 @@ class Cluster:
             return
         for client, node in list(self.nodes.items()):
             if node.poll() is not None:
-                self._count(f"Client {client} died and is started again.")
+                name = PRIVATE if self.settings.aggregation.secret_clients else LOG
+                self._count(f"Client {client} died and is started again.", name)
                 self.start_node(client)
 
-    def _count(self, text: str) -> None:
+    def _count(self, text: str, name: str = LOG) -> None:
         self.restarts += 1
-        self.log(text)
+        self.log(text, name)
         if self.restarts > _MOST_RESTARTS:
             raise ModelError(
                 f"Expected the processes of Flower to run, but they died {self.restarts} times. See {self.folder}."
@@ -226,7 +228,7 @@ def running(
     """
     workspace = workspace.resolve()  # Flower changes relative paths in its configuration
     folder = workspace / "flower"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     certificates = make_certificates(folder) if tls else None
     (workspace / "server" / FAILED).unlink(missing_ok=True)
     cluster = Cluster(settings, workspace, folder, certificates, cache, connect_to)

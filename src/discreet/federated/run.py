@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -26,8 +27,9 @@ from discreet.core.errors import DataError, ExtraError, ModelError, setting
 from discreet.core.files import load_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Guarantee
 from discreet.data.corpus import Corpus
-from discreet.federated.client import AVERAGED, GUARANTEE, Client, guarantee_of
-from discreet.federated.server import FINAL, LOG, PID, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
+from discreet.federated.client import AVERAGED, BATCHES, ERRORS, GUARANTEE, Client, guarantee_of
+from discreet.federated.planned import ANSWERS
+from discreet.federated.server import FINAL, LOG, PID, PRIVATE, RESULT, SCHEDULE, RoundReport, Schedule, StoppedError
 from discreet.federated.settings import EQUAL, UNIT, Federation, shared_label_names, with_label_names
 from discreet.metrics.utility import MAIN
 from discreet.models.base import LM, TextModel
@@ -39,6 +41,7 @@ from discreet.training.plan import delta_for
 from discreet.training.run_folder import RunSettings, begin, finish, forget_secrets, workspace_of
 
 SETTINGS, SERVER, FLOWER = "federation.toml", "server", "flower"
+_RECORDED = f"the recorded batches, in {BATCHES} of each client, are not released"
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,8 @@ def write_run(
     if protect is not None:  # a client that did not answer at the end has a ledger all the same
         guarantees += [in_ledger(workspace, one) for one in range(settings.clients) if one not in clients]
     stated = joint(guarantees)
+    if stated is not None and settings.record and isinstance(protect, GradientProtection):
+        stated = replace(stated, assumptions=(*stated.assumptions, _RECORDED))
     if stated is not None and settings.files:
         stated = replace(stated, assumptions=(*stated.assumptions, f"each {stated.unit} is at one client"))
     for values in clients.values():
@@ -223,11 +228,12 @@ def write_run(
         "clients": clients,
         "trained": settings.model.train,
         "seed": settings.seed,
-        "log": (workspace / SERVER / LOG).read_text(encoding="utf-8").splitlines()
-        if (workspace / SERVER / LOG).exists()
-        else [],
     }
+    log = workspace / SERVER / LOG
+    events = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     tidy(workspace, settings)
+    if settings.aggregation.secret_clients:
+        set_aside(workspace, private_folder(out))
     run = RunSettings(
         replace(settings.data, text_pair=settings.data.text_pair if corpus.is_pairs else None),
         settings.model,
@@ -239,7 +245,8 @@ def write_run(
         pairs=corpus.is_pairs,
     )
     finish(workspace, out, model, run, {**values, "history": []}, stated)
-    return {**values, "seconds": seconds}
+    # What happened to clients is for whoever started the run, and the time only if it is public who took part.
+    return {**values, "log": events} | ({} if settings.aggregation.secret_clients else {"seconds": seconds})
 
 
 def load_final(model: TextModel, folder: Path) -> None:
@@ -297,14 +304,36 @@ def tidy(workspace: Path, settings: Federation) -> None:
     for number in range(settings.clients):
         folder = client_folder(workspace, number)
         forget_secrets(folder)
-        for name in ("answer.safetensors",):
+        for name in ("answer.safetensors", ANSWERS):
             (folder / name).unlink(missing_ok=True)
         for name in ("memory", "vectors"):
             shutil.rmtree(folder / name, ignore_errors=True)
     forget_secrets(workspace / SERVER)
-    (workspace / SERVER / FINAL).unlink(missing_ok=True)
-    (workspace / SERVER / RESULT).unlink(missing_ok=True)
-    (workspace / SERVER / PID).unlink(missing_ok=True)
+    for name in (FINAL, RESULT, PID, ANSWERS):
+        (workspace / SERVER / name).unlink(missing_ok=True)
     for path in (workspace / FLOWER).glob("*"):
         if path.suffix != ".log":
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def private_folder(out: Path) -> Path:
+    """Return the folder next to a run folder for what its owner must not share: who took part in a round."""
+    return out.with_name(out.name + ".private")
+
+
+def set_aside(workspace: Path, private: Path) -> None:
+    """Move everything that depends on who took part in a round out of a finished run, and hide when files were written.
+
+    These are the events and errors of single clients and Flower's own logs. Nothing is lost: they are in `private`,
+    which only its owner can read.
+    """
+    private.mkdir(parents=True, exist_ok=True, mode=0o700)
+    paths = [workspace / SERVER / PRIVATE, *workspace.glob(f"client-*/{ERRORS}"), *workspace.glob(f"{FLOWER}/*.log")]
+    for path in paths:
+        if path.exists():
+            target = private / f"{path.parent.name}-{path.name}"
+            write_atomic(target, path.read_bytes())
+            path.unlink()
+    now = time.time_ns()
+    for path in (*workspace.rglob("*"), workspace):
+        os.utime(path, ns=(now, now))

@@ -139,6 +139,8 @@ class SecureSum(Aggregation):
         return (
             "the server follows the protocol of the secure sum; it sees which clients take part in a round",
             f"in every round {self.noise.survivors} clients added their noise and keep it secret",
+            "held-out rows are not protected: utility figures are computed on them",
+            "whether a client answers, and the type of its errors, do not depend on its text",
             "the number of clients, the size of each client's data and the settings are public",
         )
 

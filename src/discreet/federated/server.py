@@ -3,11 +3,14 @@
     FOLDER/checkpoint.safetensors  weights, state of the optimizer and number of the last saved round
     FOLDER/schedule.json           steps, batch sizes and weights of the clients, decided before the first round
     FOLDER/ledger.jsonl            with client-level noise, what was spent for each client
+    FOLDER/answers.jsonl           with client-level noise, which of the planned rounds were begun
     FOLDER/progress.jsonl          one line per round
     FOLDER/log.txt                 drop-outs, rejected updates, restarts
+    FOLDER/private.txt             if it is secret who takes part in a round: what happened to single clients
     FOLDER/result.json             the final table of clients
 
-A round that was not saved before the server stopped is repeated after a restart.
+A round that was not saved before the server stopped is repeated after a restart. All files can be read by their owner
+only.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from discreet.core.files import save_tensors, write_atomic
 from discreet.core.guarantee import Adjacency, Caveat
 from discreet.core.randomness import Rng, digest
 from discreet.federated.aggregation import UPDATE, Aggregation, Arrays, Payload, Round, RoundError, Total, numbers_of
-from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task
+from discreet.federated.client import CLIENT_UNIT, FINISH, HELLO, LOSS, STOPPED, Task, owner_only
+from discreet.federated.planned import PlannedLedger
 from discreet.federated.record import Recorder
 from discreet.federated.settings import GRADIENTS, Federation
 from discreet.protections.base import GradientProtection, Protection, defaults_of
@@ -47,7 +51,9 @@ SCHEDULE, PROGRESS, LOG, RESULT, FINAL = (
     "result.json",
     "final.safetensors",
 )
+PRIVATE = "private.txt"
 PID, FAILED = "pid", "failed.txt"  # of a ServerApp: its process, and why it failed
+_RECORDED = "the recorded messages of the clients, in server/record, are not released: they have no noise"
 _TOKEN = "token"
 _TRIES = 5  # times that a round is tried before the run stops
 _SMALL = 4_000_000  # weights that are saved after every round
@@ -143,13 +149,16 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Progress of a federated run: the round, how many took part and who did not, and the mean loss if it is public."""
+    """Progress of a federated run: the round, how many took part and who did not, and the mean loss if it is public.
+
+    If it is secret who takes part, `clients`, `missing` and `seconds_left` are left out.
+    """
 
     round: int
     rounds: int
-    clients: int
+    clients: int | None
     loss: float | None
-    seconds_left: float
+    seconds_left: float | None
     missing: tuple[int, ...] = ()
 
 
@@ -174,11 +183,15 @@ class Server:
         self.losses: dict[int, float] = {}
         self.stopped: dict[int, str] = {}
 
-    def log(self, text: str) -> None:
+    def log(self, text: str, name: str = LOG) -> None:
         """Write a line into the log, with the time."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with (self.folder / LOG).open("a", encoding="utf-8") as file:
+        with open(self.folder / name, "a", encoding="utf-8", opener=owner_only) as file:
             file.write(f"{now} {text}\n")
+
+    def log_client(self, text: str) -> None:
+        """Write what happened to a client into the log, or into a file of its own if that may depend on a secret."""
+        self.log(text, PRIVATE if self.settings.aggregation.secret_clients else LOG)
 
     def run(self) -> dict[str, Any]:
         """Run all rounds that are left, and return the final table of clients.
@@ -197,7 +210,7 @@ class Server:
             self.log(f"Resumed after round {at.step} of {schedule.rounds}.")
         start, began, saved = time.monotonic(), at.step, time.monotonic()
         small = parameters <= _SMALL
-        with self._ledger(aggregation) as ledger:
+        with self._ledger(aggregation, schedule) as ledger:
             for number in range(at.step + 1, schedule.rounds + 1):
                 try:
                     total = self.round(number, schedule, aggregation, ledger)
@@ -212,11 +225,13 @@ class Server:
                 left = (time.monotonic() - start) / (number - began) * (schedule.rounds - number)
                 missing = tuple(sorted(set(schedule.sizes) - set(total.clients)))
                 report = RoundReport(number, schedule.rounds, len(total.clients), mean, left, missing)
+                if aggregation.secret_clients:
+                    report = RoundReport(number, schedule.rounds, None, None, None)
                 at, stops = Progress(step=number), number < schedule.rounds and self.should_stop()
                 if small or stops or time.monotonic() - saved > _SAVE_SECONDS or number == schedule.rounds:
                     checkpoint.save(self.folder, name, self.model, optimizer, at)
                     saved = time.monotonic()
-                with (self.folder / PROGRESS).open("a", encoding="utf-8") as file:
+                with open(self.folder / PROGRESS, "a", encoding="utf-8", opener=owner_only) as file:
                     file.write(json.dumps(asdict(report)) + "\n")
                 self.watch(report)
                 if stops:
@@ -269,21 +284,22 @@ class Server:
                 }
                 return self.ask(stage, messages)
 
-            about = Round(number, clients, {c: float(schedule.sizes[c]) for c in clients}, template, ask, self.log)
+            sizes = {client: float(schedule.sizes[client]) for client in clients}
+            about = Round(number, clients, sizes, template, ask, self.log_client)
             if ledger is not None and aggregation.event is not None:
-                ledger.spend(aggregation.event, f"round {number}", secure=True)
+                ledger.spend(aggregation.event, f"attempt of round {number}", secure=True)
             try:
                 total = aggregation.collect(about, secret)
                 if self.recorder is not None:
                     self.recorder.add_total(number, total)
             except RoundError as error:
-                self.log(f"Round {number} failed and is tried again: {error}")
+                self.log_client(f"Round {number} failed and is tried again: {error}")
                 failure = error
                 everyone = tuple(client for client in everyone if client not in self.stopped)
                 continue
             missing = set(clients) - set(total.clients)
             if missing:
-                self.log(f"Round {number}: without client {numbers_of(tuple(missing))}.")
+                self.log_client(f"Round {number}: without client {numbers_of(tuple(missing))}.")
             return total
         assert failure is not None
         raise failure
@@ -299,14 +315,15 @@ class Server:
         for client, answer in sorted(self.send(stage, sent).items()):
             values = dict(answer.values)
             if values.pop(_TOKEN, None) != tokens.get(client):
-                self.log(f"Stage {stage}: the answer of client {client} was rejected: it answers another message.")
+                text = f"Stage {stage}: the answer of client {client} was rejected: it answers another message."
+                self.log_client(text)
                 continue
             if STOPPED in values:
                 self.stopped[client] = str(values[STOPPED])
-                self.log(f"Client {client} takes no further part: {values[STOPPED]!s}")
+                self.log_client(f"Client {client} takes no further part: {values[STOPPED]!s}")
                 continue
             if ERROR in values:
-                self.log(f"Stage {stage}: client {client} reported an error: {values[ERROR]!s}")
+                self.log_client(f"Stage {stage}: client {client} reported an error: {values[ERROR]!s}")
                 continue
             if LOSS in values:
                 self.losses[client] = float(values[LOSS])  # type: ignore[arg-type]
@@ -349,12 +366,13 @@ class Server:
             "rounds": rounds,
             "steps": rounds * schedule.local_steps,
             "clients": {
-                str(client): {**answer.values, **self._loss(client), "rounds": rounds - self._missed(client)}
+                str(client): {**answer.values, **self._loss(client), **self._rounds(client, rounds)}
                 for client, answer in sorted(rows.items())
             },
         }
         if ledger is not None:
-            stated = ledger.guarantee(aggregation.delta, assumptions=aggregation.assumptions)
+            unshared = (_RECORDED,) if self.recorder is not None and aggregation.visible == "each" else ()
+            stated = ledger.guarantee(aggregation.delta, assumptions=(*aggregation.assumptions, *unshared))
             if self.settings.names_read:
                 ledger.state(Terms(aggregation.assumptions, frozenset({Caveat.PRIVATE_CLASSES})))
                 stated = stated.with_caveats({Caveat.PRIVATE_CLASSES})
@@ -363,12 +381,14 @@ class Server:
         write_atomic(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
         return result
 
-    def _missed(self, client: int) -> int:
-        """Return the number of rounds that ended without an update of a client; a repeated round is counted once."""
+    def _rounds(self, client: int, rounds: int) -> dict[str, int]:
+        """Return the number of rounds with an update of a client, if that is public; a repeated one counts once."""
+        if self.settings.aggregation.secret_clients:
+            return {}
         path = self.folder / PROGRESS
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         missing = {one["round"]: one.get("missing", ()) for one in map(json.loads, lines)}
-        return sum(client in clients for clients in missing.values())
+        return {"rounds": rounds - sum(client in clients for clients in missing.values())}
 
     def _loss(self, client: int) -> dict[str, float]:
         return {LOSS: self.losses[client]} if client in self.losses else {}
@@ -379,13 +399,20 @@ class Server:
         defaults = defaults_of(protect, part, total, width)
         return self.settings.train.completed(defaults)
 
-    def _ledger(self, aggregation: Aggregation) -> Any:
+    def _ledger(self, aggregation: Aggregation, schedule: Schedule) -> Any:
+        """Return the ledger for clients: it holds all planned rounds before the first, and every attempt beyond them.
+
+        A round is repeated because a side failed, never because of what the server has seen.
+        """
         from contextlib import nullcontext
 
         if aggregation.event is None:
             return nullcontext()
         budget = None if aggregation.epsilon is None else Budget(aggregation.epsilon, aggregation.delta)
-        return Ledger.open(self.folder / LEDGER, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+        path = self.folder / LEDGER
+        ledger = PlannedLedger.begin(path, unit=CLIENT_UNIT, adjacency=Adjacency.ZERO_OUT, budget=budget)
+        ledger.plan("round", schedule.rounds, self.folder, trusted=True)
+        return ledger
 
 
 ERROR = "error"

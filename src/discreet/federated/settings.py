@@ -91,6 +91,8 @@ class Federation:
             if value != unused:
                 raise invalid(name, value, "left out in a federated run", "Clients take single steps.")
         check_place(self.protect)
+        if self.record:
+            object.__setattr__(self, "aggregation", self.aggregation.recorded())
 
     @property
     def target(self) -> Target:

@@ -262,14 +262,15 @@ class Report:
 
     `rows_per_second` is None if the steps read no rows, as for a head that is solved in closed form. In the stage
     "encoding" a step is one text read by the frozen encoder, and in "rounds" one round of a federated run. The stage
-    "public text" comes before private training that starts from public text.
+    "public text" comes before private training that starts from public text. `seconds_left` is None if the time of a
+    step is private.
     """
 
     step: int
     steps: int
     loss: float | None
     rows_per_second: float | None
-    seconds_left: float
+    seconds_left: float | None
     epsilon: float | None = None
     stage: Literal["training", "encoding", "rounds", "public text"] = "training"
 
