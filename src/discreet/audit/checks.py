@@ -220,10 +220,12 @@ def _batch_tests(
 ) -> Iterable[float]:
     """Yield the p-values of the sizes of batches and of how often each unit was in one."""
     if isinstance(sampler, Poisson | TruncatedPoisson):
-        rate, most = sampler.rate, sampler.largest if isinstance(sampler, TruncatedPoisson) else units
-        cut = steps * float(binom.sf(most, units, rate))  # probability that any batch was truncated
-        yield _two_sided(binom(units * steps, rate), int(sizes.sum())) + cut
-        yield spread([(_binomial(units, rate), sizes)]) + cut
+        rate, of_size, cut = sampler.rate, _binomial(units, sampler.rate), 0.0
+        if isinstance(sampler, TruncatedPoisson):
+            cut = steps * float(of_size[sampler.largest + 1 :].sum())  # probability that any batch was truncated
+            of_size = np.append(of_size[: sampler.largest], of_size[sampler.largest :].sum())
+        yield _shifted(of_size, sizes) if cut else _two_sided(binom(units * steps, rate), int(sizes.sum()))
+        yield spread([(of_size, sizes)])
         yield spread([(_binomial(steps, rate), counts)]) + cut
     elif isinstance(sampler, RandomAllocation):
         # the first batch of each epoch, as the batches of one are not independent; and who is allocated as before
@@ -281,9 +283,15 @@ def spread(samples: Sequence[tuple[Floats, npt.NDArray[np.int64]]]) -> float:
 
 def _shifted(pmf: Floats, counts: npt.NDArray[np.int64]) -> float:
     """Return the two-sided p-value of the sum of independent counts."""
+    at = np.arange(len(pmf))
+    mean = float(pmf @ at)
+    width = 12 * math.sqrt(float(pmf @ (at - mean) ** 2)) + 1
     levels = max(4, min(_LEVELS, _LATTICE // max(len(counts), 1)))
-    step = max(1, -(-len(pmf) // levels))
-    return _sum_of_scores([(pmf, counts[:_MOST])], lambda one: np.arange(len(one)) // step, (len(pmf) - 1) // step)
+
+    def scores(_: Floats) -> npt.NDArray[np.int64]:
+        return np.asarray(np.clip((at - mean + width) / (2 * width) * levels, 0, levels), dtype=np.int64)
+
+    return _sum_of_scores([(pmf, counts[:_MOST])], scores, levels)
 
 
 def _sum_of_scores(
