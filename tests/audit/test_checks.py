@@ -144,6 +144,8 @@ def test_a_correct_run_passes_every_check_and_says_what_was_not_tested(honest: t
     assert values["checks_level"] == LEVEL == 1e-6
     assert set(values["tested"]) == {Aspect.LOWER_BOUND.value, *(one.value for one in CHECKED)}
     assert not set(values["tested"]) & {one["aspect"] for one in values["not_tested"]}
+    # figures about batches and noise are for the owner; the JSON may be stored with the run
+    assert all(set(one) == {"aspect", "what", "passed"} for one in values["checks"])
 
 
 def test_nothing_in_a_run_folder_says_who_was_drawn(honest: tuple[RunAudit, Path]) -> None:

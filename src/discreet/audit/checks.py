@@ -71,19 +71,13 @@ class Check:
         return self.p_value < LEVEL / len(CHECKED)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "aspect": self.aspect.value,
-            "what": SENTENCES[self.aspect],
-            "passed": not self.failed,
-            "p_value": self.p_value,
-            "found": self.found,
-        }
+        """Return plain values for JSON, which is stored with a run: whether it passed, and no figure of the steps."""
+        return {"aspect": self.aspect.value, "what": SENTENCES[self.aspect], "passed": not self.failed}
 
 
 def failure(failed: Sequence[Check]) -> str:
     """Return a sentence about the checks that failed."""
-    names = ", ".join(f"{LABELS[one.aspect]} ({one.found})" for one in failed)
+    names = ", ".join(LABELS[one.aspect] for one in failed)
     return f"The implementation is not the mechanism that the figure is about: {names}."
 
 
