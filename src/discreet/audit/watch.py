@@ -27,7 +27,7 @@ from discreet.protections.dp_sgd import DPSGD
 from discreet.training.plan import TrainingPlan
 from discreet.training.steps import Taken
 
-CANARIES = "canaries of an audit"  # no parameter of a module has spaces in its name
+CANARIES = "<canaries>"  # of their coordinates in the sums of a step; no parameter of a module has such a name
 _NUMBERS = 4096  # of the noise of a step that are recorded, over all parameters
 _FIRST = 32  # first numbers of each parameter: those that a shared stream of noise would repeat
 _WIDTH = 64  # numbers of a step that are compared with those of every other step
@@ -97,18 +97,18 @@ class Noise:
         """Return everything as tensors, for a checkpoint."""
         state = {"shared": torch.tensor([self.shared, float(self.shared_numbers)], dtype=torch.float64)}
         for name, total in self.totals.items():
-            state[f"total {name}"] = total
-            state[f"sums {name}"] = torch.tensor([self.squares[name], self.steps[name]], dtype=torch.float64)
-        state |= {f"past {name}": value for name, value in self.past.items()}
+            state[f"total.{name}"] = total
+            state[f"sums.{name}"] = torch.tensor([self.squares[name], self.steps[name]], dtype=torch.float64)
+        state |= {f"past.{name}": value for name, value in self.past.items()}
         for block, rows in self.rows.items():
-            state |= {f"row {block} {number}": row for number, row in enumerate(rows)}
+            state |= {f"row.{block}.{number}": row for number, row in enumerate(rows)}
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint."""
         self.shared, self.shared_numbers = float(state["shared"][0]), int(state["shared"][1])
         for key, value in state.items():
-            kind, _, name = key.partition(" ")
+            kind, _, name = key.partition(".")
             if kind == "total":
                 self.totals[name] = value.double().cpu()
             elif kind == "sums":
@@ -116,8 +116,8 @@ class Noise:
             elif kind == "past":
                 self.past[name] = value.double().cpu()
         for block in self.rows:
-            count = sum(key.startswith(f"row {block} ") for key in state)
-            self.rows[block] = [state[f"row {block} {number}"].float().cpu() for number in range(count)]
+            count = sum(key.startswith(f"row.{block}.") for key in state)
+            self.rows[block] = [state[f"row.{block}.{number}"].float().cpu() for number in range(count)]
 
     def record(self) -> dict[str, Any]:
         """Return plain values."""
@@ -332,20 +332,20 @@ class Watch:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything as tensors, for a checkpoint."""
-        state = {"watch misread": torch.tensor([self.misread])}
+        state = {"watch.misread": torch.tensor([self.misread])}
         for name, part in self._parts().items():
-            state |= {f"watch {name} {key}": value for key, value in part.state().items()}
+            state |= {f"watch.{name}.{key}": value for key, value in part.state().items()}
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint."""
-        if "watch misread" not in state:
+        if "watch.misread" not in state:
             return
-        self.misread = int(state["watch misread"][0])
-        if "watch batches counts" in state:
-            self.batches = Batches(self.plan.sampler, len(state["watch batches counts"]))
+        self.misread = int(state["watch.misread"][0])
+        if "watch.batches.counts" in state:
+            self.batches = Batches(self.plan.sampler, len(state["watch.batches.counts"]))
         for name, part in self._parts().items():
-            prefix = f"watch {name} "
+            prefix = f"watch.{name}."
             own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             if own:
                 part.restore(own)
