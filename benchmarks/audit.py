@@ -131,10 +131,10 @@ def check_rows(runs: int) -> list[dict[str, Any]]:
             found: dict[str, list[float]] = {}
             refuted = 0
             for run in range(runs):
-                protect = DPSGD(noise_multiplier=2.0, delta=1e-3, **values)
+                protect = DPSGD(epsilon=3.0, delta=1e-3, **values)
                 out = Path(folder) / f"{method}-{run}"
                 run_training(
-                    RunRequest(TextSource("toy.csv"), model, settings, protect, audit=400), out, corpus=toy(48)
+                    RunRequest(TextSource("toy.csv"), model, settings, protect, audit=100), out, corpus=toy(48)
                 )
                 result = audit_run(out)
                 refuted += result.refuted

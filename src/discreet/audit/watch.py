@@ -256,13 +256,7 @@ class Clips:
         if not units:
             return
         without, *others = sums
-        found = max(
-            math.sqrt(
-                sum(float((one[name].double() - value.double()).square().sum()) for name, value in without.items())
-            )
-            for one in others
-        )
-        share = found / self.norm
+        share = max(_distance(one, without) for one in others) / self.norm
         self.measured += 1
         self.reached += not share < 0.5  # NaN counts: it is never at most the norm
         self.largest = _most(self.largest, share)
