@@ -1,6 +1,8 @@
 """Audits beside the truth: how tight each is, how often it is above, and that every broken variant is caught.
 
 python -m benchmarks.audit gaussian             the Gaussian mechanism at epsilon 1, 4 and 8, 200 runs each
+python -m benchmarks.audit truth --runs 300     the same at mu 1 and 3, with many runs: how often a bound is above
+python -m benchmarks.audit checks --runs 20     correct tiny training runs with secret noise: p-values of all checks
 python -m benchmarks.audit opake                the same scores in opake 0.16 (Python 3.13: opake, opake-auditing)
 python -m benchmarks.audit protections          every mechanism and protection: claim, many runs, one run
 python -m benchmarks.audit variants             every broken variant of the tests
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 
 from discreet.accounting.gdp import gaussian_epsilon, gaussian_mu
+from discreet.audit.many_runs import many_runs
 from discreet.audit.mechanisms import MECHANISMS, mechanism_subject
 from discreet.audit.one_run import Guesses, fdp_epsilon, guess, planned_guesses, steinke_epsilon
 from discreet.audit.order_statistics import order_epsilon
@@ -69,6 +72,77 @@ def gaussian_rows(runs: int, canaries: int) -> list[dict[str, Any]]:
                     "above": int(sum(value > epsilon for value in values)),
                 }
             )
+    return rows
+
+
+def truth_rows(runs: int, canaries: int) -> list[dict[str, Any]]:
+    """Return how often each lower bound is above the epsilon of an exact Gaussian mechanism, at mu 1 and 3."""
+    rows, family = [], gaussian()
+    for mu in (1.0, 3.0):
+        truth = gaussian_epsilon(mu, DELTA)
+        side = planned_guesses(canaries, family.trade_off(mu))
+        found: dict[str, list[float]] = {"many runs": [], "steinke": [], "f-DP": [], "order statistics": []}
+
+        def draw(present: bool, count: int, rng: Rng, mu: float = mu) -> np.ndarray:
+            return rng.numpy().standard_normal(count) + mu * present
+
+        for _ in range(runs):
+            rng = Rng.secret()
+            bits, scores = coins_and_scores(mu, canaries, rng)
+            outcome = guess(scores, bits, side, side)
+            found["many runs"].append(many_runs(draw, delta=DELTA, rng=rng.fork("many"), draws=20_000).epsilon)
+            found["steinke"].append(steinke_epsilon(outcome, DELTA))
+            found["f-DP"].append(fdp_epsilon(outcome, family, DELTA))
+            found["order statistics"].append(order_epsilon(outcome, DELTA))
+        for method, values in found.items():
+            above = int(sum(value > truth for value in values))
+            row = {"mu": mu, "epsilon": truth, "method": method, "runs": runs, "mean": float(np.mean(values))}
+            rows.append({**row, "above": above})
+    return rows
+
+
+def check_rows(runs: int) -> list[dict[str, Any]]:
+    """Return the p-values of the checks of correct training runs, with every sampler and correlation of dp-sgd."""
+    import tempfile
+
+    from tests.audit.test_canaries import toy
+    from tests.conftest import save_encoder
+
+    from discreet.audit.run import audit_run
+    from discreet.data.sources import TextSource
+    from discreet.experiment.training import RunRequest, run_training
+    from discreet.models.classifier import ModelSettings
+    from discreet.protections.dp_sgd import DPSGD
+    from discreet.training.settings import TrainSettings
+
+    methods: dict[str, dict[str, Any]] = {
+        "poisson": {},
+        "truncated": {"sampler": "truncated-poisson"},
+        "allocation": {"sampler": "random-allocation"},
+        "banded": {"correlation": "banded", "bands": 3},
+        "lambda-cgd": {"correlation": "lambda-cgd"},
+    }
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        encoder = save_encoder(Path(folder) / "encoder", "bert")
+        model = ModelSettings(encoder=str(encoder), train="head", dropout=0.1)
+        settings = TrainSettings(epochs=4, batch_size=8, learning_rate=1e-2)
+        for method, values in methods.items():
+            found: dict[str, list[float]] = {}
+            refuted = 0
+            for run in range(runs):
+                protect = DPSGD(epsilon=3.0, delta=1e-3, **values)
+                out = Path(folder) / f"{method}-{run}"
+                run_training(
+                    RunRequest(TextSource("toy.csv"), model, settings, protect, audit=100), out, corpus=toy(48)
+                )
+                result = audit_run(out)
+                refuted += result.refuted
+                for check in result.checks:
+                    found.setdefault(check.aspect.value, []).append(check.p_value)
+            for aspect, p_values in found.items():
+                row = {"method": method, "runs": runs, "refuted": refuted, "check": aspect}
+                rows.append({**row, "least": float(min(p_values)), "median": float(np.median(p_values))})
     return rows
 
 
@@ -166,13 +240,15 @@ def word_rows() -> list[dict[str, Any]]:
 def main() -> None:
     """Measure and print a table; save it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("gaussian", "opake", "protections", "variants", "words"))
+    parser.add_argument("what", choices=("gaussian", "truth", "checks", "opake", "protections", "variants", "words"))
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--canaries", type=int, default=20_000)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     measure = {
         "gaussian": lambda: gaussian_rows(asked.runs, asked.canaries),
+        "truth": lambda: truth_rows(asked.runs, asked.canaries),
+        "checks": lambda: check_rows(asked.runs),
         "opake": lambda: opake_rows(asked.runs, asked.canaries),
         "protections": protection_rows,
         "variants": variant_rows,

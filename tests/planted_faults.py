@@ -124,6 +124,36 @@ FAULTS = (
         ("test_the_private_rows_cannot_be_named_as_public_text_or_as_validation_rows",),
     ),
     Fault(
+        "an audit does not measure what a unit adds to a sum",
+        "share = max(_distance(one, without) for one in others) / self.norm",
+        "share = 1.0",
+        ("test_an_audit_of_a_run_refutes_every_planted_fault",),
+    ),
+    Fault(
+        "an audit does not compare the noise of steps",
+        "return Check(Aspect.NOISE_STEPS, _corrected([*pairs, *totals]), found)",
+        "return Check(Aspect.NOISE_STEPS, 1.0, found)",
+        ("test_an_audit_of_a_run_refutes_every_planted_fault",),
+    ),
+    Fault(
+        "an audit reads the batches of its canaries for those of the model",
+        'yield _batches(record["batches"], Aspect.MODEL_BATCHES, int(record["misread"]))',
+        'yield _batches(record["canaries"] or record["batches"], Aspect.MODEL_BATCHES, int(record["misread"]))',
+        ("test_an_audit_of_a_run_refutes_every_planted_fault",),
+    ),
+    Fault(
+        "an audit accepts files of another run",
+        "if digest is not None and _digest(data) != digest:",
+        "if digest is not None and not data:",
+        ("test_a_file_of_the_audit_that_this_run_did_not_write_is_rejected",),
+    ),
+    Fault(
+        "the record of an audit's steps is readable by everyone",
+        "write_atomic(record_path(out), text)",
+        "write_atomic(record_path(out), text, private=False)",
+        ("test_nothing_in_a_run_folder_says_who_was_drawn",),
+    ),
+    Fault(
         "gradients are not clipped",
         "return (bound * (1 - _MARGIN) / norms).clamp_max(1.0)",
         "return torch.ones_like(norms)",

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import discreet.mechanisms
 from discreet.audit import protections as audits
+from discreet.audit.aspects import NEVER, RELEASE, Aspect
 from discreet.audit.many_runs import many_runs
 from discreet.audit.mechanisms import AUDITED, MECHANISMS, mechanism_subject, subject_of
 from discreet.audit.steps import resolved, steps_subject
@@ -376,3 +377,20 @@ def test_sampling_is_audited_too() -> None:
 def test_a_list_of_sensitive_words_is_not_read_for_an_audit(tmp_path: Path) -> None:
     values = {"epsilon_per_word": 1.0, "sensitive": str(tmp_path / "missing.txt")}
     assert audits.protection_subject("santext+", values, delta=DELTA).upper_bound(DELTA) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_every_audit_of_a_protection_says_what_it_tests_and_what_it_does_not(case: str) -> None:
+    name, values = HONEST[case]
+    subject = audits.protection_subject(name, values, delta=DELTA)
+    open_aspects = {one.aspect for one in subject.not_tested}
+    assert subject.tested and not open_aspects & set(subject.tested)
+    assert open_aspects >= {*NEVER, *RELEASE}
+    if name == "dp-sgd":  # one release shows neither the batches nor the noise of a training run
+        assert open_aspects >= {Aspect.NOISE_STEPS, Aspect.MODEL_BATCHES}
+
+
+def test_every_audit_of_a_mechanism_says_what_it_does_not_test() -> None:
+    for name in MECHANISMS:
+        subject = mechanism_subject(name, 1.0, DELTA)
+        assert subject.tested and {one.aspect for one in subject.not_tested} == {*NEVER, *RELEASE}

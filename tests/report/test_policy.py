@@ -13,6 +13,8 @@ from discreet.cli.main import main
 from discreet.core.errors import SettingError
 from discreet.report.policy import Policy, checks
 from discreet.report.run_facts import read_facts
+from discreet.report.statement import statement
+from discreet.report.statement_markdown import markdown
 
 # A policy, and the rules that a dp-sgd run of epsilon 6 for patients, with the results below, violates.
 POLICIES: dict[str, tuple[str, set[str]]] = {
@@ -135,6 +137,19 @@ def test_a_refuted_claim_fails(run: Path, tmp_path: Path) -> None:
     (run / "attacks" / "audit.json").write_text(json.dumps({**AUDIT, "lower_bound": 9.0}))
     outcome = checks(Policy.read(written(tmp_path, "[audit]\n")), read_facts(run))
     assert {one.rule: one.passed for one in outcome} == {"audit": True, "audit-bound": False}
+
+
+def test_a_failed_check_of_the_implementation_fails_and_is_in_the_statement(run: Path, tmp_path: Path) -> None:
+    check = {"aspect": "clip-in-a-part", "what": "each unit of a part is clipped", "passed": False}
+    untested = [{"aspect": "units", "what": "all rows of a person are in one unit", "why": ""}]
+    audit = {**AUDIT, "refuted": True, "checks": [check], "not_tested": untested}
+    (run / "attacks" / "audit.json").write_text(json.dumps(audit))
+    facts = read_facts(run)
+    outcome = checks(Policy.read(written(tmp_path, "[audit]\n")), facts)
+    assert {one.rule: one.passed for one in outcome} == {"audit": True, "audit-bound": True, "audit-checks": False}
+    text = " ".join(markdown(statement(facts)).split())
+    for words in ("which is refuted", "failed: each unit of a part is clipped", "not tested: all rows of a person"):
+        assert words in text
 
 
 def test_a_run_without_protection_or_results_fails(

@@ -3,13 +3,16 @@
 - Gradient canaries (white box, dp-sgd): every canary is a unit whose gradient has the full clip norm along a coordinate
   of its own, appended to the model's parameters. All canaries pass through the sampling, the noise and the steps of
   the run. The model's own coordinates and their noise are the same as without canaries, and what is read is independent
-  of the private text. Clipping and the model's own gradients are not part of it: `discreet audit` with a protection
-  audits those, and example canaries go the whole way.
+  of the private text. Clipping and the batches of the model are not part of it; what the steps did is recorded next to
+  the canaries (`discreet.audit.watch`) and checked.
 - Example canaries (black box): random sentences under random labels; the score is the loss of the finished model.
 - Token canaries (black box, language models): a made-up beginning and a last token of its own; the score is the loss at
   that token alone. If the vectors of tokens are trained, these are tokens that no text has: entries that the vocabulary
   keeps unused, and then new ones, which are added. Otherwise they are the last ones of the vocabulary, which are rare.
   Which tokens are used does not depend on the private text.
+
+The canaries are in the run folder. The record of the steps is next to it, for the owner alone. The run's metrics hold
+the digests of both, so a file that was edited, or that belongs to another run, is noticed.
 
 An excluded canary is an empty record under zero-out, is left out under add/remove, and is another canary in its place
 under replace-one, so that the neighbours are those of the certificate.
@@ -22,9 +25,12 @@ Differs: a model whose token vectors are frozen keeps its vocabulary, as new tok
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import re
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +42,10 @@ from torch import Tensor
 
 from discreet.audit.evidence import Evidence, evidence_for, sampled_canaries
 from discreet.audit.one_run import Bits, Scores
+from discreet.audit.watch import CANARIES as _ENTRY
+from discreet.audit.watch import Watch
 from discreet.core.errors import DataError, ModelError, UnsupportedError, invalid, setting, whole
-from discreet.core.files import write_atomic
+from discreet.core.files import cannot_write, write_atomic
 from discreet.core.guarantee import Adjacency
 from discreet.core.randomness import Rng
 from discreet.data.batches import tokens_for
@@ -50,11 +58,10 @@ from discreet.models.language_model import LanguageModel, token_losses
 from discreet.protections.dp_sgd import DPSGD
 from discreet.training.evaluate import by_length, predict
 from discreet.training.plan import TrainingPlan
-from discreet.training.steps import StepCanaries
+from discreet.training.steps import StepCanaries, Taken
 
 FILE = "audit.json"
 GRADIENT, EXAMPLES, TOKENS = KINDS = ("gradient", "examples", "tokens")
-_ENTRY = "canaries of an audit"  # no parameter of a module has spaces in its name
 _FORMAT = 1
 _MOST = 10_000_000
 _TOKENS_AT_ONCE = 4096
@@ -74,6 +81,7 @@ class GradientCanaries(StepCanaries):
     sampler: Sampler
     norm: float
     evidence: Evidence
+    watching: Watch | None = None
     sums: Tensor = field(init=False)
     possible: Bits = field(init=False)  # the canaries that the current step may have sampled
     step: int = field(init=False, default=0)
@@ -98,7 +106,7 @@ class GradientCanaries(StepCanaries):
         if protect.noise == 0:
             raise UnsupportedError("Expected noise to audit. Without noise nothing is claimed.")
         evidence = evidence_for(count, protect.noise, plan.sampler, protect.correlated)
-        return cls(coins(count, rng), plan.sampler, protect.clip.sensitivity, evidence)
+        return cls(coins(count, rng), plan.sampler, protect.clip.sensitivity, evidence, Watch(plan, count))
 
     def describe(self) -> object:
         """Return the coins."""
@@ -111,19 +119,30 @@ class GradientCanaries(StepCanaries):
         self.step = step
         contribution = torch.from_numpy((sampled & self.included).astype(np.float32)) * self.norm
         sums[_ENTRY] = contribution.to(like.device, like.dtype)
+        if self.watching is not None:
+            self.watching.sampled(sampled, step)
 
-    def read(self, released: dict[str, Tensor]) -> None:
+    def read(self, released: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         """Add what was released of the canaries' coordinates."""
+        if self.watching is not None:
+            self.watching.released(released, sums, self.step)
         scores = released.pop(_ENTRY).double().cpu() / self.norm
         self.sums += scores
         self.evidence.add(scores, self.step, self.possible)
 
+    def watch(self, taken: Taken) -> None:
+        """Record what a step did."""
+        if self.watching is not None:
+            self.watching.took(taken)
+
     def state(self) -> dict[str, Tensor]:
         """Return the totals."""
-        return {"sums": self.sums, **self.evidence.state}
+        return {"sums": self.sums, **self.evidence.state, **({} if self.watching is None else self.watching.state())}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from the totals."""
+        if self.watching is not None:
+            self.watching.restore(state)
         self.sums = state["sums"].double().cpu()
         self.evidence.state = {name: state[name].double().cpu() for name in self.evidence.state}
 
@@ -152,6 +171,8 @@ class TextCanaries(StepCanaries):
     zeroed: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     pairs: bool = False
+    watching: Watch | None = None
+    step: int = field(init=False, default=0)
 
     def describe(self) -> object:
         """Return the coins and the texts."""
@@ -159,16 +180,26 @@ class TextCanaries(StepCanaries):
 
     def plant(self, sums: dict[str, Tensor], step: int, rng: Rng) -> None:
         """Add nothing: these canaries are rows."""
+        self.step = step
 
-    def read(self, released: dict[str, Tensor]) -> None:
-        """Read nothing: these canaries are scored by the finished model."""
+    def read(self, released: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
+        """Record the noise; these canaries are scored by the finished model."""
+        if self.watching is not None:
+            self.watching.released(released, sums, self.step)
+
+    def watch(self, taken: Taken) -> None:
+        """Record what a step did."""
+        if self.watching is not None:
+            self.watching.took(taken)
 
     def state(self) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
+        """Return what was recorded."""
+        return {} if self.watching is None else self.watching.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Do nothing."""
+        """Continue the record."""
+        if self.watching is not None:
+            self.watching.restore(state)
 
     def record(self) -> dict[str, Any]:
         """Return what an audit reads, as plain values: made-up texts, their labels, and the coins."""
@@ -289,25 +320,79 @@ def _shortened(text: str, longest: int, tokenizer: Any) -> str:
     return " ".join(words)
 
 
-def write(record: dict[str, Any], folder: Path) -> None:
-    """Write what an audit reads into a run folder."""
-    write_atomic(folder / FILE, json.dumps(record) + "\n", private=False)
+def record_path(run: Path) -> Path:
+    """Return the file with the record of a run's steps: next to its folder, which may be released, not inside it."""
+    return run.with_name(run.name + ".audit.json")
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Return what an audit of a run reads, or raise an error if the run has no canaries."""
+def write(canaries: GradientCanaries | TextCanaries, workspace: Path, out: Path) -> dict[str, str]:
+    """Write what an audit reads: the canaries into a run folder, the record of the steps next to it, for the owner.
+
+    Return the digest of each. The record has a random number in it, so its digest tells nothing about it.
+    """
+    text = json.dumps(canaries.record()) + "\n"
+    write_atomic(workspace / FILE, text, private=False)
+    digests = {"digest": _digest(text.encode())}
+    steps = None if canaries.watching is None else canaries.watching.record()
+    if steps is None:
+        return digests
+    text = json.dumps({"format": _FORMAT, "random": secrets.token_hex(32), **steps}) + "\n"
+    try:
+        write_atomic(record_path(out), text)
+    except OSError as error:
+        raise cannot_write(record_path(out), error) from None
+    return {**digests, "steps_digest": _digest(text.encode())}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read(folder: Path, planted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what an audit of a run reads, or raise an error if the run has no canaries.
+
+    `planted` is what the metrics of the run say about its audit; a file with another digest is rejected.
+    """
     path = folder / FILE
     if not path.exists():
         raise ModelError(
             f"Expected canaries in the run {str(folder)!r}, got none: it was not trained for an audit. Train it again "
             f"with {setting('audit', 1000)}, or audit one release of its protection ({setting('protect')})."
         )
+    record = _read(path, None if planted is None else planted.get("digest"))
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != _FORMAT or record["kind"] not in KINDS or len(record["included"]) < 2:
             raise ValueError
     except (ValueError, KeyError, TypeError):
         raise DataError(f"Expected the canaries of an audit in {str(path)!r}, but the file is damaged.") from None
+    return record
+
+
+def read_steps(folder: Path, planted: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
+    """Return the record of the steps of a run, or None and the reason why there is none."""
+    if planted is None:
+        return None, "the run was trained by an earlier version, which recorded no steps"
+    if planted.get("steps_digest") is None:
+        return None, "the run has no steps whose gradients are protected"
+    path = record_path(Path(folder).resolve())
+    if not path.exists():
+        return None, f"{path.name} is not next to the run"
+    return _read(path, planted["steps_digest"]), ""
+
+
+def _read(path: Path, digest: str | None) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+        record = json.loads(data)
+        if not isinstance(record, dict):
+            raise ValueError
+    except (OSError, ValueError):
+        raise DataError(f"Expected the canaries of an audit in {str(path)!r}, but the file is damaged.") from None
+    if digest is not None and _digest(data) != digest:
+        raise DataError(
+            f"Expected {str(path)!r} to be the file that this run wrote, but its digest is another one than that in "
+            "metrics.json. It was edited, or belongs to another run. Restore it, or train again."
+        )
     return record
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from discreet.accounting.von_mises_fisher import replaced_epsilon
+from discreet.audit.aspects import Aspect
 from discreet.audit.subject import Subject
 from discreet.audit.trade_off import priv_unit
 from discreet.core.errors import invalid, one_of, open_probability, positive, whole
@@ -47,7 +48,7 @@ def subject_of(mechanism: Any, *, name: str = "", claimed: Any = None) -> Subjec
     claimed = mechanism if claimed is None else claimed
     draw = AUDITED[known](mechanism)
     family = priv_unit(claimed.dimension) if isinstance(claimed, PrivUnit) else None
-    return Subject(name or kind.__name__, draw, claimed.event, Adjacency.REPLACE_ONE, family)
+    return Subject(name or kind.__name__, draw, claimed.event, Adjacency.REPLACE_ONE, family, (Aspect.NOISE_SCALE,))
 
 
 def _noisy(here: Floats, there: Floats, score: Callable[[Floats], Floats]) -> Callable[..., Any]:

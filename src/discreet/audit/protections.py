@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.accounting.local_layer import Sending
+from discreet.audit.aspects import RELEASE, Aspect
 from discreet.audit.steps import has_steps, resolved, steps_subject
 from discreet.audit.subject import Subject
 from discreet.audit.trade_off import Family, priv_unit
@@ -50,6 +51,17 @@ STEP_LAYERS, _STEP_WIDTH = 8, 2  # of the model whose clipped step is audited
 _LONG = 1000.0  # how much longer than the clip norm a vector is
 _CLASSES = 2
 _PILOT = 20_000  # releases that weigh a vector against its label
+# What the draws of each kind of release pass through, and what they do not.
+_SUMS = (
+    (Aspect.NOISE_SCALE, Aspect.CLIP_UNIT, Aspect.CLIP_PART),
+    (Aspect.NOISE_STEPS, Aspect.NOISE_PARAMETERS, Aspect.MODEL_BATCHES, *RELEASE),
+)
+_DIRECTIONS = (
+    (Aspect.NOISE_SCALE, Aspect.CLIP_UNIT),
+    (Aspect.NOISE_STEPS, Aspect.CLIP_PART, Aspect.MODEL_BATCHES, *RELEASE),
+)
+_VECTORS = ((Aspect.NOISE_SCALE, Aspect.CLIP_UNIT), (Aspect.NOISE_STEPS, Aspect.MODEL_BATCHES, *RELEASE))
+_WORDS = ((Aspect.NOISE_SCALE,), RELEASE)
 
 
 class Layers(nn.Module):
@@ -130,7 +142,7 @@ def dp_sgd_subject(
         return torch.stack([*scores, *(part @ axis for part, axis in parts)], dim=1).double().numpy()
 
     event = claimed.event if rate == 1 else sampler.amplify(claimed.event, 1)
-    return Subject(f"one step of {claimed.name}", draw, event, Adjacency.ZERO_OUT)
+    return Subject(f"one step of {claimed.name}", draw, event, Adjacency.ZERO_OUT, None, *_SUMS)
 
 
 def _flat(sums: Mapping[str, Tensor]) -> Tensor:
@@ -151,7 +163,7 @@ def dir_dp_sgd_subject(protect: DirDPSGD, *, claimed: DirDPSGD | None = None, co
                 scores.append(torch.stack([noisy @ axis, noisy.square().sum(1)], dim=1))
         return torch.stack(scores).sum(0).double().numpy()
 
-    return Subject(f"one step of {claimed.name}", draw, claimed.event, Adjacency.REPLACE_ONE)
+    return Subject(f"one step of {claimed.name}", draw, claimed.event, Adjacency.REPLACE_ONE, None, *_DIRECTIONS)
 
 
 def vectors_subject(
@@ -199,7 +211,7 @@ def vectors_subject(
             scores.append(torch.stack(columns, 1))
         return np.asarray(torch.stack(scores).sum(0).numpy(), dtype=np.float64)
 
-    return Subject(f"one release of {claimed.name}", draw, hidden.event, Adjacency.REPLACE_ONE, family)
+    return Subject(f"one release of {claimed.name}", draw, hidden.event, Adjacency.REPLACE_ONE, family, *_VECTORS)
 
 
 def words_subject(protect: WordSwap, *, claimed: WordSwap | None = None, copies: int = 1) -> Subject:
@@ -221,7 +233,7 @@ def words_subject(protect: WordSwap, *, claimed: WordSwap | None = None, copies:
             released.append(np.array([table.rows[word] for word in rewritten.split()], dtype=np.int64))
         return released[0] if copies == 1 else np.sum([nearer[words] for words in released], axis=0)
 
-    return Subject(f"one word of {claimed.name}", draw, claimed.event, Adjacency.REPLACE_ONE)
+    return Subject(f"one word of {claimed.name}", draw, claimed.event, Adjacency.REPLACE_ONE, None, *_WORDS)
 
 
 def word_table(vectors: Floats | None = None) -> WordTable:

@@ -13,6 +13,8 @@ import torch
 from discreet.accounting.ledger import Ledger
 from discreet.accounting.parts import decompose
 from discreet.audit import canaries
+from discreet.audit.aspects import Aspect, Untested, untested
+from discreet.audit.checks import LEVEL, Check, checks_of
 from discreet.audit.one_run import CONFIDENCE, guess, planned_guesses
 from discreet.audit.subject import OneRun, figures
 from discreet.audit.sums import sums_epsilon
@@ -31,7 +33,8 @@ class RunAudit:
     """The result of an audit of a run.
 
     `lower_bound` is that of the f-DP one-run audit, in the family of the run's own mechanism with any noise; `one_run`
-    has the others. `sums` is an estimate, and only for gradient canaries.
+    has the others. `sums` is an estimate, and only for gradient canaries. `checks` compare what the steps did with what
+    the certificate assumes, and `not_tested` is what neither they nor the lower bound tests.
     """
 
     kind: str
@@ -43,11 +46,18 @@ class RunAudit:
     family: str
     sums: float | None
     guarantee: Guarantee | None
+    checks: tuple[Check, ...]
+    not_tested: tuple[Untested, ...]
 
     @property
     def refuted(self) -> bool:
-        """Whether the measured lower bound exceeds the certified upper bound."""
-        return self.lower_bound > self.upper_bound
+        """Whether the measured lower bound exceeds the certified upper bound, or a check of a claim failed."""
+        return self.lower_bound > self.upper_bound or (math.isfinite(self.upper_bound) and bool(self.failed))
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.failed)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; an infinite upper bound is None."""
@@ -63,6 +73,10 @@ class RunAudit:
             "one_run": self.one_run.as_dict(),
             "sums_estimate": self.sums,
             "certified": self.guarantee is not None and self.guarantee.certified,
+            "checks": [check.as_dict() for check in self.checks],
+            "checks_level": LEVEL,
+            "tested": [Aspect.LOWER_BOUND.value, *(check.aspect.value for check in self.checks)],
+            "not_tested": [one.as_dict() for one in self.not_tested],
         }
 
 
@@ -76,7 +90,8 @@ def audit_run(folder: Path, *, confidence: float = CONFIDENCE, device: torch.dev
     """
     open_probability("confidence", confidence)
     run = load_run(folder, device)
-    record = canaries.read(folder)
+    planted = run.metrics.get("audit")
+    record = canaries.read(folder, planted)
     scores, included = canaries.scores_of(record, run.model)
     stated = run.guarantee
     if stated is None or not stated.exists:
@@ -92,4 +107,9 @@ def audit_run(folder: Path, *, confidence: float = CONFIDENCE, device: torch.dev
     white_box = record["kind"] == canaries.GRADIENT
     single = figures(outcome, family, declared, delta, confidence, independent=white_box and is_gaussian)
     sums = sums_epsilon(np.asarray(record["sums"]), included, delta, confidence) if white_box else None
-    return RunAudit(record["kind"], single.fdp, upper, delta, confidence, single, family.name, sums, stated)
+    checks, skipped = checks_of(*canaries.read_steps(folder, planted), run.settings.protect, stated)
+    path = [Untested(Aspect.PATH_FROM_TEXT, "gradient canaries have no text")] if white_box else []
+    missing = (*skipped, *path, *untested(()))
+    return RunAudit(
+        record["kind"], single.fdp, upper, delta, confidence, single, family.name, sums, stated, checks, missing
+    )

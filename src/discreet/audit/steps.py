@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from discreet.audit.aspects import RELEASE, Aspect
 from discreet.audit.evidence import evidence_for, sampled_canaries
 from discreet.audit.subject import Subject
 from discreet.core.guarantee import Adjacency
@@ -24,6 +25,17 @@ from discreet.protections.dp_sgd import DPSGD
 _EPOCH = 8  # batches in an epoch
 _UNITS = 80_000  # of the claim: as many as a test draws, about
 STEPS = 2 * _EPOCH
+_REACHED = (
+    (Aspect.NOISE_SCALE, Aspect.CANARY_BATCHES),
+    (
+        Aspect.NOISE_STEPS,
+        Aspect.NOISE_PARAMETERS,
+        Aspect.CLIP_UNIT,
+        Aspect.CLIP_PART,
+        Aspect.MODEL_BATCHES,
+        *RELEASE,
+    ),
+)
 
 
 def resolved(asked: DPSGD, delta: float, steps: int = STEPS) -> DPSGD:
@@ -61,7 +73,7 @@ def steps_subject(
         return np.asarray(columns.numpy(), dtype=np.float64)
 
     event = claimed.training_cost(claimed.sampler_for(_UNITS // _EPOCH, _UNITS), steps, _UNITS)
-    return Subject(f"{steps} steps of {claimed.name}", draw, event, Adjacency.ZERO_OUT)
+    return Subject(f"{steps} steps of {claimed.name}", draw, event, Adjacency.ZERO_OUT, None, *_REACHED)
 
 
 def has_steps(asked: Any) -> bool:

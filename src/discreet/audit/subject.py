@@ -11,6 +11,7 @@ import numpy as np
 from discreet.accounting.events import DpEvent
 from discreet.accounting.interpret import epsilon as epsilon_of
 from discreet.accounting.parts import decompose
+from discreet.audit.aspects import RELEASE, Aspect, Untested, untested
 from discreet.audit.many_runs import CONFIDENCE, DRAWS, Draw, ManyRuns, best_test, many_runs, scoring
 from discreet.audit.one_run import Guesses, fdp_epsilon, fdp_rejects, guess, planned_guesses, steinke_epsilon
 from discreet.audit.order_statistics import order_epsilon
@@ -29,6 +30,8 @@ class Subject:
 
     `draw(present, count, rng)` returns `count` independent releases for the record or its neighbour, as scores or
     categories. `event` is what is claimed about them. Anything that can draw from two neighbours can be audited.
+    `tested` is what the draws pass through, in addition to the lower bound itself, and `not_reached` what
+    they do not pass through.
     """
 
     name: str
@@ -36,6 +39,13 @@ class Subject:
     event: DpEvent
     adjacency: Adjacency
     family: Family | None = field(default=None, repr=False)
+    tested: tuple[Aspect, ...] = field(default=(), repr=False)
+    not_reached: tuple[Aspect, ...] = field(default=RELEASE, repr=False)
+
+    @property
+    def not_tested(self) -> tuple[Untested, ...]:
+        """What an audit of these draws does not test."""
+        return untested(self.tested, of=self.not_reached)
 
     def upper_bound(self, delta: float) -> float:
         """Return the claimed epsilon at delta."""
@@ -85,6 +95,8 @@ class Audited:
     confidence: float
     many_runs: ManyRuns
     one_run: OneRun
+    tested: tuple[Aspect, ...]
+    not_tested: tuple[Untested, ...]
 
     @property
     def refuted(self) -> bool:
@@ -103,6 +115,8 @@ class Audited:
             "method": "many runs",
             "draws": self.many_runs.draws,
             "one_run": self.one_run.as_dict(),
+            "tested": [one.value for one in self.tested],
+            "not_tested": [one.as_dict() for one in self.not_tested],
         }
 
 
@@ -121,7 +135,9 @@ def audit(
     """
     runs = many_runs(subject.draw, delta=delta, rng=rng.fork("many"), draws=draws, confidence=confidence)
     single = one_run(subject, delta=delta, rng=rng.fork("one"), canaries=canaries, confidence=confidence)
-    return Audited(subject.name, runs.epsilon, subject.upper_bound(delta), delta, confidence, runs, single)
+    tested = (Aspect.LOWER_BOUND, *subject.tested)
+    upper = subject.upper_bound(delta)
+    return Audited(subject.name, runs.epsilon, upper, delta, confidence, runs, single, tested, subject.not_tested)
 
 
 def one_run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,8 @@ from discreet.core.guarantee import in_digits
 from discreet.core.settings import option
 
 if TYPE_CHECKING:
+    from discreet.audit.aspects import Aspect, Untested
+    from discreet.audit.checks import Check
     from discreet.audit.run import RunAudit
     from discreet.audit.sequential import Sequential
     from discreet.audit.subject import Audited, OneRun, Subject
@@ -172,6 +174,7 @@ def _subject(options: AuditOptions, settings: Mapping[str, Any]) -> Subject:
 
 
 def _audit_sequentially(subject: Subject, options: AuditOptions, json: bool) -> bool:
+    from discreet.audit.aspects import Aspect
     from discreet.audit.sequential import sequential
     from discreet.core.randomness import Rng
 
@@ -201,6 +204,8 @@ def _audit_sequentially(subject: Subject, options: AuditOptions, json: bool) -> 
         "refuted": result.refuted,
         "method": "sequential",
         "draws": result.draws,
+        "tested": [Aspect.LOWER_BOUND.value, *(one.value for one in subject.tested)],
+        "not_tested": [one.as_dict() for one in subject.not_tested],
     }
     if json:
         as_json(values)
@@ -213,7 +218,8 @@ def _audit_sequentially(subject: Subject, options: AuditOptions, json: bool) -> 
             },
             title=f"Audit of {subject.name}, delta = {in_digits(options.delta)}",
         )
-        _print_verdict(result.refuted, options.confidence)
+        _print_tested((Aspect.LOWER_BOUND, *subject.tested))
+        _print_verdict(_found(result.refuted, options.confidence), subject.not_tested)
     return result.refuted
 
 
@@ -229,12 +235,31 @@ def _print_run(result: RunAudit) -> None:
         rows["canary sums"] = f"epsilon {_down(result.sums)} (an estimate, not a bound)"
     table(rows, title=f"Audit of the run, delta = {in_digits(result.delta)}")
     paragraph(f"The measured lower bound holds within this family: {result.family}.")
+    _print_checks(result.checks)
     if math.isfinite(result.upper_bound):
-        _print_verdict(result.refuted, result.confidence)
+        found = _run_found(result)
     else:
-        paragraph(
-            f"Nothing is claimed, so nothing is refuted. The bound holds with {result.confidence:.0%} confidence."
-        )
+        found = f"Nothing is claimed, so nothing is refuted. The bound holds with {result.confidence:.0%} confidence."
+    _print_verdict(found, result.not_tested)
+
+
+def _print_checks(checks: Sequence[Check]) -> None:
+    from discreet.audit.aspects import LABELS
+    from discreet.audit.checks import LEVEL
+
+    if checks:
+        rows = {LABELS[one.aspect]: f"{'FAILED' if one.failed else 'passed'}: {one.found}" for one in checks}
+        table(rows, title="Checks of the implementation")
+        paragraph(f"A correct run fails any of these checks with probability at most {LEVEL:g}.")
+
+
+def _run_found(result: RunAudit) -> str:
+    from discreet.audit.checks import failure
+
+    found = _found(result.lower_bound > result.upper_bound, result.confidence)
+    if not result.failed:
+        return found
+    return f"REFUTED. {failure(result.failed)}" + (f" {found}" if result.lower_bound > result.upper_bound else "")
 
 
 def _print_release(result: Audited) -> None:
@@ -245,7 +270,8 @@ def _print_release(result: Audited) -> None:
         **_one_run_rows(result.one_run),
     }
     table(rows, title=f"Audit of {result.name}, delta = {in_digits(result.delta)}")
-    _print_verdict(result.refuted, result.confidence)
+    _print_tested(result.tested)
+    _print_verdict(_found(result.refuted, result.confidence), result.not_tested)
 
 
 def _one_run_rows(single: OneRun) -> dict[str, str]:
@@ -257,24 +283,43 @@ def _one_run_rows(single: OneRun) -> dict[str, str]:
     return rows
 
 
-def _print_verdict(refuted: bool, confidence: float) -> None:
+def _found(refuted: bool, confidence: float) -> str:
+    if refuted:
+        return f"REFUTED with {confidence:.0%} confidence: the measured lower bound exceeds the claim."
+    return f"Not refuted, with {confidence:.0%} confidence in the lower bound."
+
+
+def _print_tested(tested: Sequence[Aspect]) -> None:
+    from discreet.audit.aspects import SENTENCES
+
+    paragraph("Tested:")
+    for one in tested:
+        paragraph(f"{SENTENCES[one]}.", "- ")
+
+
+def _print_verdict(found: str, not_tested: Sequence[Untested]) -> None:
+    """Print the result of an audit, never without what it did not test."""
     from discreet.audit.subject import NOT_A_PROOF
 
-    if refuted:
-        paragraph(f"REFUTED with {confidence:.0%} confidence: the measured lower bound exceeds the claim.")
-    else:
-        paragraph(f"Not refuted, with {confidence:.0%} confidence in the lower bound.")
+    paragraph("Not tested:")
+    for one in not_tested:
+        paragraph(f"{one.sentence()}.", "- ")
+    paragraph(found)
     paragraph(NOT_A_PROOF)
 
 
 def _verdict(result: Audited | RunAudit) -> str:
+    from discreet.audit.checks import failure
+    from discreet.audit.run import RunAudit
     from discreet.audit.subject import NOT_A_PROOF
 
     claimed = math.isfinite(result.upper_bound)
     found = (
         "The claim is refuted" if result.refuted else "The claim is not refuted" if claimed else "Nothing is claimed"
     )
-    return f"{found}, with {result.confidence:.0%} confidence. {NOT_A_PROOF}"
+    reason = f" {failure(result.failed)}" if isinstance(result, RunAudit) and result.failed else ""
+    missing = "; ".join(one.sentence() for one in result.not_tested)
+    return f"{found}, with {result.confidence:.0%} confidence.{reason} Not tested: {missing}. {NOT_A_PROOF}"
 
 
 def _down(bound: float) -> str:

@@ -15,6 +15,7 @@ from discreet.audit.canaries import EXAMPLES, GRADIENT, TOKENS, GradientCanaries
 from discreet.audit.canaries import KINDS as CANARY_KINDS
 from discreet.audit.canaries import write as write_audit
 from discreet.audit.one_run import check_enough
+from discreet.audit.watch import Watch
 from discreet.core.errors import DataError, Message, UnsupportedError, invalid, one_of, setting
 from discreet.core.files import cannot_write
 from discreet.core.guarantee import Adjacency, Caveat
@@ -126,6 +127,8 @@ def run_training(
         if request.audit is not None:
             check_canaries(request.audit, plan)
             canaries = canaries or GradientCanaries.of(request.audit, plan, rng.fork("audit"))
+            if canaries.watching is None and isinstance(plan.protect, GradientProtection):
+                canaries.watching = Watch(plan)
             say(f"Audit: {request.audit:,} canaries ({canary_kind(request, model)}), each included by a coin.")
         private, secret = plan.protect is not None, None
         open_ledger: AbstractContextManager[Ledger | None] = nullcontext()
@@ -183,7 +186,7 @@ def run_training(
     settings = run_settings(replace(request, train=plan.settings), corpus)
     if canaries is not None:
         result["audit"] = {"canaries": request.audit, "kind": canary_kind(request, model)}
-        write_audit(canaries.record(), workspace)
+        metrics["audit"] = {**result["audit"], **write_audit(canaries, workspace, out)}
     finish(workspace, out, model, settings, {**metrics, "history": history}, trained.guarantee)
     # For the owner, not for release: no file of the run records other releases about the same people.
     return {**result, "people": {**people, "sentence": sentence}} if private else result

@@ -38,7 +38,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from discreet.accounting.events import DpEvent
+from discreet.accounting.events import DpEvent, event_to_json
 from discreet.accounting.ledger import Budget
 from discreet.core.errors import BudgetError, DataError, UnsupportedError, invalid, whole
 from discreet.core.files import load_tensors, save_tensors, write_atomic

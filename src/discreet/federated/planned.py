@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
 from discreet.accounting.ledger import Budget, Ledger, Receipt, Terms
-from discreet.core.errors import BudgetError
 from discreet.core.files import sync_path, write_all
 from discreet.core.guarantee import Caveat
 
@@ -56,14 +54,14 @@ class PlannedLedger(Ledger):
         self.name_of_plan, self.planned, self.trusted = name, planned, trusted
         self._file = folder / ANSWERS
         self._reserved = False
-        self._taken: dict[str, int] = {}
+        self._places: dict[str, int] = {}
         lines = self._file.read_bytes().splitlines(keepends=True) if self._file.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
             self._append_text("\n")
         own = [one for one in map(_entry, lines) if one.get("plan") == name]
         if own:
             self._first = int(own[0]["first"])
-            self._taken = {str(one["id"]): self._first + n for n, one in enumerate(own[1:])}
+            self._places = {str(one["id"]): self._first + n for n, one in enumerate(own[1:])}
             return
         self._first = 0
         while self.holds(self.place(self._first)):
@@ -90,30 +88,27 @@ class PlannedLedger(Ledger):
 
         Guarantee: that of `Ledger.spend`, for the whole plan.
         """
-        number = None if secure else self._taken.get(id)
+        number = None if secure else self._places.get(id)
         if number is not None:
             return self._take(event, number, terms)
-        number = self._first + len(self._taken)
+        number = self._first + len(self._places)
         if number >= self.planned and not self.trusted and self.budget is None:
             terms = (terms or Terms()) | Terms(caveats=frozenset({Caveat.UNPLANNED_STEPS}))
         receipt = self._take(event, number, terms)
         self.reserve(event, terms)
         if number >= self.planned and not self.trusted and self.budget is not None:
-            for more in range(self.remaining(event)):
-                self._take(event, number + 1 + more, terms)
+            further = range(number + 1, number + 1 + self.remaining(event))
+            self.spend_all([(event, self.place(more)) for more in further], terms=terms)
         key = f"{id} {number}" if secure else id
         self._append({"plan": self.name_of_plan, "id": key})
-        self._taken[key] = number
+        self._places[key] = number
         return receipt
 
     def reserve(self, event: Any, terms: Terms | None = None) -> None:
         """Count all planned steps, or as many as the budget allows: the plan could not take more."""
-        if self._reserved:
-            return
-        with suppress(BudgetError):
-            for number in range(self.planned):
-                self._take(event, number, terms)
-        self._reserved = True
+        if not self._reserved:
+            self.spend_all([(event, self.place(number)) for number in range(self.planned)], terms=terms)
+            self._reserved = True
 
     def _take(self, event: Any, number: int, terms: Terms | None) -> Receipt:
         if not self.holds(self.place(number)):

@@ -29,6 +29,7 @@ _ABOUT = {
     "total-epsilon": "Everything in the ledger together is within the limit.",
     "audit": "An audit is stored with the release.",
     "audit-bound": "The lower bound of the audit does not exceed the claimed epsilon.",
+    "audit-checks": "No check of the implementation failed in the audit.",
     "audit-confidence": "The audit has the required confidence.",
     "attack": "The leakage that an attack measured is under its ceiling.",
 }

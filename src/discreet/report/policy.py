@@ -208,6 +208,10 @@ def _audit(rules: AuditRules, facts: Facts, results: Sequence[Mapping[str, Any]]
         limit = min(claimed, math.inf if upper is None else float(upper))
         why = "" if lower <= limit else "The measured lower bound refutes the claimed epsilon."
         yield Check("audit-bound", lower <= limit, f"lower bound <= {_bound(limit)}", f"{lower:.4g}", why)
+        failed = [str(one.get("what")) for one in audit.get("checks", ()) if not one.get("passed")]
+        if "checks" in audit:
+            why = f"The implementation is not the mechanism of the figure: {'; '.join(failed)}." if failed else ""
+            yield Check("audit-checks", not failed, "no failed check", f"{len(failed)} failed", why)
         if rules.confidence is not None:
             confidence = float(audit.get("confidence") or 0.0)
             yield Check(

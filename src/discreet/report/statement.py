@@ -595,6 +595,9 @@ def _measured(facts: Facts) -> list[dict[str, Any]]:
                     "lower_bound": finite(result["lower_bound"]),
                     "upper_bound": finite(result.get("upper_bound")),
                     "confidence": result.get("confidence"),
+                    "refuted": result.get("refuted"),
+                    "failed_checks": [one["what"] for one in result.get("checks", ()) if not one["passed"]],
+                    "not_tested": [one["what"] for one in result.get("not_tested", ())],
                 }
             )
             continue

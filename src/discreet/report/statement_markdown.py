@@ -221,8 +221,11 @@ def _measured(one: Mapping[str, Any]) -> str:
         if row["what"] == "audit":
             lines.append(
                 f"audit: epsilon is at least {_number(row['lower_bound'])} ({_number(row['confidence'])} confidence); "
-                f"claimed at most {_bound(row['upper_bound'])}"
+                f"claimed at most {_bound(row['upper_bound'])}{', which is refuted' if row['refuted'] else ''}"
             )
+            lines += [f"audit, failed: {text}" for text in row["failed_checks"]]
+            known = row["not_tested"] or ["the result does not say what was tested"]
+            lines.append(f"audit, not tested: {'; '.join(known)}")
         for leakage in row.get("leakages", ()):
             chance = "" if leakage["chance"] is None else f", chance {_number(leakage['chance'], 3)}"
             interval = _interval([leakage["low"], leakage["high"]])

@@ -154,9 +154,13 @@ class PrivateParts:
         self._test({part.shape for part in parts}, change=False)
         return parts
 
-    def record(self, part: Part) -> tuple[Record, Tensor]:
-        """Return the record of a part's units, and the losses of its rows, which are zero for padding rows."""
-        seeds = torch.from_numpy((part.rows >= 0).astype(np.float32)).to(self.model.device)
+    def record(self, part: Part, weights: npt.NDArray[np.float32] | None = None) -> tuple[Record, Tensor]:
+        """Return the record of a part's units, and the losses of its rows, which are zero for padding rows.
+
+        `weights` multiply the losses of the rows; by default they are 1.
+        """
+        real = (part.rows >= 0).astype(np.float32)
+        seeds = torch.from_numpy(real if weights is None else real * weights).to(self.model.device)
         record, losses = self._record(self.rows.part(part.rows, part.width), part.units, part.rows_each, seeds)
         record.padding = part.units - part.real
         return record, losses.detach() * seeds

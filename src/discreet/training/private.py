@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from discreet.protections.base import GradientProtection, Release
 from discreet.training.encode import encode
 from discreet.training.parts import Part, PrivateParts
 from discreet.training.plan import TrainingPlan, check_hides_absence
-from discreet.training.steps import Parts, Step, StepCanaries
+from discreet.training.steps import Parts, Step, StepCanaries, Taken
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -201,7 +202,7 @@ class PrivateStep(Step):
             with only_head(self.model):
                 return self.head_step()(step)
         self.first = None
-        units = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
+        units = drawn = self.plan.sampler.draw(step, len(self.units), self.source.fork("sampler"))
         if self.zeroed is not None:
             units = units[~self.zeroed[units]]
         event, name = self.plan.step_cost(step)
@@ -224,7 +225,9 @@ class PrivateStep(Step):
             self.canaries.plant(sums, step, self.source.fork("canaries"))
         released = self.released(sums, step)
         if self.canaries is not None:
-            self.canaries.read(released)
+            self.canaries.read(released, sums)
+            rows = len(self.units.of_units(units)[0]), count
+            self.canaries.watch(Taken(step, drawn, len(self.units), rows, partial(self.measure, units, step)))
         divisor = self.plan.sampler.expected_size(self.count)
         means = torch._foreach_div([released[name] for name in self.parameters], divisor)
         for parameter, mean in zip(self.parameters.values(), means, strict=True):
@@ -265,6 +268,33 @@ class PrivateStep(Step):
         if not count:
             self.protect.gather(self.tape.empty(), sums, self.source.fork("directions", step))
         return sums, (total / count if count else None), count
+
+    def measure(self, units: Rows, step: int, scales: tuple[float, ...]) -> tuple[list[dict[str, Tensor]], int]:
+        """Return the protected sums of the fullest part of a batch, with the loss of one unit times each of `scales`.
+
+        Also return the number of units in that part: 0 if the batch is empty or memory ran out. Training is not
+        affected.
+
+        Guarantee: none; it is for the audit of the owner.
+        """
+        part = max(self.parts_of(units), key=lambda one: one.real, default=None)
+        if part is None:
+            return [], 0
+        unit, measured = step % part.real, []
+        device = self.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for scale in scales:
+                self.source.fork("dropout", step).seed_torch(device)
+                weights = np.ones(len(part.rows), dtype=np.float32)
+                weights[unit * part.rows_each : (unit + 1) * part.rows_each] = scale
+                sums: dict[str, Tensor] = {}
+                try:
+                    record, _ = self.parts.record(part, weights)
+                    self.protect.gather(record, sums, self.source.fork("directions", step, 0))
+                except torch.OutOfMemoryError:
+                    return [], 0
+                measured.append(sums)
+        return measured, part.real
 
     def parts_of(self, units: Rows) -> list[Part]:
         """Return the sampled units in parts whose shapes were tested."""

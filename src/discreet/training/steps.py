@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,6 +25,24 @@ from discreet.data.corpus import Corpus
 from discreet.models.base import TextModel
 from discreet.training.parts import autocast
 from discreet.training.plan import TrainingPlan
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a private step did, for the audit of its owner.
+
+    `units` are the units that it drew, of `count` in all; `rows` are the number of their rows, and the number of rows
+    that entered the sum. `measure(scales)` computes a part of the batch again, by the same code, with the loss of one
+    of its units multiplied by each of these numbers. It returns the protected sums and the number of units in the part.
+
+    Guarantee: none. It is private: a step is amplified only if nobody learns which units it drew.
+    """
+
+    step: int
+    units: npt.NDArray[np.int64]
+    count: int
+    rows: tuple[int, int]
+    measure: Callable[[tuple[float, ...]], tuple[list[dict[str, Tensor]], int]]
 
 
 class StepCanaries(ABC):
@@ -39,8 +59,12 @@ class StepCanaries(ABC):
         """Add what the canaries contribute to the sums of a step, before noise."""
 
     @abstractmethod
-    def read(self, released: dict[str, Tensor]) -> None:
-        """Read the released sums of a step, and remove what is not a parameter of the model."""
+    def read(self, released: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
+        """Read the released sums of a step and those before noise, and remove what is not a parameter of the model."""
+
+    @abstractmethod
+    def watch(self, taken: Taken) -> None:
+        """Record what a step did, for the checks of an audit."""
 
     @abstractmethod
     def describe(self) -> object:
