@@ -7,10 +7,13 @@ export HF_HUB_OFFLINE := 1
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-matrix test-faults check format bench clean
+.PHONY: help install demo test test-portable test-slow test-matrix test-faults check format bench clean
 
 # Processes that share the tests: one takes a quarter of an hour.
 WORKERS ?= 2
+
+# The order of the tests in `make test-portable`: another one for every commit, the same whenever it is tested again.
+ORDER ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
 
 # Seeds of the property tests in `make test-slow`: new ones every time, printed so that a run can be repeated.
 SEEDS ?= $(shell od -An -N6 -tu2 /dev/urandom)
@@ -31,6 +34,9 @@ demo: $(STAMP)  ## run the main job on the built-in notes, offline, and write it
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS)
+
+test-portable: $(STAMP)  ## run the tests without the processor's vector instructions, in an order drawn from the commit
+	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --order=random:$(ORDER)
 
 test-slow: $(STAMP)  ## run all tests, the slow ones too, and the property tests with three random seeds
 	$(BIN)/python -m pytest -m 'not hypothesis' -n $(WORKERS)
