@@ -77,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         "a loop that is left early costs what it took",
-        "spend_rest(self.plan, self.ledger, run, position, self.terms(), self._limit)",
+        "spend_all(self.ledger, self.runs[-1][0], rest, self.terms(), self._limit)",
         "pass",
         ("test_a_training_that_is_left_early_costs_as_much_as_its_plan",),
     ),
@@ -113,7 +113,7 @@ FAULTS = (
     ),
     Fault(
         "utility is measured on training rows",
-        "        check_private_labels(request, corpus)\n        check_held_out(corpus)\n",
+        "        check_private_labels(request, corpus)\n        check_validation(corpus)\n",
         "        check_private_labels(request, corpus)\n",
         ("test_validation_rows_of_those_who_are_trained_on_are_rejected",),
     ),

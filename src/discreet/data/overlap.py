@@ -1,4 +1,4 @@
-"""Remove the texts of a private corpus from public text."""
+"""Rows that two sets of rows share: private text in public text, and training rows among held-out ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import unicodedata
 
 import numpy as np
 
+from discreet.core.errors import DataError, setting
 from discreet.data.corpus import Corpus
 
 _BRACKETS = re.compile(r"-(?:lrb|rrb|lsb|rsb|lcb|rcb)-")
@@ -54,6 +55,29 @@ def without_overlap(public: Corpus, private: Corpus) -> Corpus:
     kept = np.setdiff1d(np.arange(len(public)), np.array(removed, dtype=np.int64))
     remark = f"{len(removed)} of {len(public)} rows were removed, because their text is in {private.name!r}"
     return public.take(kept).renamed(public.name, remark)
+
+
+def check_held_out(train: Corpus, held_out: Corpus) -> None:
+    """Reject held-out rows of units that are trained on.
+
+    Held-out rows are read without noise: utility figures are computed on them, and they decide when to stop. Without
+    ids, held-out rows that all occur among the training rows are the same rows; a few equal texts may be those of other
+    people.
+
+    Guarantee: no held-out row belongs to a named unit of the training rows.
+    """
+    if train.units is not None:
+        shared = len(set(train.unit_names) & set(held_out.unit_names))
+        got = f"{shared:,} of them"
+    else:
+        rows, others = (set(zip(one.texts, one.second or one.texts, strict=True)) for one in (train, held_out))
+        shared, got = int(others <= rows), "nothing but training rows"
+    if shared:
+        raise DataError(
+            f"Expected validation rows of other {train.unit_name}s than the training rows, got {got}. Validation rows "
+            "are read without noise, and would reveal protected ones. Divide the rows by units, or leave "
+            f"{setting('validation')} out: a part of the units is then held out."
+        )
 
 
 def _all_texts(corpus: Corpus) -> tuple[str, ...]:

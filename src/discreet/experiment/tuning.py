@@ -16,9 +16,9 @@ from discreet.data.overlap import overlapping, without_overlap
 from discreet.experiment.training import (
     RunOptions,
     RunRequest,
-    check_held_out,
     check_other_text,
     check_private_labels,
+    check_validation,
     describe_guarantee,
     evaluate_utility,
     load_corpus,
@@ -73,7 +73,7 @@ def run_tuning(
     for remark in corpus.remarks:
         say(remark)
     check_private_labels(request, corpus)
-    check_held_out(corpus)
+    check_validation(corpus)
     check_other_text(request.score_on, request.data.source, "score_on")
     workspace = workspace_of(out, resume=options.resume)
     check_kind(workspace, search=True)

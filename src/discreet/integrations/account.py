@@ -23,10 +23,9 @@ from discreet.core.randomness import Rng, digest
 from discreet.integrations.processes import Processes
 from discreet.integrations.rows import Dataset, people_of
 from discreet.integrations.watch import persistent_buffers
-from discreet.training.account import spend_rest
 from discreet.training.people import Entry, Marks, attach, detach, place_of
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import check_ledger, terms_of
+from discreet.training.private import check_ledger, spend_all, terms_of
 
 _FORMAT = 1  # of a state
 _KEY_BYTES = 32  # of a secret
@@ -274,8 +273,8 @@ class Account:
                 if self.caveats - self._stated:
                     self.ledger.state(self.terms())
                 if not self.ended:
-                    run = self.runs[-1][0]
-                    spend_rest(self.plan, self.ledger, run, position, self.terms(), self._limit)
+                    rest = map(self.plan.step_cost, range(position, self.plan.steps))
+                    spend_all(self.ledger, self.runs[-1][0], rest, self.terms(), self._limit)
         finally:
             ended = position >= self.plan.steps or self.ended
             if self._entry is not None and self._ledger is not None:

@@ -12,24 +12,13 @@ from discreet.core.guarantee import FLOATING_POINT, HELD_OUT, Caveat, Guarantee
 from discreet.core.randomness import Rng
 from discreet.protections.base import Live, Once, TextProtection
 from discreet.training.plan import TrainingPlan
-from discreet.training.private import spend_all, terms_of
+from discreet.training.private import terms_of
 
 ASSUMPTIONS = (
     "the number of rows of every unit, the settings and the encoder's first weights are public",
     HELD_OUT,
     FLOATING_POINT,
 )
-
-
-def spend_rest(
-    plan: TrainingPlan, ledger: Ledger, run: str, first: int, terms: Terms, limit: Ledger | None = None
-) -> None:
-    """Count the planned steps from `first` on that a run does not take because it was stopped early.
-
-    Guarantee: that of `spend_all`: afterwards the ledger holds every planned step under the name `run`, or as many as
-        its budget allows.
-    """
-    spend_all(ledger, run, map(plan.step_cost, range(first, plan.steps)), terms, limit)
 
 
 @dataclass

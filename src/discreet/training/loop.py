@@ -20,6 +20,7 @@ from discreet.core.guarantee import Caveat, Guarantee
 from discreet.core.randomness import Rng, digest, weights_digest
 from discreet.data.batches import Tokens, Vectors
 from discreet.data.corpus import Corpus
+from discreet.data.overlap import check_held_out
 from discreet.metrics.utility import MAIN, is_better
 from discreet.models.base import HEAD_NAMES, LM, TextModel
 from discreet.models.classifier import Classifier, classifier_of
@@ -126,7 +127,7 @@ def train(
             ledger = ready_ledger(plan, ledger, secret, job.workspace, opened, split)
         held_out = matched_split(corpus, model, "validation") if settings.patience is not None else None
         if protect is not None and held_out is not None:
-            check_apart(split, held_out)
+            check_held_out(split, held_out)
         if isinstance(protect, TextProtection):
             assert secret is not None and ledger is not None
             split = rewrite_once(split, plan, ledger, secret)
@@ -197,30 +198,6 @@ def ready_ledger(
         # A resumed run must find its spends by their names.
         ledger.key = secret_of(workspace).fork("names").bytes(32)
     return ledger
-
-
-def check_apart(split: Corpus, held_out: Corpus) -> None:
-    """Reject held-out rows that belong to the units of the train split, where they choose the model.
-
-    The chosen epoch would depend on the rows of a protected unit without noise. Without ids, rows that all occur in the
-    train split are the same rows; a few equal texts may be those of other people.
-    """
-    if split.units is not None:
-        shared = len(set(split.unit_names) & set(held_out.unit_names))
-    else:
-        rows = set(_rows_of(split))
-        shared = sum(row in rows for row in _rows_of(held_out))
-        shared = shared if shared == len(held_out) else 0
-    if shared:
-        raise DataError(
-            f"Expected held-out rows of other {split.unit_name}s than the training rows, because "
-            f"{setting('patience')} chooses the model by them, got {shared:,} of the same. Their rows would choose it "
-            f"without noise: hold out other {split.unit_name}s, or leave {setting('patience')} out."
-        )
-
-
-def _rows_of(corpus: Corpus) -> list[tuple[str, str]]:
-    return list(zip(corpus.texts, corpus.second or ("",) * len(corpus), strict=True))
 
 
 def start_from_public(model: TextModel, plan: TrainingPlan, job: Job) -> bool:
