@@ -25,7 +25,7 @@ def test_a_run_is_trained_with_canaries_and_audited(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], tmp_path: Path, call: Call
 ) -> None:
     train = ["train", toy_csv, "--model", tiny_encoder("bert"), "--train", "head", "--device", "cpu", "--epochs", 3]
-    private = [*train, "--protect", "dp-sgd", "--epsilon", 3]
+    private = [*train, "--classes", "clinic,ward", "--protect", "dp-sgd", "--epsilon", 3]
     assert "discreet audit" in call(*private, "--audit", 500, "--out", tmp_path / "a")
     found = json.loads(call("audit", tmp_path / "a", "--json"))
     assert 0 <= found["lower_bound"] <= found["upper_bound"] <= 3 and found["confidence"] == 0.95

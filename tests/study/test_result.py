@@ -17,6 +17,7 @@ STUDY = """
 name = "small"
 [data]
 source = "{data}"
+label_names = ["clinic", "ward"]
 [model]
 encoder = "{encoder}"
 train = "head"

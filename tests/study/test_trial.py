@@ -74,7 +74,7 @@ def test_canaries_are_planted_in_a_trial_and_their_exposure_is_measured(
     toy_csv: Path, tiny_encoder: Callable[[str], Path], epsilon: float | None
 ) -> None:
     settings = {
-        "data": {"source": str(toy_csv)},
+        "data": {"source": str(toy_csv), "label_names": ["clinic", "ward"]},
         "model": {"encoder": str(tiny_encoder("bert")), "train": "head"},
         "training": {"epochs": 1, "batch_size": 16},
         "protection": {"name": "none"} if epsilon is None else {"name": "dp-sgd", "epsilon": epsilon},
