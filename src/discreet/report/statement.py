@@ -504,12 +504,12 @@ def _side_channels(facts: Facts) -> list[dict[str, str]]:
     floating = (
         "The rounding of one unit's gradient depended on other units of its batch on this device."
         if kernels
-        else "Noise is drawn and added in float64 and the sum is rounded once, so that its low bits carry no more than "
+        else "Noise is drawn and added in float64 and the sum is rounded once, so its low bits carry no more than "
         "the guarantee; float64 arithmetic is otherwise taken as exact. Sums of clipped gradients are formed in "
         f"float32. See {_FLOATING_POINT}."
     )
     if facts.protection is not None and facts.protection.get("name") == "secure-sum":
-        floating = "Noise consists of integers that are sampled exactly, so that there is no rounding to learn from."
+        floating = "Noise consists of integers that are sampled exactly, so there is no rounding to learn from."
     if rewritten:
         floating = "Words are sampled from weights computed in float64, which is taken as exact."
     return [
