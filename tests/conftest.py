@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests hold with any number; with one they share a machine best
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Also for fixtures of a whole module, which come before `own_cache`: never the user's records of trainings.
+_HOME = tempfile.TemporaryDirectory(prefix="discreet-tests-")
+os.environ["DISCREET_HOME"] = _HOME.name
 
 # `make test` draws the same examples everywhere; `make test-slow` draws others with each seed and prints what fails.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
