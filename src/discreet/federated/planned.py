@@ -125,9 +125,9 @@ class PlannedLedger(Ledger):
         handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             write_all(handle, text.encode())
-            os.fsync(handle)
         finally:
             os.close(handle)
+        sync_path(self._file)
         if new:
             sync_path(self._file.parent)
 
