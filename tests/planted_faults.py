@@ -67,7 +67,7 @@ FAULTS = (
         "optimizers that change no version are not noticed",
         "            elif moved:\n                self.is_changed = True\n",
         "",
-        ("test_what_is_written_without_noise_is_found",),
+        ("test_a_fused_optimizer_is_noticed_between_steps_whose_weights_are_compared",),
     ),
     Fault(
         "losses of any function count as checked",

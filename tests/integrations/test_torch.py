@@ -758,6 +758,21 @@ def test_another_optimizer_is_drawn_anew_from_the_step_after_it(
         assert private.ledger.statement.spends == 9 + 4
 
 
+def test_a_fused_optimizer_is_noticed_between_steps_whose_weights_are_compared(
+    model: Net, dataset: TensorDataset
+) -> None:
+    ordinary = torch.optim.AdamW(model.parameters(), fused=True)  # it changes no version
+    with make_private(model, NOISE, units=ROWS, batch_size=10, steps=6) as private:
+        private.check(model.losses, made_up()[:4])
+        optimizer = adam(model)
+        for _ in private.batches(dataset, max_rows=8):
+            if private.step(model.losses, optimizer) and private.position == 3:
+                assert not private.caveats
+                model.losses(dataset[:4]).sum().backward()  # type: ignore[no-untyped-call]
+                ordinary.step()
+        assert private.guarantee.caveats == {Caveat.UNPROTECTED_STATE}
+
+
 def test_dropout_draws_from_the_secret_and_leaves_torch_alone(dataset: TensorDataset) -> None:
     masks: list[Tensor] = []
 
