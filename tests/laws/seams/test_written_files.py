@@ -101,6 +101,10 @@ def written(out: Path) -> dict[str, bytes]:
                 found[name] = repr((shapes, sorted((file.metadata() or {}).items()))).encode()
         elif name.endswith("ledger.jsonl"):
             found[name] = "\n".join(map(without_randomness, path.read_text(encoding="utf-8").splitlines())).encode()
+        elif name == "metrics.json":  # whose digests are those of the other files, the weights among them
+            values = json.loads(path.read_text(encoding="utf-8"))
+            assert values.pop("digests")
+            found[name] = json.dumps(values).encode()
         else:
             found[name] = path.read_bytes()
     return found
