@@ -77,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         "a loop that is left early costs what it took",
-        "spend_all(self.ledger, self.runs[-1][0], rest, self.terms(), self._limit)",
+        "spend_all(self.ledger, self._reserved, planned, self.terms(), self._limit)",
         "pass",
         ("test_a_training_that_is_left_early_costs_as_much_as_its_plan",),
     ),
@@ -89,8 +89,8 @@ FAULTS = (
     ),
     Fault(
         "a run that stops early pays only for the steps it took",
-        "untaken = self.step.spend_rest(step) if over else 0",
-        "untaken = 0",
+        "counted = step + self.step.reserve(step)",
+        "counted = step",
         ("test_the_steps_that_were_not_taken_are_counted",),
     ),
     Fault(

@@ -194,7 +194,7 @@ def test_a_step_with_an_error_is_never_released(form: str, tmp_path: Path) -> No
         assert private.position == 0 and all(torch.equal(before[name], one) for name, one in net.state_dict().items())
         if form != "record":  # rows that are drawn again make the whole step
             next(steps(form, private, optimizer, net.losses, rows()))
-            assert private.position == 1 and private.ledger.statement.spends == 1
+            assert private.position == 1 and private.ledger.statement.spends == private.steps
         assert not private.guarantee.caveats - {Caveat.OWN_BATCHES}
 
 

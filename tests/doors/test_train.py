@@ -183,7 +183,9 @@ def test_an_interrupted_run_is_resumed_as_it_was_or_not_at_all_and_has_no_final_
         assert here.say("train", *words, out=run).status == 130
     said = answer("ledger", tmp_path / "run.unfinished", "--delta", 1e-4, home=here.home)
     printed = " ".join(said.out.split())
-    assert "unfinished" in printed and "So far. Certified" in printed and "not of a release" in printed
+    assert "is unfinished. All of its planned steps are counted" in printed
+    plan = Ledger.read(tmp_path / "run.unfinished" / "ledger.jsonl").spends
+    assert plan > 1 and f"{plan:,}" in printed, "the cost of all planned steps, not of the one that was taken"
     ledger = (tmp_path / "run.unfinished" / "ledger.jsonl").read_bytes()
     other = write(tmp_path / "other.csv", [(text + " again", label, "p1") for text, label in toy_rows])
     for more, data in ((["--epochs", 3], None), (["--seed", 1], None), ([], other)):

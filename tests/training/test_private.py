@@ -102,7 +102,7 @@ def test_the_ledger_is_spent_before_the_noise_is_drawn(
             DPSGD, "release", lambda self, *a: counts.append(ledger.statement.spends) or release(self, *a)
         )
         train(model, corpus, TrainSettings(epochs=2, batch_size=20), seed=0, protect=DPSGD(1.0), ledger=ledger)
-    assert counts == list(range(1, len(counts) + 1))
+    assert counts == [len(counts)] * len(counts)  # all planned steps, before the first
 
 
 def test_a_budget_stops_training_before_it_is_exceeded(corpus: Corpus, tiny_encoder: Callable[[str], Path]) -> None:
@@ -156,7 +156,7 @@ def test_resumed_is_undisturbed_and_nothing_is_spent_twice(
     resumed, counted = go("part", None)
     assert torch.equal(whole, resumed)
     assert counted == spent
-    assert len(part_ledger) < len((tmp_path / "part" / "ledger").read_bytes())
+    assert part_ledger == (tmp_path / "part" / "ledger").read_bytes()  # all steps were counted before the first
 
 
 @pytest.mark.parametrize("kind", [name for name in METHODS if name != "gaussian"])

@@ -10,8 +10,8 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
@@ -65,7 +65,7 @@ class Spends(Protocol):
         ...
 
     def spend_all(self, spends: Sequence[tuple[Any, str]], *, terms: Terms | None = None) -> int:
-        """Count spends whose noise is never used, in order, and return how many of them are allowed."""
+        """Count spends in order, and return how many of them are allowed."""
         ...
 
     def state(self, terms: Terms) -> None:
@@ -195,11 +195,11 @@ class Ledger:
             return self._receipt(id, tally.texts[text], spent_again=earlier is not None)
 
     def spend_all(self, spends: Iterable[tuple[Any, str]], *, terms: Terms | None = None) -> int:
-        """Count spends whose noise is never used: in order, as many as the budget allows; return how many.
+        """Count spends in order, as many as the budget allows, and return how many. Call it before using the noise.
 
-        A training run that stops early counts the steps that it does not take. They are written together and synced
-        once, which takes milliseconds where thousands of single spends take many seconds. Ids that were spent before
-        are counted once, as by `spend`.
+        A training run counts all planned steps before the first. They are written together and synced once, which
+        takes milliseconds where thousands of single spends take many seconds. Ids that were spent before are counted
+        once, as by `spend`.
 
         Guarantee: none on its own; `guarantee` returns that of all spends together.
         """
@@ -319,31 +319,16 @@ class Ledger:
         return self.statement.event
 
     def guarantee(
-        self,
-        delta: float | None = None,
-        accountant: str = "pld",
-        assumptions: Sequence[str] = (),
-        further: Mapping[str, Any] | None = None,
+        self, delta: float | None = None, accountant: str = "pld", assumptions: Sequence[str] = ()
     ) -> Guarantee:
         """Return the guarantee of all spends together at delta, by default that of the budget.
 
         It includes the assumptions that were recorded with the spends; with a recorded caveat it is an estimate.
-        `further` are events by id that are planned and not spent yet: the result is the guarantee with them, and at
-        most the budget if delta is that of the budget, because no spend exceeds it.
 
         Guarantee: for the unit and adjacency of the ledger, over every spend in it.
         """
         statement = self.statement
-        counts = self._allowance.counts()
-        texts: dict[Any, str] = {}
-        for name, event in (further or {}).items():
-            if not self.holds(name):
-                text = texts[event] if event in texts else texts.setdefault(event, event_to_json(event))
-                counts[text] += 1
-        cost = self._allowance.cost(counts, statement.delta(delta), accountant)
-        budget = statement.budget
-        if further and budget is not None and cost.delta == budget.delta and cost.epsilon > budget.epsilon:
-            cost = replace(cost, epsilon=budget.epsilon)
+        cost = self._allowance.cost(self._allowance.counts(), statement.delta(delta), accountant)
         return statement.stated(cost, assumptions)
 
     def epsilon(self, delta: float | None = None, *, rounding: float = 0.05) -> float:

@@ -68,12 +68,8 @@ def ledger(
         paragraph("Pass --delta to see the guarantee: the ledger has no budget that sets it.")
         return
     if unfinished:
-        paragraph(
-            "The run of this ledger is unfinished, and the figure below is that of its steps so far, not of a release. "
-            "It would be proven only if the number of steps had been fixed in advance; a run that is finished counts "
-            "all planned steps, also if it stops early."
-        )
-    paragraph(("So far. " if unfinished else "") + guarantee.sentence())
+        paragraph("The run of this ledger is unfinished. All of its planned steps are counted already.")
+    paragraph(guarantee.sentence())
     if restated is not None:
         paragraph(
             f"At delta {in_digits(restated.delta)}, the largest default delta of new runs: epsilon "
@@ -121,7 +117,7 @@ def _all_releases(json: bool) -> None:
         study = record.kind == STUDY
         times = "spend" if record.spends == 1 else "spends"
         spends = "" if study else f", {record.units:,} {record.unit}s, {record.spends:,} {times}{_figure(own)}"
-        state = "" if record.finished or study else ", unfinished (its steps so far)"
+        state = "" if record.finished or study else ", unfinished"
         remark = (
             "" if record.kind in COUNTED else f" ({record.kind}, not in the total: for experiments, not for release)"
         )

@@ -84,6 +84,7 @@ class Account:
         self._secret = self._open_secret(secret)
         self._owns_ledger = not isinstance(ledger, Ledger)
         self._ledger: Ledger | None = None
+        self._reserved = ""  # the name under which all planned steps are counted
         self._people: Marks = np.zeros(0, dtype=np.uint64)  # whose rows are trained on; nobody is known yet
         self._entry: Entry | None = None  # in the record of these people
         self._ledger_name = processes.from_first(lambda: self._open_ledger(ledger))
@@ -99,16 +100,11 @@ class Account:
             )
         return self._ledger
 
-    def guarantee(self, position: int) -> Guarantee:
-        """Return what all planned steps guarantee, with everything else that the ledger holds.
-
-        After `position` steps the other ones are counted as if they were taken: when to stop may be decided by looking
-        at the model, and the figure of the steps so far is proven only for a number that was fixed in advance.
-        """
+    @property
+    def guarantee(self) -> Guarantee:
+        """What all planned steps guarantee, from the first one on, with everything else that the ledger holds."""
         terms = self.terms()
-        planned = self._planned(position)
-        stated = self.ledger.guarantee(self.delta, assumptions=terms.assumptions, further=planned)
-        return stated.with_caveats(terms.caveats)
+        return self.ledger.guarantee(self.delta, assumptions=terms.assumptions).with_caveats(terms.caveats)
 
     @property
     def all_caveats(self) -> frozenset[Caveat]:
@@ -117,7 +113,7 @@ class Account:
 
     @property
     def epsilon(self) -> float:
-        """A bound on the epsilon of the steps so far that is cheap enough for a progress bar."""
+        """A bound on the epsilon of all planned steps that is cheap enough for a progress bar."""
         return self.ledger.epsilon(self.delta)
 
     @property
@@ -137,7 +133,7 @@ class Account:
         self._processes.from_first(add)
 
     def spend(self, step: int) -> None:
-        """Count a step, before anything of it is drawn or computed."""
+        """Count a step, before anything of it is drawn or computed; with the first one, all planned steps."""
         event, name = self.plan.step_cost(step)
 
         def count() -> None:
@@ -151,6 +147,10 @@ class Account:
                     secret=self._secret.is_secret,
                     command="make_private",
                 )
+            if self._reserved != self.runs[-1][0]:
+                self._reserved = self.runs[-1][0]
+                planned = map(self.plan.step_cost, range(step, self.plan.steps))
+                spend_all(self.ledger, self._reserved, planned, self.terms(), self._limit)
             if self._limit is not None:
                 self._limit.spend(event, named)
             self.ledger.spend(event, named, terms=self.terms())
@@ -261,20 +261,16 @@ class Account:
         return digest(self._secret.fork("checkpoint").words(4).tolist(), values)
 
     def close(self, position: int, begun: bool) -> None:
-        """Count the planned steps that a begun training did not take, and close the ledger if it was opened here.
+        """Close the ledger if it was opened here, and delete the secret's file after the last step.
 
-        After the last step the secret's file is deleted. A training that never began a step has read nothing.
+        A training that never began a step has read nothing.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            if self._ledger is not None and begun:
-                if self.caveats - self._stated:
-                    self.ledger.state(self.terms())
-                if not self.ended:
-                    rest = map(self.plan.step_cost, range(position, self.plan.steps))
-                    spend_all(self.ledger, self.runs[-1][0], rest, self.terms(), self._limit)
+            if self._ledger is not None and begun and self.caveats - self._stated:
+                self.ledger.state(self.terms())
         finally:
             ended = position >= self.plan.steps or self.ended
             if self._entry is not None and self._ledger is not None:
@@ -284,21 +280,6 @@ class Account:
                 self._ledger.close()
         if self._secret_path is not None and ended and self._processes.is_first:
             self._secret_path.unlink(missing_ok=True)
-
-    def _planned(self, position: int) -> dict[str, Any]:
-        """Return the events of the planned steps that are not taken yet, by the names under which they are counted."""
-        if self.ended:
-            return {}
-        steps = map(self.plan.step_cost, range(position, self.plan.steps))
-        planned = {f"{self.runs[-1][0]} {name}": event for event, name in steps}
-        limit = self._limit
-        if limit is None or limit.budget is None:
-            return planned
-        unspent = {name: event for name, event in planned.items() if not limit.holds(name)}
-        if len(set(unspent.values())) == 1:  # the budget may end the training before its last step
-            allowed = limit.remaining(next(iter(unspent.values())))
-            return dict(list(unspent.items())[:allowed])
-        return planned
 
     def _open_secret(self, secret: Rng | str | os.PathLike[str] | None) -> Rng:
         if isinstance(secret, Rng):

@@ -379,13 +379,13 @@ class PrivateTraining:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What all planned steps guarantee, with everything else that its ledger holds, at any time.
+        """What all planned steps guarantee, from the first one on, with everything else that the ledger holds.
 
         A training that is left early costs as much as its plan: when to leave may have been decided by looking at the
         model. One that its budget ends (`out_of_budget`) costs the steps that it took.
         """
         self._look()
-        return self._account.guarantee(self.position)
+        return self._account.guarantee
 
     @property
     def caveats(self) -> frozenset[Caveat]:
@@ -395,10 +395,7 @@ class PrivateTraining:
 
     @property
     def epsilon(self) -> float:
-        """A bound on the epsilon of the steps so far that is cheap enough for a progress bar.
-
-        It is no guarantee of a training that is left now, which costs as much as all planned steps: see `guarantee`.
-        """
+        """A bound on the epsilon of all planned steps that is cheap enough for a progress bar; `guarantee` is exact."""
         return self._account.epsilon
 
     @property

@@ -88,8 +88,8 @@ class HiddenStep(Step):
         spends = [self.live.cost(step, step // self.per_epoch) for step in range(steps)]
         check_spent(self.account.ledger, self.run, spends, self.account.limit)
 
-    def spend_rest(self, first: int) -> int:
-        """Count the planned steps from `first` on, which the run does not take; return how many are allowed."""
+    def reserve(self, first: int) -> int:
+        """Count all planned steps from `first` on, before the first of them; return how many are allowed."""
         costs = [self.cost(step, len(self.draw(step))) for step in range(first, self.steps)]
         return spend_all(self.account.ledger, self.run, costs, self.account.terms, self.account.limit)
 

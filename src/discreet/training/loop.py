@@ -325,6 +325,8 @@ class _Run:
             at = replace(at, averaged=copy_weights(self.model))
         self.model.train()
         step, over, out_of_budget = at.step, at.stale >= (self.settings.patience or self.steps), False
+        # Results may decide when to stop and which epoch is the best: the cost of all planned steps covers both.
+        counted = step + self.step.reserve(step)
         while step < self.steps and not over:
             set_rate(self.optimizer, self.plan.rate_at(step))
             try:
@@ -347,13 +349,11 @@ class _Run:
                 saved = time.monotonic()
             if stop:
                 return self.result(at, False, step, time.monotonic() - start)
-        # The noisy model decided when to stop, and the best epoch: both are covered by the cost of all planned steps.
-        untaken = self.step.spend_rest(step) if over else 0
         if at.best_weights or at.averaged:
             restore_weights(self.model, at.best_weights or at.averaged)
         self.model.eval()
         result = self.result(at, True, step, time.monotonic() - start, out_of_budget)
-        return replace(result, untaken=untaken)
+        return replace(result, untaken=max(0, counted - step))
 
     def save(self, at: Progress) -> Progress:
         assert self.workspace is not None

@@ -166,8 +166,8 @@ class PrivateStep(Step):
         """Reject resuming from a checkpoint whose steps are not in the ledger."""
         check_spent(self.ledger, self.run, map(self.plan.step_cost, range(steps)), self.limit)
 
-    def spend_rest(self, first: int) -> int:
-        """Count the planned steps from `first` on, which the run does not take; return how many are allowed."""
+    def reserve(self, first: int) -> int:
+        """Count all planned steps from `first` on, before the first of them; return how many are allowed."""
         costs = map(self.plan.step_cost, range(first, self.steps))
         return spend_all(self.ledger, self.run, costs, self.terms, self.limit)
 
@@ -379,10 +379,11 @@ def check_ledger(plan: TrainingPlan, ledger: Ledger) -> None:
 def spend_all(
     ledger: Ledger, run: str, spends: Iterable[tuple[DpEvent, str]], terms: Terms, limit: Ledger | None = None
 ) -> int:
-    """Count the planned steps that a run does not take because it was stopped early; return how many are allowed.
+    """Count the planned steps of a run before the first of them is taken; return how many are allowed.
 
-    When to stop may have been decided by looking at the noisy model. The epsilon of the steps so far is proven only for
-    a number of steps that was fixed in advance, so a run that is cut short costs as much as its plan.
+    When a run stops may be decided by looking at the noisy model, or by a crash. The epsilon of the steps so far is
+    proven only for a number of steps that was fixed in advance, so a run that is cut short costs as much as its plan,
+    and its ledger holds that from the beginning.
 
     Guarantee: afterwards the ledger holds all of them under the name `run`, or as many as its budget or that of `limit`
         allows: the plan could not have taken more.

@@ -115,8 +115,8 @@ class Step(ABC):
     def check(self, steps: int) -> None:  # noqa: B027
         """Reject resuming after this many steps if they were not accounted for."""
 
-    def spend_rest(self, first: int) -> int:
-        """Count the planned steps from `first` on, which a run that stops early does not take; return how many.
+    def reserve(self, first: int) -> int:
+        """Count all planned steps from `first` on, before the first of them; return how many the budget allows.
 
         It is 0 where a step costs nothing: without protection, or if everything private was released before training.
         """
