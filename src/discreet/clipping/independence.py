@@ -171,8 +171,8 @@ def bitwise_invariant(values_of: Callable[[Tensor], Sequence[Tensor]], units: in
     others = units + torch.randperm(units, generator=generator)[: units - len(retained)]
     mixed = torch.cat((retained, others))[torch.randperm(units, generator=generator)]
     unpadded = torch.arange(0, units, full).roll(1).repeat(units)[:units]
-    base = _fingerprints(values_of(first), units)
-    return all(_equal(base, _fingerprints(values_of(order), units), order) for order in (mixed, unpadded))
+    base = fingerprints(values_of(first), units)
+    return all(_equal(base, fingerprints(values_of(order), units), order) for order in (mixed, unpadded))
 
 
 def recorded(record: Record) -> list[Tensor]:
@@ -181,7 +181,7 @@ def recorded(record: Record) -> list[Tensor]:
     return [*values, record.upper_norms(), record.norms()]
 
 
-def _fingerprints(values: Sequence[Tensor], units: int) -> Tensor:
+def fingerprints(values: Sequence[Tensor], units: int) -> Tensor:
     """Return a 64-bit fingerprint of each tensor and unit, (tensors, units)."""
     return torch.stack([_fingerprint(value.reshape(units, -1)).cpu() for value in values])
 

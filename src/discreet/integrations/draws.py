@@ -26,7 +26,7 @@ LOW, HIGH = 0.05, 0.95
 LEVELS = (LOW, 1e-6, 1 - 1e-6, HIGH)
 _NUMBERS = frozenset({"rand", "uniform", "randn", "normal", "exponential", "randint", "random"})
 _NORMAL = 1.6  # the size of a normal number in place of draws, about that of the same quantiles
-_MOST_DRAWS = 100_000  # of Python and numpy in one pass: a loop that draws until a number fits must end
+_MOST_DRAWS = 10_000  # in one pass: a loop that draws until a number fits must end
 
 
 class ConstantDraws(TorchDispatchMode):
@@ -70,6 +70,9 @@ class ConstantDraws(TorchDispatchMode):
         """Call an operation, or return the constant in place of its draws."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        self._draws += 1
+        if self._draws > _MOST_DRAWS:
             return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs

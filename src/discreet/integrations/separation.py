@@ -10,16 +10,17 @@ mode in which the model is trained: what a model does in train mode only is part
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from discreet.clipping.clip import Flat, clipped_sum
-from discreet.clipping.independence import bitwise_invariant, check_independent, check_others, recorded
+from discreet.clipping.independence import bitwise_invariant, check_independent, check_others, fingerprints, recorded
 from discreet.clipping.tape import Tape, tensors_in
 from discreet.core.errors import DataError, UnsupportedError
 from discreet.integrations.draws import LEVELS, ConstantDraws
@@ -35,6 +36,18 @@ _FEW_ROWS = 8  # of the smaller of two made-up parts whose peaks of memory are c
 _SHARE_OF_MEMORY = 0.5  # of what is free, for one part: the user's own rows may be longer than those made up
 # One made-up row is tried with these in place of, or times, its numbers: what a training row may hold.
 _EXTREMES = {"a row with very large numbers": 1e6, "a row that is not a number": float("nan")}
+_ABORTING = frozenset(
+    {
+        "binary_cross_entropy",
+        "multinomial",
+        "embedding",
+        "index",
+        "index_select",
+        "gather",
+        "scatter",
+        "nll_loss_forward",
+    }
+)
 _MOST_FILLED = 8  # made-up rows with which a whole part is filled, to see that its shape stays the same
 
 
@@ -180,17 +193,19 @@ class Separation:
 
         A level that gives the losses and gradients of another one runs the same code, and is not checked again.
         """
-        tried: list[Sequence[Tensor]] = []
+        batch = torch.linspace(0, len(self.rows) - 1, min(len(self.rows), _MOST_FILLED)).round().int().tolist()
+        tried: list[Tensor] = []
         drew = False
         for level in LEVELS:
             draws = ConstantDraws(level)
             with self.tape, draws:
-                losses = self._losses(range(len(self.rows)))
+                losses = self._losses(batch)
+            values = [losses.detach(), *recorded(self.tape.backward(losses))]
             drew = drew or draws.drew
-            found = [losses.detach(), *(one.detach() for one in recorded(self.tape.backward(losses)))]
             if tried and not (draws.drew and bool(torch.isfinite(losses).all())):
                 continue
-            if not any(_same(found, other) for other in tried):
+            found = fingerprints(values, len(batch))
+            if not any(torch.equal(found, other) for other in tried):
                 self._check_independent(level)
                 tried.append(found)
         return drew
@@ -198,7 +213,9 @@ class Separation:
     def _check_extremes(self) -> None:
         """Reject a loss in which rows change if one row next to them is extreme, as a training row may be."""
         batch = range(min(len(self.rows), _MOST_FILLED))
-        row = len(batch) // 2
+        row = next((number for number in batch if self._has_numbers(number)), None)
+        if row is None:
+            return
 
         def losses() -> Tensor:
             with ConstantDraws():
@@ -207,14 +224,13 @@ class Separation:
         for what, factor in _EXTREMES.items():
 
             def changed(factor: float = factor) -> Tensor:
-                with ConstantDraws():
+                with FirstOnCpu() if self._device.type == "cuda" else nullcontext(), ConstantDraws():  # type: ignore[no-untyped-call]
                     return self.losses_of(self._batch(batch, {row: factor}))
 
-            if self._has_numbers(row):
-                check_others(self.tape, losses, changed, row, what)
+            check_others(self.tape, losses, changed, row, what)
 
     def _has_numbers(self, row: int) -> bool:
-        """Return whether a made-up row has numbers that an extreme one can take the place of."""
+        """Return whether a made-up row has numbers that extreme ones can take the place of."""
         found: list[bool] = []
         one = self.rows[row] if self._pool is None else {name: value[row] for name, value in self._pool.items()}
         mapped(one, lambda value: found.append(_is_real(value)))
@@ -295,10 +311,21 @@ class Separation:
                     module.training = training
 
 
-def _same(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(values) == len(others) and all(
-        one.shape == other.shape and torch.equal(one, other) for one, other in zip(values, others, strict=True)
-    )
+class FirstOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Compute operations that a GPU aborts for bad values on the CPU first, where they raise an error instead.
+
+    After such an abort no other operation of the process runs on the GPU.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation, after a trial on the CPU."""
+        if func._schema.name.partition("::")[2].rstrip("_") in _ABORTING:
+            func(*mapped(args, _on_cpu), **mapped(kwargs or {}, _on_cpu))
+        return func(*args, **(kwargs or {}))
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def _is_real(value: Any) -> bool:
