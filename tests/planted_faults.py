@@ -47,7 +47,8 @@ FAULTS = (
     ),
     Fault(
         "parts of one unit count as checked",
-        "        if not checked:\n            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)\n        if self._separation",
+        "        if not checked:\n            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)\n"
+        "        if self._separation",
         "        if not checked and part.units > 1:\n            self._account.caveats.add(Caveat.UNCHECKED_LOSSES)\n"
         "        if self._separation",
         ("test_a_scale_that_runs_over_parts_of_one_unit_is_not_checked",),
